@@ -1,0 +1,138 @@
+"""Attention, by definition. Every faster way of computing it is tested against this file.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the paper's d_k called `d_head` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Allowed = Callable[[Int[Tensor, " query"], Int[Tensor, " key"]], Bool[Tensor, "..."]]
+"""A mask as a question: given query and key positions, a bool tensor that broadcasts to `[batch, head, query, key]`.
+
+True means that the query may attend to the key. See `mhacli.attention.masks`.
+"""
+
+
+class Tap(Protocol):
+    """Something that is told what the computation sees. It observes and never edits."""
+
+    def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
+        """Called once per site of `mhacli.trace.SITES`, in the order of execution."""
+
+
+def no_tap(site: str, tensor: Tensor, **where: Any) -> None:
+    """The tap that looks away."""
+
+
+def attend(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_v"],
+    *,
+    allowed: Allowed | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    tap: Tap | None = None,
+) -> Float[Tensor, "batch head query d_v"]:
+    """Each query's weighted sum of the values: `z = softmax(scale · q kᵀ, masked) v`.
+
+    `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
+    (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores), mask, softmax.
+    16-bit inputs get their softmax in float32. A key that is not allowed has exactly the share 0; a query without any
+    allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
+
+    Two tokens that match themselves twice as well as each other, one head, d_head 1, scale 1:
+
+    >>> q = k = torch.tensor([[[[1.0], [2.0]]]]); v = torch.tensor([[[[0.0], [1.0]]]])
+    >>> attend(q, k, v, scale=1.0)[0, 0, 0].item()  # e² / (e¹ + e²)
+    0.7310585975646973
+    """
+    tap = tap or no_tap
+    keep = visible_cells(allowed, q, k)
+    pattern = attention_pattern(q, k, keep=keep, bias=bias, scale=scale, softcap=softcap, tap=tap)
+    return weighted_sum(pattern, v, keep=keep, tap=tap)
+
+
+def attention_pattern(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    *,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    tap: Tap = no_tap,
+) -> Float[Tensor, "batch head query key"]:
+    """The first half of `attend`: the share that each query gives each key. `keep` is `visible_cells` of the mask."""
+    qk = q @ per_query_head(k, q.shape[1]).mT
+    tap("qk", qk)
+    scores = qk.to(torch.promote_types(qk.dtype, torch.float32)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -torch.inf)
+    tap("scores", scores)
+    pattern = _softmax_over_allowed(scores, keep).to(q.dtype)
+    tap("pattern", pattern)
+    return pattern
+
+
+def weighted_sum(
+    pattern: Float[Tensor, "batch head query key"],
+    v: Float[Tensor, "batch kv_head key d_v"],
+    *,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
+    tap: Tap = no_tap,
+) -> Float[Tensor, "batch head query d_v"]:
+    """The second half of `attend`: the values, weighted by the pattern.
+
+    A key that no query may attend to, such as padding, contributes nothing, whatever its value holds (0 · NaN is NaN).
+    """
+    values = per_query_head(v, pattern.shape[1])
+    if keep is not None:
+        seen = keep.any(dim=-2).unsqueeze(-1)
+        values = values.masked_fill(~seen, 0.0)
+    z = pattern @ values
+    tap("z", z)
+    return z
+
+
+def per_query_head(t: Float[Tensor, "batch kv_head key d"], n_heads: int) -> Float[Tensor, "batch head key d"]:
+    """Keys or values with each kv head repeated for the query heads that share it: 0 0 1 1, never 0 1 0 1.
+
+    Source: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2.
+    """
+    n_kv_heads = t.shape[1]
+    return t if n_kv_heads == n_heads else t.repeat_interleave(n_heads // n_kv_heads, dim=1)
+
+
+def visible_cells(
+    allowed: Allowed | None, q: Float[Tensor, "... query d"], k: Float[Tensor, "... key d"]
+) -> Bool[Tensor, "#batch #head #query #key"] | None:
+    """The mask evaluated on every query and key, True = may attend; None where there is no mask."""
+    if allowed is None:
+        return None
+    q_idx = torch.arange(q.shape[-2], device=q.device)
+    k_idx = torch.arange(k.shape[-2], device=q.device)
+    keep = allowed(q_idx, k_idx)
+    return keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+
+
+def _softmax_over_allowed(scores: Tensor, keep: Tensor | None) -> Tensor:
+    """Softmax over keys; forbidden cells exactly 0, and rows without an allowed key 0 instead of 0/0.
+
+    Such rows are made harmless before the softmax, so that gradients stay finite too.
+    """
+    if keep is None:
+        return scores.softmax(dim=-1)
+    any_key = keep.any(dim=-1, keepdim=True)
+    return scores.masked_fill(~any_key, 0.0).softmax(dim=-1).masked_fill(~keep, 0.0)

@@ -1,0 +1,120 @@
+"""Masks as predicates: each answers, for query and key positions, which cells may be attended to (True = may attend).
+
+They cost no T×T memory until they are asked, and can be asked tile by tile. All results broadcast to
+`[batch, head, query, key]`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mhacli.attention.core import Allowed
+
+Indices = Int[Tensor, " idx"]
+Cells = Bool[Tensor, "#batch #head #query #key"]
+
+
+def causal(offset: int = 0) -> Allowed:
+    """No query sees a later key. `offset` is the key position of the first query (`k_len - q_len` for a cache).
+
+    >>> causal()(torch.arange(2), torch.arange(3))[0, 0].tolist()
+    [[True, False, False], [True, True, False]]
+    """
+    return lambda q_idx, k_idx: _cells(k_idx[None, :] <= q_idx[:, None] + offset)
+
+
+def window(left: int, right: int, offset: int = 0) -> Allowed:
+    """Keys from `left` before to `right` after the query, itself included. `offset` as for `causal`.
+
+    Source: Beltagy et al. 2020, "Longformer", section 3.1 (sliding window).
+    """
+
+    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+        distance = k_idx[None, :] - (q_idx[:, None] + offset)
+        return _cells((distance >= -left) & (distance <= right))
+
+    return allowed
+
+
+def prefix(n: int, offset: int = 0) -> Allowed:
+    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`.
+
+    Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning …" (T5), section 3.2.1.
+    """
+    return lambda q_idx, k_idx: _cells((k_idx[None, :] < n) | (k_idx[None, :] <= q_idx[:, None] + offset))
+
+
+def padding(
+    lengths: Int[Tensor, " batch"],
+    side: Literal["left", "right"] = "right",
+    *,
+    padded_len: int | None = None,
+    of: Literal["key", "query"] = "key",
+) -> Allowed:
+    """Only real tokens: sequence `b` has `lengths[b]` of them, and padding on one side up to `padded_len`.
+
+    `padded_len` defaults to the longest length. `of` says whose padding it is: keys that nobody may see, or queries
+    that see nothing.
+    """
+    total = int(lengths.max()) if padded_len is None and side == "left" else padded_len or 0
+
+    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+        idx = k_idx if of == "key" else q_idx
+        counts = lengths.to(idx.device)[:, None]
+        real = idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
+        return real[:, None, None, :] if of == "key" else real[:, None, :, None]
+
+    return allowed
+
+
+def documents(ids: Int[Tensor, "batch idx"], k_ids: Int[Tensor, "batch k_idx"] | None = None) -> Allowed:
+    """Texts packed into one row see only themselves: a query and a key with the same document id.
+
+    `ids` are those of the queries, `k_ids` those of the keys (default the same).
+    """
+
+    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+        of_query, of_key = ids[:, q_idx], (ids if k_ids is None else k_ids)[:, k_idx]
+        return (of_query[:, :, None] == of_key[:, None, :])[:, None]
+
+    return allowed
+
+
+def from_tensor(t: Bool[Tensor, "..."]) -> Allowed:
+    """A bool tensor that broadcasts to `[batch, head, query, key]`, True = may attend. Raises `TypeError` for others.
+
+    A float mask is refused: 0/1 floats mean "allowed" to some and are *added* to the scores by others.
+    """
+    if t.dtype != torch.bool:
+        raise TypeError(f"mask must be a bool tensor with True = may attend, got {t.dtype}")
+    full = t.reshape((1,) * (4 - t.ndim) + tuple(t.shape))
+
+    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+        rows = full if full.shape[-2] == 1 else full[..., q_idx, :]
+        return rows if full.shape[-1] == 1 else rows[..., k_idx]
+
+    return allowed
+
+
+def both(*masks: Allowed) -> Allowed:
+    """What every one of the masks allows.
+
+    >>> both(causal(), window(0, 9))(torch.arange(2), torch.arange(2))[0, 0].tolist()
+    [[True, False], [False, True]]
+    """
+
+    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+        cells = _cells(torch.ones(1, 1, dtype=torch.bool, device=q_idx.device))
+        for mask in masks:
+            cells = cells & mask(q_idx, k_idx)
+        return cells
+
+    return allowed
+
+
+def _cells(plane: Tensor) -> Cells:
+    return plane[None, None]

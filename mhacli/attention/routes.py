@@ -1,0 +1,89 @@
+"""Three ways in which people write the same multi-head attention, over the weights of one layer.
+
+`separate`: four projections (the layer's own `forward`). `fused`: one qkv projection, then cut. `per-head`: a weight per
+head, with batched products, and the heads' outputs added up. The tensors on the way differ; the result must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mhacli.attention.blocks import MultiHeadAttention, Rows, merge_heads, split_heads
+from mhacli.attention.core import Allowed, Tap
+
+Route = Callable[[MultiHeadAttention, Rows, Rows | None, Allowed | None, Tap], Float[Tensor, "batch query d_out"]]
+"""`(layer, x, context, allowed, tap) -> out`. Keys and values come from the context where there is one, else from x."""
+
+
+def separate(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+    """Four projections, as the layer itself computes."""
+    return layer(x, context, allowed=allowed, tap=tap)[0]  # type: ignore[no-any-return]
+
+
+def fused(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+    """One product for queries, keys and values (for keys and values, where they come from a context), then cut."""
+    if context is None:
+        qkv = _joined(x, layer.q_proj, layer.k_proj, layer.v_proj)
+        tap("qkv", qkv)
+        q, k, v = qkv.split([layer.q_proj.out_features, layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
+    else:
+        q = layer.q_proj(x)
+        tap("q_proj", q)
+        kv = _joined(context, layer.k_proj, layer.v_proj)
+        tap("kv", kv)
+        k, v = kv.split([layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
+    heads_q = split_heads(q, layer.n_heads)
+    tap("q", heads_q)
+    heads_k = split_heads(k, layer.n_kv_heads)
+    tap("k", heads_k)
+    heads_v = split_heads(v, layer.n_kv_heads)
+    tap("v", heads_v)
+    z, _ = layer.attend_heads(heads_q, heads_k, heads_v, allowed=allowed, tap=tap)
+    concat = merge_heads(z)
+    tap("concat", concat)
+    out = concat if layer.o_proj is None else layer.o_proj(concat)
+    tap("out", out)
+    return out
+
+
+def per_head(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+    """A small weight per head, all heads in one batched product; each head's share of the output, then their sum."""
+    rows = x if context is None else context
+    q = _each_head(x, layer.q_proj, layer.n_heads)
+    tap("q_per_head", q)
+    k = _each_head(rows, layer.k_proj, layer.n_kv_heads)
+    tap("k_per_head", k)
+    v = _each_head(rows, layer.v_proj, layer.n_kv_heads)
+    tap("v_per_head", v)
+    z, _ = layer.attend_heads(q, k, v, allowed=allowed, tap=tap)
+    if layer.o_proj is None:
+        concat = merge_heads(z)
+        tap("concat", concat)
+        tap("out", concat)
+        return concat
+    w_o = layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
+    head_out = z @ w_o
+    tap("head_out", head_out)
+    out = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
+    tap("out_sum", out)
+    return out
+
+
+ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head": per_head}
+"""Every route by the name that the command line uses."""
+
+
+def _joined(rows: Rows, *projections: nn.Linear) -> Float[Tensor, "batch length width"]:
+    weight = torch.cat([projection.weight for projection in projections])
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    return nn.functional.linear(rows, weight, torch.cat(biases) if biases else None)
+
+
+def _each_head(rows: Rows, projection: nn.Linear, n_heads: int) -> Float[Tensor, "batch head length d"]:
+    w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_model, d]
+    heads = rows[:, None] @ w
+    return heads if projection.bias is None else heads + projection.bias.unflatten(0, (n_heads, 1, -1))

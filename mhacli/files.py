@@ -1,0 +1,243 @@
+"""Files come in with a limit, and go out whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from mhacli.errors import MhaError, UsageError
+
+READ_CHUNK_BYTES = 1 << 20
+_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(text: str, name: str) -> int:
+    """Bytes meant by `512`, `64M`, `1.5GiB` (powers of 1024). Raises `UsageError` with the forms that work."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII)
+    size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
+    if size < 1:
+        raise UsageError(f"{name} must be a size above 0 such as 65536, 64M or 1.5G, got {text!r}")
+    return size
+
+
+def format_size(n_bytes: float) -> str:
+    """A size to read: `0 B`, `1.5 KiB`, `12.8 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n_bytes) < 1024:
+            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} TiB"
+
+
+# ---------------------------------------------------------------------------------------------------------------- in
+
+
+def read_whole(path: str, limit: int) -> bytes:
+    """All bytes of a regular file, read into memory (a map would die if the file were cut while in use).
+
+    Raises `MhaError` when it cannot be read or has more than `limit` bytes.
+    """
+    chunks, total = [], 0
+    with opened(path) as read:
+        while chunk := read(READ_CHUNK_BYTES):
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > limit:
+                raise MhaError(f"{path} must have at most {format_size(limit)}, got more", code="too-large", path=path)
+    return b"".join(chunks)
+
+
+def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
+    """The bytes of a file, a pipe or (`-`) stdin, in chunks, so that memory does not grow with the input.
+
+    Raises `MhaError` when it cannot be read, or once more than `limit` bytes have come, naming the `option` that raises
+    the limit.
+    """
+    total = 0
+    with opened(path) as read:
+        while chunk := read(READ_CHUNK_BYTES):
+            total += len(chunk)
+            if total > limit:
+                raise MhaError(
+                    f"{describe(path)} must have at most {format_size(limit)}, got more",
+                    hint=f"{option} raises the limit",
+                    code="too-large",
+                    path=path,
+                )
+            yield chunk
+
+
+def describe(path: str) -> str:
+    """How messages name an input."""
+    return "stdin" if path == "-" else path
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Callable[[int], bytes]]:
+    """`read(n)` of a file, a pipe or (`-`) stdin, open meanwhile. Faults become an `MhaError` that says which."""
+    try:
+        if path == "-":
+            if sys.stdin is None:
+                raise MhaError("stdin must be open to read text from it, got a closed stdin", code="unreadable")
+            yield sys.stdin.buffer.read
+        else:
+            fd, first = _descriptor(path)
+            with open(fd, "rb") as file:
+                yield _read_after(first, file.read)
+    except OSError as fault:
+        raise MhaError(f"{describe(path)} {_reason(fault)}", code="unreadable", path=path) from fault
+    except ValueError as fault:  # a NUL in the name, or stdin closed under us
+        raise MhaError(f"{describe(path)} cannot be read: {fault}", code="unreadable", path=path) from fault
+
+
+def _read_after(first: bytes, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    pieces = [first] if first else []
+    return lambda n: pieces.pop() if pieces else read(n)
+
+
+def _descriptor(path: str) -> tuple[int, bytes]:
+    """An open regular file or pipe, and what was read of it on the way; anything that could hang is refused."""
+    fd, first = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), b""
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode):
+            first = _first_byte(fd, path)
+        elif stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        elif not stat.S_ISREG(mode):
+            raise MhaError(f"{path} must be a regular file or a pipe, got a device", code="unreadable", path=path)
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, first
+
+
+def _first_byte(fd: int, path: str) -> bytes:
+    """What a pipe gives without waiting: nothing yet from a living writer, or a byte that came meanwhile.
+
+    Only a read tells a pipe whose writer is slow (try again) from one that has none and never had (end of file).
+    """
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    if waiting.poll(0):  # data, or a writer that has come and gone
+        return b""
+    try:
+        byte = os.read(fd, 1)
+    except BlockingIOError:
+        return b""
+    if not byte:
+        raise MhaError(f"{path} must have a writer, got a FIFO without one", code="unreadable", path=path)
+    return byte
+
+
+_REASONS = {
+    errno.ENOENT: "does not exist",
+    errno.EISDIR: "is a directory, not a file",
+    errno.EACCES: "cannot be opened: permission denied",
+    errno.EPERM: "cannot be opened: permission denied",
+    errno.ELOOP: "is a loop of symbolic links",
+    errno.ENAMETOOLONG: "has too long a name",
+    errno.ENOTDIR: "lies below something that is not a folder",
+    errno.ENXIO: "must be a regular file or a pipe, got a socket or an absent device",
+}
+
+
+def _reason(fault: OSError) -> str:
+    if fault.errno == errno.ENOENT and isinstance(fault.filename, str) and os.path.islink(fault.filename):
+        return f"is a broken link to {os.readlink(fault.filename)}"
+    return _REASONS.get(fault.errno or 0, f"failed: {fault.strerror or fault}")
+
+
+# --------------------------------------------------------------------------------------------------------------- out
+
+
+def check_target(path: str, *, force: bool) -> None:
+    """Refuses, before any work is done, a path that `write_whole` would refuse. Raises `MhaError`."""
+    target = os.path.realpath(path)
+    try:
+        status = os.stat(target)
+    except FileNotFoundError:
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            raise MhaError(f"{path} must lie in a folder that exists, got {folder}", code="unwritable", path=path) from None
+        if not os.access(folder, os.W_OK):
+            raise MhaError(f"{path} must lie in a folder that can be written, got {folder}", code="unwritable", path=path) from None
+        return
+    except (OSError, ValueError) as fault:
+        reason = _reason(fault) if isinstance(fault, OSError) else f"cannot be written: {fault}"
+        raise MhaError(f"{path} {reason}", code="unwritable", path=path) from fault
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
+        raise MhaError(f"{path} must be a regular file to be saved to, got {kind}", code="unwritable", path=path)
+    if not force:
+        raise MhaError(
+            f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path
+        )
+    if not os.access(os.path.dirname(target), os.W_OK):
+        raise MhaError(f"{path} must lie in a folder that can be written", code="unwritable", path=path)
+
+
+def write_whole(path: str, data: bytes, *, force: bool) -> None:
+    """Writes `data` so that the path holds either what it held before or all of `data`, whatever fails when.
+
+    The bytes go to an unnamed file in the same folder (a named one where the file system has no unnamed ones), are
+    synced, and take the name in one step. A symbolic link stays a link, the mode of an existing file stays, and without
+    `force` an existing file is never replaced. Raises `MhaError`; a failure leaves no temporary file.
+    """
+    check_target(path, force=force)
+    target = os.path.realpath(path)
+    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _write_then_name(folder, os.path.basename(target), data, force=force)
+        os.fsync(folder)
+    except FileExistsError as fault:
+        raise MhaError(f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path) from fault
+    except OSError as fault:
+        raise MhaError(f"{path} cannot be written: {fault.strerror or fault}", code="unwritable", path=path) from fault
+    finally:
+        os.close(folder)
+
+
+def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> None:
+    temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    try:
+        fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        named = False
+    except OSError as fault:
+        if fault.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        named = True
+    try:
+        _fill(fd, data, like=name, folder=folder)
+        source = temporary if named else f"/proc/self/fd/{fd}"
+        if not force:  # a link fails where a name exists, so a file that came meanwhile is kept
+            os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=not named)
+            return
+        if not named:
+            os.link(source, temporary, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(fd)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+
+
+def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
+    """All of `data`, on disk, with the mode and owner of the file that it will replace."""
+    with suppress(FileNotFoundError):
+        old = os.stat(like, dir_fd=folder)
+        if os.geteuid() == 0:
+            os.fchown(fd, old.st_uid, old.st_gid)
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view[: 1 << 26]) :]
+    os.fsync(fd)

@@ -1,0 +1,62 @@
+"""How much memory a run may take, asked before it is taken: Linux grants too much and kills later."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from mhacli.errors import MhaError
+from mhacli.files import format_size
+
+SHARE_OF_AVAILABLE = 0.8
+
+
+def available_bytes() -> int:
+    """What this process may still allocate: the least of free memory, the control group's limit and the rlimit."""
+    limits = [limit for limit in (_mem_available(), _cgroup_room(), _rlimit_room()) if limit is not None]
+    return max(0, min(limits, default=1 << 62))
+
+
+def require(needed: int, what: str, ways_out: str, available: int | None = None) -> None:
+    """Raises `MhaError` with both numbers and the ways out unless `needed` bytes fit in 80 % of what is available."""
+    have = available_bytes() if available is None else available
+    if needed > SHARE_OF_AVAILABLE * have:
+        raise MhaError(
+            f"{what} must fit in memory: it needs {format_size(needed)}, and {format_size(have)} is available",
+            hint=ways_out,
+            code="out-of-memory",
+        )
+
+
+def _mem_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else -1
+        return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_room() -> int | None:
+    """Room left in the control group, version 2 or 1; None without a limit."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(Path(limit).read_text()) - int(Path(usage).read_text())
+        except (OSError, ValueError):  # absent, or the word "max"
+            continue
+    return None
+
+
+def _rlimit_room() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return soft
+    return soft - pages * resource.getpagesize()

@@ -1,0 +1,92 @@
+"""What a run will keep and how much memory it will take, decided before the first tensor is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mhacli import memory
+from mhacli.config import ITEM_BYTES
+from mhacli.errors import MhaError, UsageError
+from mhacli.files import format_size
+from mhacli.trace import SITES, Facts
+
+DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
+"""What a record keeps where nothing else is said, the most wanted first."""
+DEFAULT_KEEP_LIMIT = 512 << 20
+BASE_BYTES = 300 << 20
+"""What python and torch take before the first tensor, with room."""
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arrays to keep, those left out because they do not fit the limit, and the predicted peak in bytes."""
+
+    keep: tuple[str, ...]
+    not_kept: tuple[str, ...]
+    peak_bytes: int
+
+
+def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
+    """Which arrays fit into `keep_limit` bytes: all that were asked for, or else those of `DEFAULT_KEEP` that do.
+
+    Raises `UsageError` for a name that is no site, and `MhaError` when what was asked for does not fit.
+    """
+    if keep is None:
+        return _plan_default(facts, keep_limit)
+    for name in keep:
+        if name not in SITES:
+            raise UsageError(f"keep must name sites, got {name!r}", hint=f"sites: {' '.join(SITES)}")
+    total = sum(array_bytes(facts, name) for name in keep)
+    if total > keep_limit:
+        raise MhaError(
+            f"the arrays to keep ({', '.join(keep)}) must fit in {format_size(keep_limit)}, got {format_size(total)}",
+            hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern keeps less",
+            code="too-large",
+        )
+    return Plan(tuple(dict.fromkeys(keep)), (), _peak_bytes(facts, total))
+
+
+def require_room(facts: Facts, plan: Plan, available: int | None = None) -> None:
+    """Raises `MhaError`, with both numbers and commands that do fit, when the predicted peak is more than there is."""
+    have = memory.available_bytes() if available is None else available
+    per_pair = (plan.peak_bytes - BASE_BYTES) / (facts.q_len * facts.k_len)
+    room = memory.SHARE_OF_AVAILABLE * have - BASE_BYTES
+    fitting = int((max(0.0, room) / per_pair) ** 0.5)
+    heads = max(1, int(facts.config.n_heads * max(0.0, room) / max(1, plan.peak_bytes - BASE_BYTES)))
+    ways = [f"--max-tokens {fitting} fits" if fitting else "", f"so does --heads {heads}" if heads < facts.config.n_heads else ""]
+    memory.require(
+        plan.peak_bytes,
+        f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch},",
+        ", ".join(way for way in ways if way) or "use a shorter text",
+        have,
+    )
+
+
+def array_bytes(facts: Facts, site: str) -> int:
+    """Bytes of a site's array in the record, where 16-bit numbers are widened to float32."""
+    n = 1
+    for size in SITES[site].shape_for(facts):
+        n *= size
+    return n * max(_FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
+
+
+def _plan_default(facts: Facts, keep_limit: int) -> Plan:
+    kept: list[str] = []
+    total = 0
+    wanted = (*DEFAULT_KEEP, "dropped") if facts.config.train else DEFAULT_KEEP
+    for name in wanted:
+        if total + array_bytes(facts, name) <= keep_limit:
+            kept.append(name)
+            total += array_bytes(facts, name)
+    return Plan(tuple(kept), tuple(name for name in wanted if name not in kept), _peak_bytes(facts, total))
+
+
+def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
+    """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
+    item = ITEM_BYTES[facts.config.dtype]
+    matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
+    widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
+    rows = facts.batch * (facts.q_len + facts.k_len) * widths * item
+    return BASE_BYTES + kept_bytes + matrices + rows

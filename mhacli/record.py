@@ -1,0 +1,284 @@
+"""The record: everything one run computed and measured, frozen, in numpy, without torch. Every view is a function of it.
+
+On disk it is one safetensors file: arrays as arrays, the rest as one JSON string in the header, schema `mha.record/1`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mhacli import tensorfile
+from mhacli.config import Config
+from mhacli.errors import MhaError
+from mhacli.files import write_whole
+from mhacli.schema import decode, load_json
+
+SCHEMA = "mha.record/1"
+MAX_FILE_BYTES = 64 << 30
+MATRICES = ("qk", "scores", "pattern", "dropped")
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One text as tokens. `offsets` are characters of `text`, end exclusive."""
+
+    text: str
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
+
+    `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    histogram: tuple[int, ...]
+    n_nan: int
+    n_inf: int
+    numbers: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
+
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed.
+    """
+
+    site: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    formula: str
+    meaning: str
+    layout: Literal["view", "copy"]
+    strides: tuple[int, ...]
+    flops: int
+    bytes: int
+    time_s: float | None = None
+    view_of: str | None = None
+    parameters: tuple[Parameter, ...] = ()
+    values: Values | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight that a site uses, by its name on disk."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one stage: the first run apart, then the samples with their median and interquartile range."""
+
+    first_s: float
+    samples_s: tuple[float, ...]
+    median_s: float
+    iqr_s: float
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """One head over all real queries. `entropy` is in nats, `entropy_share` divides by the log of the visible keys."""
+
+    head: int
+    entropy: float
+    entropy_share: float
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """The output recomputed in float64 from the pattern that is shown, against the output that was computed."""
+
+    max_abs_error: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class RouteCheck:
+    """One way of writing the computation: how far its output is from that of the separate projections."""
+
+    route: str
+    sites: tuple[str, ...]
+    max_abs_difference: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number followed all the way: how a query of a head came to give a key its share.
+
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
+    `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query.
+    """
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+    q: tuple[float, ...]
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+    qk: float
+    scale: float
+    softcap: float | None
+    allowed: bool
+    score: float | None
+    scores_row: tuple[float | None, ...]
+    pattern_row: tuple[float, ...]
+    share: float
+    z: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where it ran. `device_asked` is what the user said, `device` what that came to."""
+
+    mha: str
+    torch: str
+    numpy: str
+    python: str
+    platform: str
+    device: str
+    device_name: str
+    device_asked: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run, whole.
+
+    `arrays` is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy` (nats) and
+    `strongest_key` `[batch, head, query]`. Padding stands at the end of an axis, beyond the sequence's own tokens.
+    `timings` is keyed by site, plus `total`. `not_kept` names the arrays that were left out to stay within the limit.
+    """
+
+    command: tuple[str, ...]
+    config: Config
+    sequences: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
+    vocabulary: tuple[str, ...]
+    trace: tuple[Step, ...]
+    heads: tuple[HeadStatistics, ...]
+    timings: Mapping[str, Timing]
+    self_check: SelfCheck
+    environment: Environment
+    not_kept: tuple[str, ...] = ()
+    routes: tuple[RouteCheck, ...] = ()
+    cell: Cell | None = None
+    arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
+
+    @property
+    def keys(self) -> tuple[TokenSequence, ...]:
+        """The sequences that keys and values come from: the context, or the texts themselves."""
+        return self.sequences if self.context is None else self.context
+
+    def document(self) -> dict[str, Any]:
+        """Everything but the arrays, as plain JSON values."""
+        names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
+        plain = {name: _plain(getattr(self, name)) for name in names}
+        plain["config"]["d_input"] = self.config.d_input
+        return {"schema": SCHEMA, **plain}
+
+    def save(self, path: str, *, force: bool = False) -> None:
+        """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""
+        from safetensors.numpy import save
+
+        header = json.dumps(self.document(), separators=(",", ":"), sort_keys=True, allow_nan=False)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        write_whole(path, save(arrays, metadata={tensorfile.METADATA_KEY: header}), force=force)
+
+    @staticmethod
+    def load(path: str) -> Record:
+        """The record in a file. Raises `MhaError` for a file that is no record, or one whose parts do not fit together."""
+        file = tensorfile.read_tensor_file(path, MAX_FILE_BYTES)
+        schema = file.metadata.get("schema", file.metadata.get("format")) if isinstance(file.metadata, dict) else None
+        if schema != SCHEMA:
+            raise MhaError(
+                f"{path} must be a record (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)}",
+                hint="mha run … --save FILE writes a record" if schema is None else None,
+                code="bad-file",
+                path=path,
+            )
+        record = decode(Record, file.metadata, path)
+        _require_whole(record, path)
+        arrays = _load_arrays(file)
+        _require_fitting(record, arrays, path)
+        return dataclasses.replace(record, arrays=arrays)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+_READABLE = ("F64", "F32", "F16", "I64", "I32", "BOOL")
+
+
+def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
+    from safetensors.numpy import load
+
+    for name, info in file.tensors.items():
+        if info.dtype not in _READABLE:
+            raise MhaError(
+                f"{file.path} must hold arrays of {', '.join(_READABLE)}, got {info.dtype} for {tensorfile.shown_name(name)}",
+                code="bad-file",
+                path=file.path,
+            )
+    return load(file.data)
+
+
+def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> None:
+    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
+    n_keys = max((len(sequence.tokens) for sequence in record.keys), default=0)
+    n_queries = max((len(sequence.tokens) for sequence in record.sequences), default=0)
+    whole = (len(record.sequences), record.config.n_heads, n_queries, n_keys)
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(MATRICES, whole)
+    expected |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": (whole[0], 1, *whole[2:])}
+    for name, array in arrays.items():
+        if name in expected and array.shape != expected[name]:
+            raise MhaError(
+                f"{path}: {name} must have the shape {list(expected[name])} of its tokens and heads, got {list(array.shape)}",
+                code="bad-file",
+                path=path,
+            )
+    for required in ("entropy", "strongest_key", "allowed"):
+        if required not in arrays:
+            raise MhaError(f"{path} must hold the array {required}, got none", code="bad-file", path=path)
+    strongest = arrays["strongest_key"]
+    if strongest.dtype.kind != "i" or (strongest.size and not -1 <= strongest.min() <= strongest.max() < n_keys):
+        raise MhaError(f"{path}: strongest_key must hold key positions from -1 to {n_keys - 1}", code="bad-file", path=path)
+
+
+def _require_whole(record: Record, path: str) -> None:
+    record.config.resolved()
+    if not record.sequences or len(record.keys) != len(record.sequences):
+        raise MhaError(f"{path} must hold sequences, and as many contexts if any", code="bad-file", path=path)
+    for sequence in (*record.sequences, *record.keys):
+        if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
+            raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)

@@ -1,0 +1,142 @@
+"""The main study: a text, and what every attention head does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mhacli.attention import stats
+from mhacli.attention.clock import Stopwatch, time_stages
+from mhacli.attention.core import per_query_head
+from mhacli.config import Config
+from mhacli.layerfile import LayerFile
+from mhacli.plan import DEFAULT_KEEP_LIMIT, Plan, make_plan, require_room
+from mhacli.record import HeadStatistics, Record, SelfCheck, Step, Timing
+from mhacli.studies.capture import Capture, require_finite, to_array
+from mhacli.studies.setup import Setup, facts_of, make_setup
+from mhacli.text.encode import Encoded, encode
+
+TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
+"""Largest error of an output in each dtype, relative to the largest output or 1."""
+_BLOCK_CELLS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record of a run, beyond the config: arrays to keep, their limit in bytes, and how often to time it."""
+
+    keep: Sequence[str] | None = None
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    repeat: int | None = None
+    allow_nonfinite: bool = False
+    command: tuple[str, ...] = ()
+
+
+def inspect(
+    text: str | Sequence[str] | Encoded,
+    config: Config | None = None,
+    *,
+    context: Sequence[str] = (),
+    source: LayerFile | None = None,
+    options: Options = Options(),
+) -> Record:
+    """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
+
+    `text` is one sequence, several (a batch, padded), or texts that are tokens already. `context` makes it
+    cross-attention. `source` gives weights from a file, else they come from the config's seed. Raises `MhaError` for what
+    a user can mend: sizes that do not fit together, text without tokens, too little memory, numbers that overflow.
+    """
+    resolved = (config or Config()).resolved() if source is None else source.config
+    encoded = text if isinstance(text, Encoded) else encode([text] if isinstance(text, str) else text, resolved, context=context)
+    facts = facts_of(encoded, resolved)
+    plan = make_plan(facts, options.keep, options.keep_limit)
+    if resolved.device in ("auto", "cpu"):
+        require_room(facts, plan)
+    setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
+    with torch.no_grad():
+        observed = observe(setup, plan.keep)
+        if not options.allow_nonfinite:
+            require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
+        timings = time_stages(lambda tap: setup.run(tap), observed.first_s, setup.device, options.repeat)
+        return make_record(setup, plan, observed, timings, options.command)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One observed run: its steps, the tensors that were kept, the mask, and the seconds of every site."""
+
+    steps: tuple[Step, ...]
+    tensors: Mapping[str, Tensor]
+    visible: Bool[Tensor, "batch 1 query key"]
+    first_s: Mapping[str, float]
+
+    def tensor(self, name: str) -> Tensor:
+        """`q`, `k`, `v` or `out` as the route made it; `shares`: what multiplied the values, after any dropout."""
+        names = {"out": ("out", "out_sum"), "shares": ("dropped", "pattern")}.get(name, (name, f"{name}_per_head"))
+        return next(self.tensors[site] for site in names if site in self.tensors)
+
+
+_ALWAYS = ("q", "q_per_head", "k", "k_per_head", "v", "v_per_head", "qk", "pattern", "dropped", "out", "out_sum")
+
+
+def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
+    """Runs once and keeps the sites named, and what the statistics and the self-check need."""
+    capture = Capture(setup.facts, setup.layer.attention, keep={*keep, *_ALWAYS}, values=values)
+    watch = Stopwatch(setup.device, then=capture)
+    setup.run(watch, route)
+    visible = setup.allowed(*(torch.arange(n, device=setup.device) for n in (setup.facts.q_len, setup.facts.k_len)))
+    return Observed(tuple(capture.steps), capture.tensors, visible, watch.seconds)
+
+
+def make_record(
+    setup: Setup, plan: Plan, observed: Observed, timings: Mapping[str, Timing], command: tuple[str, ...]
+) -> Record:
+    """The record of an observed run, everything moved to the CPU once."""
+    entropy = stats.row_entropy(observed.tensor("pattern"))
+    arrays = {name: to_array(observed.tensors[name]) for name in plan.keep if name in observed.tensors}
+    arrays |= {
+        "allowed": to_array(observed.visible),
+        "entropy": to_array(entropy),
+        "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
+    }
+    return Record(
+        command=command,
+        config=setup.config,
+        sequences=setup.encoded.sequences,
+        context=setup.encoded.context,
+        vocabulary=setup.encoded.vocabulary.tokens,
+        trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
+        heads=_heads(setup, observed, entropy),
+        timings=timings,
+        self_check=_self_check(setup, observed),
+        environment=setup.environment,
+        not_kept=plan.not_kept,
+        arrays=arrays,
+    )
+
+
+def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStatistics, ...]:
+    real = setup.ids >= 0
+    share = stats.entropy_share(entropy, observed.visible.sum(dim=-1))
+    means = zip(stats.mean_over_real(entropy, real).tolist(), stats.mean_over_real(share, real).tolist(), strict=True)
+    return tuple(HeadStatistics(head, mean, mean_share) for head, (mean, mean_share) in enumerate(means))
+
+
+def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
+    """The output again, in float64, from the shares that are shown: blocks of queries, to bound the memory."""
+    shares, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
+    v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
+    block = max(1, _BLOCK_CELLS // (shares.shape[0] * shares.shape[1] * shares.shape[3]))
+    error, largest = 0.0, 1.0
+    for start in range(0, shares.shape[2], block):
+        rows = (shares[:, :, start : start + block].double() @ v).transpose(1, 2).flatten(2)
+        if o_proj is not None:
+            rows = rows @ o_proj.weight.double().T + (0.0 if o_proj.bias is None else o_proj.bias.double())
+        error = max(error, (rows - out[:, start : start + block]).abs().max().item())
+        largest = max(largest, rows.abs().max().item())
+    tolerance = TOLERANCE[setup.config.dtype] * largest
+    return SelfCheck(error, tolerance, error <= tolerance)

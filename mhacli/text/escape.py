@@ -1,0 +1,47 @@
+"""The one escaper: text from outside, made visible and harmless before it reaches a terminal or a page."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+# Characters that draw nothing although their category does not say so: joiners, fillers, variation selectors, blanks.
+_INVISIBLE = frozenset(
+    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)]
+    + list(range(0xE0100, 0xE01F0))
+)
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
+
+
+def visible(text: str) -> str:
+    """`text` with everything that a terminal obeys or hides turned into an escape such as `\\x1b` or `\\u202e`.
+
+    Different texts stay different (a backslash is doubled, no-break spaces are escaped), a byte that could not be
+    decoded shows as `\\xff`, and a combining mark that has nothing to combine with gets a dotted circle.
+
+    >>> visible("red\\x1b[31m")
+    'red\\\\x1b[31m'
+    """
+    if text.isascii() and text.isprintable() and "\\" not in text:
+        return text
+    shown = "".join(map(_visible_character, text))
+    return "◌" + shown if unicodedata.category(text[0]).startswith("M") and shown[0] == text[0] else shown
+
+
+def token_label(token: str) -> str:
+    """A token as tables show it: `visible`, with each space as `␣`, so that no two tokens look alike."""
+    return visible(token).replace(" ", "␣")
+
+
+@lru_cache(maxsize=4096)
+def _visible_character(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    point = ord(character)
+    if 0xDC80 <= point <= 0xDCFF:  # how Python carries a byte that was not UTF-8
+        return f"\\x{point - 0xDC00:02x}"
+    category = unicodedata.category(character)
+    hidden = category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")
+    if not hidden and point not in _INVISIBLE:
+        return character
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -1,0 +1,106 @@
+"""A `tokenizer.json`, read with the `tokenizers` library of the extra `hf`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.files import read_whole
+from mhacli.schema import load_json
+from mhacli.text.tokenizers import BUILT_IN, Token
+from mhacli.text.vocabulary import MAX_ENTRIES, Vocabulary
+
+T = TypeVar("T")
+MAX_FILE_BYTES = 64 << 20
+
+
+class FileTokenizer:
+    """The tokens, ids and offsets that a `tokenizer.json` gives; padding and truncation in it are switched off."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `MhaError` when the file or the library is missing, or the file is not a tokenizer."""
+        self._path = path
+        data = self._read()
+        library = _library()
+        self._tokenizer = self._guarded(lambda: library.Tokenizer.from_str(data.decode()))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.vocabulary = self._own_vocabulary()
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """The pieces, with the special tokens that the file adds (their span is empty)."""
+        encoded = self._guarded(lambda: self._tokenizer.encode(text))
+        for piece, (start, end), token_id in zip(encoded.tokens, encoded.offsets, encoded.ids, strict=True):
+            yield Token(piece, start, end, token_id)
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """Counts of the pieces of each line, without the special tokens that the file adds to a text."""
+        counts: Counter[str] = Counter()
+        for lines in _whole_lines(pieces):
+            encoded = self._guarded(lambda lines=lines: self._tokenizer.encode_batch(lines, add_special_tokens=False))
+            for line in encoded:
+                counts.update(line.tokens)
+        return counts
+
+    def _read(self) -> bytes:
+        if not os.path.exists(self._path) and os.path.basename(self._path) == self._path and "." not in self._path:
+            raise UsageError(f"tokenizer must be {', '.join(BUILT_IN)} or the path of a tokenizer.json, got {self._path!r}")
+        data = read_whole(self._path, MAX_FILE_BYTES)
+        load_json(data, self._path)  # says where broken JSON breaks; the library does not
+        return data
+
+    def _own_vocabulary(self) -> Vocabulary:
+        by_id = {i: token for token, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        size = max(by_id, default=-1) + 1
+        if not 0 < size <= MAX_ENTRIES:
+            raise self._refused(f"ids from 0 to {MAX_ENTRIES - 1}", f"the largest id {size - 1}")
+        return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """The call's result. A panic of the library is no `Exception`, and it writes to stderr on its own."""
+        try:
+            with _silent_stderr():
+                return call()
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as fault:
+            raise self._refused("a tokenizer that the tokenizers library can use", f"{fault!s:.200}") from None
+
+    def _refused(self, rule: str, got: str) -> MhaError:
+        return MhaError(f"{self._path} must be {rule}, got: {got}", code="bad-file", path=self._path)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MhaError(
+            "a tokenizer.json needs the tokenizers library, which is not installed",
+            hint='pip install "mhacli[hf]" installs it',
+            code="missing-extra",
+        ) from None
+    return tokenizers
+
+
+def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield [line + "\n" for line in lines]
+    yield [rest] if rest else []
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)
