@@ -166,9 +166,13 @@ def check_target(path: str, *, force: bool) -> None:
     except FileNotFoundError:
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
-            raise MhaError(f"{path} must lie in a folder that exists, got {folder}", code="unwritable", path=path) from None
+            raise MhaError(
+                f"{path} must lie in a folder that exists, got {folder}", code="unwritable", path=path
+            ) from None
         if not os.access(folder, os.W_OK):
-            raise MhaError(f"{path} must lie in a folder that can be written, got {folder}", code="unwritable", path=path) from None
+            raise MhaError(
+                f"{path} must lie in a folder that can be written, got {folder}", code="unwritable", path=path
+            ) from None
         return
     except (OSError, ValueError) as fault:
         reason = _reason(fault) if isinstance(fault, OSError) else f"cannot be written: {fault}"
@@ -177,9 +181,7 @@ def check_target(path: str, *, force: bool) -> None:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
         raise MhaError(f"{path} must be a regular file to be saved to, got {kind}", code="unwritable", path=path)
     if not force:
-        raise MhaError(
-            f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path
-        )
+        raise MhaError(f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path)
     if not os.access(os.path.dirname(target), os.W_OK):
         raise MhaError(f"{path} must lie in a folder that can be written", code="unwritable", path=path)
 
@@ -198,7 +200,9 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
         _write_then_name(folder, os.path.basename(target), data, force=force)
         os.fsync(folder)
     except FileExistsError as fault:
-        raise MhaError(f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path) from fault
+        raise MhaError(
+            f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path
+        ) from fault
     except OSError as fault:
         raise MhaError(f"{path} cannot be written: {fault.strerror or fault}", code="unwritable", path=path) from fault
     finally:

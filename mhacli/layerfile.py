@@ -7,7 +7,7 @@ tokenizer, probe}`. A file without that metadata is read too; then shapes and op
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mhacli.config import Config
@@ -22,7 +22,14 @@ DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat
 RUN_CHOICES = ("train", "device", "threads", "seed", "init")
 """Choices of a run, not of its weights: they are not saved."""
 _SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "out_proj")
-_OPTION_OF = {"d_model": "--d-model", "n_heads": "--heads", "d_head": "--d-head", "d_v": "--d-v", "bias": "--bias", "out_proj": "--no-out-proj"}
+_OPTION_OF = {
+    "d_model": "--d-model",
+    "n_heads": "--heads",
+    "d_head": "--d-head",
+    "d_v": "--d-v",
+    "bias": "--bias",
+    "out_proj": "--no-out-proj",
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,6 @@ def _metadata(file: TensorFile) -> Metadata | None:
 
 def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, Any]) -> Config:
     found = metadata.config if metadata is not None else _config_from_shapes(file, given)
-    if metadata is not None:
-        found = replace(found, **{f.name: f.default for f in fields(Config) if f.name in RUN_CHOICES})
     for name in _SHAPE_CHOICES:
         if name in given and given[name] != getattr(found, name):
             raise UsageError(
@@ -117,8 +122,14 @@ def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, An
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
-    missing = [name for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight") if name not in file.tensors]
-    flat = [name for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight") if name in file.tensors and len(file.tensors[name].shape) != 2]
+    missing = [
+        name for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight") if name not in file.tensors
+    ]
+    flat = [
+        name
+        for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
+        if name in file.tensors and len(file.tensors[name].shape) != 2
+    ]
     if missing or flat:
         raise MhaError(
             f"{file.path} must hold the matrices {', '.join(missing + flat)}, got {_listed(file.tensors)}",

@@ -55,7 +55,10 @@ def require_room(facts: Facts, plan: Plan, available: int | None = None) -> None
     room = memory.SHARE_OF_AVAILABLE * have - BASE_BYTES
     fitting = int((max(0.0, room) / per_pair) ** 0.5)
     heads = max(1, int(facts.config.n_heads * max(0.0, room) / max(1, plan.peak_bytes - BASE_BYTES)))
-    ways = [f"--max-tokens {fitting} fits" if fitting else "", f"so does --heads {heads}" if heads < facts.config.n_heads else ""]
+    ways = [
+        f"--max-tokens {fitting} fits" if fitting else "",
+        f"so does --heads {heads}" if heads < facts.config.n_heads else "",
+    ]
     memory.require(
         plan.peak_bytes,
         f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch},",

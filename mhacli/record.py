@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from mhacli import tensorfile
 from mhacli.config import Config
 from mhacli.errors import MhaError
 from mhacli.files import write_whole
-from mhacli.schema import decode, load_json
+from mhacli.schema import decode
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -96,18 +97,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """One head over all real queries. `entropy` is in nats, `entropy_share` divides by the log of the visible keys."""
+    """One head over all real queries; None where not finite. `entropy` is in nats, `entropy_share` divides by the log of the visible keys."""
 
     head: int
-    entropy: float
-    entropy_share: float
+    entropy: float | None
+    entropy_share: float | None
 
 
 @dataclass(frozen=True)
 class SelfCheck:
     """The output recomputed in float64 from the pattern that is shown, against the output that was computed."""
 
-    max_abs_error: float
+    max_abs_error: float | None
     tolerance: float
     ok: bool
 
@@ -118,7 +119,7 @@ class RouteCheck:
 
     route: str
     sites: tuple[str, ...]
-    max_abs_difference: float
+    max_abs_difference: float | None
     tolerance: float
     ok: bool
 
@@ -135,18 +136,18 @@ class Cell:
     head: int
     query: int
     key: int
-    q: tuple[float, ...]
-    k: tuple[float, ...]
-    v: tuple[float, ...]
-    qk: float
+    q: tuple[float | None, ...]
+    k: tuple[float | None, ...]
+    v: tuple[float | None, ...]
+    qk: float | None
     scale: float
     softcap: float | None
     allowed: bool
     score: float | None
     scores_row: tuple[float | None, ...]
-    pattern_row: tuple[float, ...]
-    share: float
-    z: tuple[float, ...]
+    pattern_row: tuple[float | None, ...]
+    share: float | None
+    z: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Record:
 
     `arrays` is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy` (nats) and
     `strongest_key` `[batch, head, query]`. Padding stands at the end of an axis, beyond the sequence's own tokens.
-    `timings` is keyed by site, plus `total`. `not_kept` names the arrays that were left out to stay within the limit.
+    `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the arrays that were left out to stay within the limit.
     """
 
     command: tuple[str, ...]
@@ -183,6 +184,7 @@ class Record:
     timings: Mapping[str, Timing]
     self_check: SelfCheck
     environment: Environment
+    weights: str | None = None
     not_kept: tuple[str, ...] = ()
     routes: tuple[RouteCheck, ...] = ()
     cell: Cell | None = None
@@ -234,6 +236,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value
 
 
@@ -272,7 +276,9 @@ def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> 
             raise MhaError(f"{path} must hold the array {required}, got none", code="bad-file", path=path)
     strongest = arrays["strongest_key"]
     if strongest.dtype.kind != "i" or (strongest.size and not -1 <= strongest.min() <= strongest.max() < n_keys):
-        raise MhaError(f"{path}: strongest_key must hold key positions from -1 to {n_keys - 1}", code="bad-file", path=path)
+        raise MhaError(
+            f"{path}: strongest_key must hold key positions from -1 to {n_keys - 1}", code="bad-file", path=path
+        )
 
 
 def _require_whole(record: Record, path: str) -> None:

@@ -103,7 +103,9 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, place: str) -> Any:
         return tuple(_decode(arguments[0], item, f"{place}[{i}]") for i, item in enumerate(value))
     if len(value) != len(arguments):
         _refuse(f"a list of {len(arguments)}", value, place)
-    return tuple(_decode(kind, item, f"{place}[{i}]") for i, (kind, item) in enumerate(zip(arguments, value, strict=True)))
+    return tuple(
+        _decode(kind, item, f"{place}[{i}]") for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
 
 
 def _refuse(expected: str, value: Any, place: str) -> Any:

@@ -67,7 +67,7 @@ def shown_name(name: str) -> str:
 
 
 def _header(path: str, data: bytes) -> tuple[dict[str, Any], int]:
-    if data[:2] == b"PK" or data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+    if data[:2] == b"PK" or (data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
         raise _pickled(path, "its first bytes are those of a " + ("zip" if data[:2] == b"PK" else "pickle"))
     if len(data) < 8:
         raise _bad(path, "begin with 8 bytes of header length", f"a file of {len(data)} bytes")
@@ -119,10 +119,16 @@ def _require_full_cover(path: str, tensors: Mapping[str, TensorInfo], body_len: 
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != position:
             word = "overlaps" if info.start < position else "leaves a gap to"
-            raise _bad(path, "hold its tensors side by side", f"tensor {shown_name(name)}, which {word} the one before it")
+            raise _bad(
+                path, "hold its tensors side by side", f"tensor {shown_name(name)}, which {word} the one before it"
+            )
         if info.end > body_len:
             missing = info.end - body_len
-            raise _bad(path, f"be whole, but it is cut {format_size(missing)} before the end of tensor {shown_name(name)}", f"{body_len} bytes")
+            raise _bad(
+                path,
+                f"be whole, but it is cut {format_size(missing)} before the end of tensor {shown_name(name)}",
+                f"{body_len} bytes",
+            )
         position = info.end
     if position != body_len:
         raise _bad(path, "end with its last tensor", f"{body_len - position} bytes more")

@@ -122,7 +122,9 @@ def _scores_formula(f: Facts) -> str:
 
 def _scores_meaning(f: Facts) -> str:
     rules = ["no token sees a later one"] if f.config.causal else []
-    rules += [f"keys from {f.config.window[0]} left to {f.config.window[1]} right of the query"] if f.config.window else []
+    rules += (
+        [f"keys from {f.config.window[0]} left to {f.config.window[1]} right of the query"] if f.config.window else []
+    )
     rules += ["padding is never seen"] if f.batch > 1 else []
     return "scaled so that the softmax does not saturate, then masked: " + (", ".join(rules) or "every key is allowed")
 
@@ -316,7 +318,11 @@ _ORDER = (
         "out",
         lambda f: ("batch", "query", "d_model" if f.config.out_proj else "head·d_v"),
         _out_formula,
-        lambda f: "the heads mixed: what the layer says" if f.config.out_proj else "no output projection: the heads side by side are the result",
+        lambda f: (
+            "the heads mixed: what the layer says"
+            if f.config.out_proj
+            else "no output projection: the heads side by side are the result"
+        ),
         sources=("concat",),
         flops=_out_flops,
         parameters=("o_proj",),

@@ -48,8 +48,8 @@ class MultiHeadAttention(nn.Module):
             d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_v=d_v,
             scale=scale, softcap=softcap, dropout=dropout, init=init,
         ).resolved()  # fmt: skip
-        assert sizes.n_kv_heads and sizes.d_head and sizes.d_v  # what `resolved` is for
-        self.n_heads, self.n_kv_heads, self.d_head, self.d_v = n_heads, sizes.n_kv_heads, sizes.d_head, sizes.d_v
+        self.n_heads, self.n_kv_heads = n_heads, sizes.n_kv_heads or n_heads
+        self.d_head, self.d_v = sizes.d_head or 0, sizes.d_v or 0
         self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
         self.q_proj = _linear(d_model, n_heads * self.d_head, bias)
         self.k_proj = _linear(d_model, self.n_kv_heads * self.d_head, bias)
@@ -127,7 +127,11 @@ def drop(pattern: Tensor, p: float, generator: torch.Generator | None) -> Tensor
 
 
 def embed_tokens(
-    ids: Int[Tensor, "batch query"], embedding: Float[Tensor, "vocabulary d_model"], *, positions: str, tap: Tap = no_tap
+    ids: Int[Tensor, "batch query"],
+    embedding: Float[Tensor, "vocabulary d_model"],
+    *,
+    positions: str,
+    tap: Tap = no_tap,
 ) -> Rows:
     """Rows of the embedding for ids, plus where each token stands. Padding (id −1) gets zeros. Taps to `x`."""
     real = ids >= 0
@@ -142,7 +146,9 @@ def embed_tokens(
     return x
 
 
-def new_embedding(n_tokens: int, d_model: int, generator: torch.Generator | None) -> Float[Tensor, "vocabulary d_model"]:
+def new_embedding(
+    n_tokens: int, d_model: int, generator: torch.Generator | None
+) -> Float[Tensor, "vocabulary d_model"]:
     """Rows of independent normal numbers with deviation 1, as `torch.nn.Embedding` begins. float64, for rounding once."""
     return torch.randn(n_tokens, d_model, generator=generator, dtype=torch.float64)
 
@@ -167,7 +173,8 @@ def initialise(linear: nn.Linear, init: Init, generator: torch.Generator | None)
 
 def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
     """A projection without numbers yet: `nn.Linear` alone would draw some from torch's global generator."""
-    return nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)
+    linear: nn.Linear = nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)
+    return linear
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:

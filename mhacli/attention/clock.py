@@ -62,5 +62,7 @@ def time_stages(
 
 def timing(first_s: float, samples_s: list[float]) -> Timing:
     """The samples with their median and interquartile range (inclusive quartiles; 0 for one sample)."""
-    low, middle, high = statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else [samples_s[0]] * 3
+    low, middle, high = (
+        statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else [samples_s[0]] * 3
+    )
     return Timing(first_s, tuple(samples_s), middle, high - low)

@@ -84,7 +84,7 @@ def documents(ids: Int[Tensor, "batch idx"], k_ids: Int[Tensor, "batch k_idx"] |
     return allowed
 
 
-def from_tensor(t: Bool[Tensor, "..."]) -> Allowed:
+def from_tensor(t: Bool[Tensor, ...]) -> Allowed:
     """A bool tensor that broadcasts to `[batch, head, query, key]`, True = may attend. Raises `TypeError` for others.
 
     A float mask is refused: 0/1 floats mean "allowed" to some and are *added* to the scores by others.

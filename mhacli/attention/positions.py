@@ -7,7 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def sinusoidal(length: int, d_model: int, *, dtype: torch.dtype, device: torch.device | str) -> Float[Tensor, "query d_model"]:
+def sinusoidal(
+    length: int, d_model: int, *, dtype: torch.dtype, device: torch.device | str
+) -> Float[Tensor, "query d_model"]:
     """Waves of growing length, one pair of columns each: `p[i, 2j] = sin(i / 10000^(2j/d_model))`, `p[i, 2j+1]` its cos.
 
     Computed in float64 and rounded once. An odd `d_model` ends with a sine. Source: Vaswani et al. 2017, section 3.5.

@@ -68,7 +68,7 @@ def per_head(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: 
     w_o = layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
     head_out = z @ w_o
     tap("head_out", head_out)
-    out = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
+    out: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
     tap("out_sum", out)
     return out
 
@@ -79,11 +79,11 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 
 def _joined(rows: Rows, *projections: nn.Linear) -> Float[Tensor, "batch length width"]:
     weight = torch.cat([projection.weight for projection in projections])
-    biases = [projection.bias for projection in projections if projection.bias is not None]
+    biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return nn.functional.linear(rows, weight, torch.cat(biases) if biases else None)
 
 
 def _each_head(rows: Rows, projection: nn.Linear, n_heads: int) -> Float[Tensor, "batch head length d"]:
     w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_model, d]
-    heads = rows[:, None] @ w
+    heads: Tensor = rows[:, None] @ w
     return heads if projection.bias is None else heads + projection.bias.unflatten(0, (n_heads, 1, -1))

@@ -29,7 +29,11 @@ def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
     return torch.where(share > 0, key, -1)
 
 
-def entropy_share(entropy: Float[Tensor, "batch head query"], visible: Int[Tensor, "batch #head query"]) -> Float[Tensor, "batch head query"]:
+def entropy_share(
+    entropy: Float[Tensor, "batch head query"],
+    visible: Int[Tensor, (batch #head query
+)],
+) -> Float[Tensor, "batch head query"]:
     """Entropy divided by its largest possible value, `ln(visible keys)`: 1 is uniform. Rows with one key or none: 0."""
     largest = visible.double().log()
     return torch.where(visible > 1, entropy / largest, 0.0)

@@ -102,7 +102,9 @@ def probe(layer: Layer) -> Probe:
     ids = torch.tensor([0, len(embedding) // 2, len(embedding) - 1])
     waves = torch.sin(1.0 + torch.arange(3 * embedding.shape[1], dtype=torch.float64)).view(3, -1)
     seen: dict[str, Tensor] = {}
-    _double_copy(layer.attention)((embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
+    _double_copy(layer.attention)(
+        (embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor})
+    )
     rows = {"embed": embedding[ids[1]], "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in rows.items()})
 

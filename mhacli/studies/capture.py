@@ -39,7 +39,9 @@ class Capture:
         """Notes one tensor."""
         entry = SITES[site]
         if tuple(tensor.shape) != entry.shape_for(self._facts):
-            raise AssertionError(f"{site} must have the shape {entry.shape_for(self._facts)}, got {tuple(tensor.shape)}")
+            raise AssertionError(
+                f"{site} must have the shape {entry.shape_for(self._facts)}, got {tuple(tensor.shape)}"
+            )
         self.steps.append(self._step(entry, tensor))
         if site in self._keep:
             self.tensors[site] = tensor
@@ -59,7 +61,9 @@ class Capture:
             bytes=tensor.numel() * tensor.element_size(),
             view_of=view_of,
             parameters=tuple(
-                Parameter(name, shape) for name, shape in self._shapes.items() if name.partition(".")[0] in site.parameters
+                Parameter(name, shape)
+                for name, shape in self._shapes.items()
+                if name.partition(".")[0] in site.parameters
             ),
             values=summarise(tensor) if self._values else None,
         )
@@ -86,7 +90,14 @@ def summarise(tensor: Tensor) -> Values:
     low, high = finite.min().item(), finite.max().item()
     counts = np.histogram(finite.cpu().numpy(), bins=HISTOGRAM_BINS, range=(low, high if high > low else low + 1))[0]
     return Values(
-        low, high, finite.mean().item(), finite.std(correction=0).item(), tuple(int(n) for n in counts), n_nan, n_inf, numbers
+        low,
+        high,
+        finite.mean().item(),
+        finite.std(correction=0).item(),
+        tuple(int(n) for n in counts),
+        n_nan,
+        n_inf,
+        numbers,
     )
 
 

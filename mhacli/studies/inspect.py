@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.attention import stats
+from mhacli.attention import stats, weights
 from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.config import Config
@@ -51,7 +51,11 @@ def inspect(
     a user can mend: sizes that do not fit together, text without tokens, too little memory, numbers that overflow.
     """
     resolved = (config or Config()).resolved() if source is None else source.config
-    encoded = text if isinstance(text, Encoded) else encode([text] if isinstance(text, str) else text, resolved, context=context)
+    encoded = (
+        text
+        if isinstance(text, Encoded)
+        else encode([text] if isinstance(text, str) else text, resolved, context=context)
+    )
     facts = facts_of(encoded, resolved)
     plan = make_plan(facts, options.keep, options.keep_limit)
     if resolved.device in ("auto", "cpu"):
@@ -63,6 +67,12 @@ def inspect(
             require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
         timings = time_stages(lambda tap: setup.run(tap), observed.first_s, setup.device, options.repeat)
         return make_record(setup, plan, observed, timings, options.command)
+
+
+def weights_content(encoded: Encoded, config: Config, source: LayerFile | None = None) -> bytes:
+    """The weights that `inspect` computes with, as the content of a weights file. Raises `MhaError` if not finite."""
+    setup = make_setup(encoded, config, source=source)
+    return weights.to_bytes(setup.layer, setup.config, encoded.vocabulary.tokens)
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ def make_record(
         timings=timings,
         self_check=_self_check(setup, observed),
         environment=setup.environment,
+        weights=setup.weights,
         not_kept=plan.not_kept,
         arrays=arrays,
     )
@@ -136,7 +147,8 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
         rows = (shares[:, :, start : start + block].double() @ v).transpose(1, 2).flatten(2)
         if o_proj is not None:
             rows = rows @ o_proj.weight.double().T + (0.0 if o_proj.bias is None else o_proj.bias.double())
-        error = max(error, (rows - out[:, start : start + block]).abs().max().item())
+        rows, shown = torch.nan_to_num(rows), torch.nan_to_num(out[:, start : start + block].double())
+        error = max(error, (rows - shown).abs().max().item())
         largest = max(largest, rows.abs().max().item())
     tolerance = TOLERANCE[setup.config.dtype] * largest
     return SelfCheck(error, tolerance, error <= tolerance)

@@ -37,6 +37,7 @@ class Setup:
     context_ids: Int[Tensor, "batch key"] | None
     allowed: Allowed
     environment: Environment
+    weights: str | None
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +71,9 @@ def make_setup(
     device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    layer = _new_layer(encoded, config) if source is None else weights.from_file(source, allow_nonfinite=allow_nonfinite)
+    layer = (
+        _new_layer(encoded, config) if source is None else weights.from_file(source, allow_nonfinite=allow_nonfinite)
+    )
     _require_vocabulary(encoded, layer, source)
     layer = Layer(layer.embedding.to(device), layer.attention.to(device))
     ids = _padded_ids(encoded.sequences, device)
@@ -83,6 +86,7 @@ def make_setup(
         context_ids=None if encoded.context is None else _padded_ids(encoded.context, device),
         allowed=_mask(encoded, config, device),
         environment=_environment(device, config.device),
+        weights=None if source is None else source.path,
     )
 
 
@@ -92,7 +96,9 @@ def choose_device(name: str) -> torch.device:
     Raises `UsageError` for a name that is none, and `MhaError` that says whether torch or the machine lacks the device.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isascii() and index.isdigit())):
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
@@ -100,7 +106,9 @@ def choose_device(name: str) -> torch.device:
         _require_cuda(name, int(index or 0))
     if kind == "mps" and not torch.backends.mps.is_available():
         built = "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
-        raise MhaError(f"device mps must be present, got none: {built}", hint="--device cpu works everywhere", code="no-device")
+        raise MhaError(
+            f"device mps must be present, got none: {built}", hint="--device cpu works everywhere", code="no-device"
+        )
     return torch.device(name)
 
 
@@ -113,7 +121,9 @@ def _require_cuda(name: str, index: int) -> None:
         why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
     else:
         return
-    raise MhaError(f"device {name} must be present, got none: {why}", hint="--device cpu works everywhere", code="no-device")
+    raise MhaError(
+        f"device {name} must be present, got none: {why}", hint="--device cpu works everywhere", code="no-device"
+    )
 
 
 def _new_layer(encoded: Encoded, config: Config) -> Layer:

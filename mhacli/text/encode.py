@@ -76,15 +76,24 @@ def encode(
     if vocabulary is not None and tokenizer.vocabulary is not None:
         raise UsageError(f"vocab must not be given with a tokenizer.json, which brings its own, got {config.tokenizer}")
     cut = [_tokens(tokenizer, text, limits, _name(i, len(texts), "text")) for i, text in enumerate(texts)]
-    cut_context = [_tokens(tokenizer, text, limits, _name(i, len(context), "context")) for i, text in enumerate(context)]
+    cut_context = [
+        _tokens(tokenizer, text, limits, _name(i, len(context), "context")) for i, text in enumerate(context)
+    ]
     words = (token.text for tokens, _ in (*cut, *cut_context) for token in tokens)
     known = tokenizer.vocabulary or vocabulary or vocabularies.build(words)
-    sequences = [_sequence(text, tokens, known, vocabulary_source) for text, (tokens, _) in zip(texts, cut, strict=True)]
-    keys = [_sequence(text, tokens, known, vocabulary_source) for text, (tokens, _) in zip(context, cut_context, strict=True)]
+    sequences = [
+        _sequence(text, tokens, known, vocabulary_source) for text, (tokens, _) in zip(texts, cut, strict=True)
+    ]
+    keys = [
+        _sequence(text, tokens, known, vocabulary_source)
+        for text, (tokens, _) in zip(context, cut_context, strict=True)
+    ]
     notes = [note for _, note in (*cut, *cut_context) if note]
     unknown = _count_unknown(sequences + keys, known) if vocabulary is not None else 0
     if unknown:
-        notes.append(f"{unknown} of {sum(len(s.tokens) for s in sequences + keys)} tokens are not in the vocabulary and became {UNKNOWN}")
+        notes.append(
+            f"{unknown} of {sum(len(s.tokens) for s in sequences + keys)} tokens are not in the vocabulary and became {UNKNOWN}"
+        )
     return Encoded(
         tuple(sequences),
         tuple(keys * len(texts) if len(keys) == 1 else keys) or None,

@@ -31,7 +31,9 @@ class Decoding:
         except (LookupError, ValueError):
             known = None
         if known is None or not known._is_text_encoding:
-            raise UsageError(f"encoding must be one that Python knows, such as utf-8, utf-16 or latin-1, got {self.encoding!r}")
+            raise UsageError(
+                f"encoding must be one that Python knows, such as utf-8, utf-16 or latin-1, got {self.encoding!r}"
+            )
         if self.errors not in get_args(OnBadBytes):
             raise UsageError(f"errors must be one of {', '.join(get_args(OnBadBytes))}, got {self.errors!r}")
 
@@ -70,11 +72,15 @@ def lines_of(text: str) -> list[str]:
 
 
 def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | None) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder(decoding.encoding)("strict" if decoding.errors == "strict" else _HANDLERS[decoding.errors])
+    decoder = codecs.getincrementaldecoder(decoding.encoding)(
+        "strict" if decoding.errors == "strict" else _HANDLERS[decoding.errors]
+    )
     seen, first, held_cr = 0, True, ""
     for chunk, final in _with_end(chunks):
         if first and decoding.encoding.replace("_", "-").lower() in ("utf-8", "utf8") and chunk[:2] in _UTF16_BOMS:
-            raise MhaError(f"{name} must be UTF-8, got UTF-16", hint="--encoding utf-16 reads it", code="bad-text", path=path)
+            raise MhaError(
+                f"{name} must be UTF-8, got UTF-16", hint="--encoding utf-16 reads it", code="bad-text", path=path
+            )
         try:
             piece = decoder.decode(chunk, final)
         except UnicodeDecodeError as fault:

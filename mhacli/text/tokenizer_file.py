@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from mhacli.errors import MhaError, UsageError
@@ -41,14 +42,15 @@ class FileTokenizer:
         """Counts of the pieces of each line, without the special tokens that the file adds to a text."""
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
-            encoded = self._guarded(lambda lines=lines: self._tokenizer.encode_batch(lines, add_special_tokens=False))
-            for line in encoded:
+            for line in self._guarded(partial(self._tokenizer.encode_batch, lines, add_special_tokens=False)):
                 counts.update(line.tokens)
         return counts
 
     def _read(self) -> bytes:
         if not os.path.exists(self._path) and os.path.basename(self._path) == self._path and "." not in self._path:
-            raise UsageError(f"tokenizer must be {', '.join(BUILT_IN)} or the path of a tokenizer.json, got {self._path!r}")
+            raise UsageError(
+                f"tokenizer must be {', '.join(BUILT_IN)} or the path of a tokenizer.json, got {self._path!r}"
+            )
         data = read_whole(self._path, MAX_FILE_BYTES)
         load_json(data, self._path)  # says where broken JSON breaks; the library does not
         return data

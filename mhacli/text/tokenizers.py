@@ -10,6 +10,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from mhacli.config import Config, Punctuation
@@ -32,9 +33,12 @@ class Token(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Something that cuts text into tokens. `vocabulary` is not None where the tokenizer brings its own."""
+    """Something that cuts text into tokens."""
 
-    vocabulary: Vocabulary | None
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer's own vocabulary, or None."""
+        ...
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens in the order of the text, lazily."""
@@ -77,7 +81,9 @@ class WordTokenizer:
 
     vocabulary = None
 
-    def __init__(self, *, keep_case: bool = False, punctuation: Punctuation = "drop", max_token_len: int | None = None) -> None:
+    def __init__(
+        self, *, keep_case: bool = False, punctuation: Punctuation = "drop", max_token_len: int | None = None
+    ) -> None:
         self._keep_case, self._punctuation, self._max_token_len = keep_case, punctuation, max_token_len
         self._marks = _Marks(punctuation)
 
@@ -106,7 +112,7 @@ class WordTokenizer:
             kept = sorted(set(range(len(chunk))) - set(marks))
             return [(kept[0], kept[-1] + 1)] if kept else []
         edges = [-1, *marks, len(chunk)]
-        words = [(a + 1, b) for a, b in zip(edges, edges[1:], strict=False) if b > a + 1]
+        words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
         return sorted(words + [(i, i + 1) for i in marks])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,6 +71,11 @@ def with_unknown(tokens: Iterable[str]) -> Vocabulary:
     return Vocabulary(full, full.index(UNKNOWN))
 
 
+def as_stored(tokens: Sequence[str]) -> Vocabulary:
+    """A vocabulary as a weights file carries it: it has an `<unk>` or it has none, and nothing is added."""
+    return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
+
+
 def entries(counts: Counter[str], vocabulary: Vocabulary | None = None) -> list[Entry]:
     """The counted tokens with their ids, in the order of the ids; ids are alphabetical unless a vocabulary gives them."""
     known = vocabulary or build(counts)
@@ -92,7 +97,9 @@ def load(path: str) -> Vocabulary:
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
     if isinstance(document, dict) and "schema" in document:
         if document["schema"] != SCHEMA:
-            raise MhaError(f"{path} must have the schema {SCHEMA}, got {document['schema']!r:.80}", code="bad-file", path=path)
+            raise MhaError(
+                f"{path} must have the schema {SCHEMA}, got {document['schema']!r:.80}", code="bad-file", path=path
+            )
         rows = decode(_File, document, path).tokens
         pairs = [(e.token, e.id) for e in rows]
     elif isinstance(document, dict):
@@ -100,7 +107,11 @@ def load(path: str) -> Vocabulary:
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
     else:
-        raise MhaError(f"{path} must hold a list of tokens or a map of token to id, got {document!r:.80}", code="bad-file", path=path)
+        raise MhaError(
+            f"{path} must hold a list of tokens or a map of token to id, got {document!r:.80}",
+            code="bad-file",
+            path=path,
+        )
     return with_unknown(_in_order(pairs, path))
 
 
@@ -115,11 +126,19 @@ def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
         raise MhaError(f"{path} must have from 1 to {MAX_ENTRIES} tokens, got {len(pairs)}", code="bad-file", path=path)
     for token, token_id in pairs:
         if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise MhaError(f"{path} must map strings to whole numbers, got {token!r:.80}: {token_id!r:.80}", code="bad-file", path=path)
+            raise MhaError(
+                f"{path} must map strings to whole numbers, got {token!r:.80}: {token_id!r:.80}",
+                code="bad-file",
+                path=path,
+            )
     ordered = sorted(pairs, key=lambda pair: pair[1])
     for i, (token, token_id) in enumerate(ordered):
         if token_id != i:
-            raise MhaError(f"{path} must give the ids 0 to {len(pairs) - 1} once each, got {token_id} for {token!r:.80}", code="bad-file", path=path)
+            raise MhaError(
+                f"{path} must give the ids 0 to {len(pairs) - 1} once each, got {token_id} for {token!r:.80}",
+                code="bad-file",
+                path=path,
+            )
     if len({token for token, _ in ordered}) != len(ordered):
         raise MhaError(f"{path} must hold every token once, got one twice", code="bad-file", path=path)
     return [token for token, _ in ordered]

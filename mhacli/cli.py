@@ -1,0 +1,143 @@
+"""The Typer app: which commands there are, and the one place where errors are caught, told and turned into exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, NoReturn
+
+import typer
+
+import mhacli
+from mhacli import interrupts
+from mhacli.commands.run import run
+from mhacli.commands.show import show
+from mhacli.commands.trace import trace
+from mhacli.commands.vocab import vocab
+from mhacli.errors import MhaError, UsageError
+from mhacli.streams import flush, forget_stdout, require_stdout
+from mhacli.text.escape import visible
+
+app = typer.Typer(
+    name="mha",
+    help="The attention inspector for the terminal: every head, every shape, every number.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (run, trace, vocab, show):
+    app.command()(_command)
+
+_CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """The attention inspector for the terminal: every head, every shape, every number."""
+    if version:
+        print(f"mha {mhacli.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit
+
+
+def main() -> NoReturn:
+    """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says no, 130/143 interrupted."""
+    interrupts.install()
+    code = _guarded(_run_app)
+    code = _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
+    os._exit(code)
+
+
+def _run_app() -> int:
+    require_stdout()
+    return int(typer.main.get_command(app).main(prog_name="mha", standalone_mode=False) or 0)
+
+
+def _guarded(step: Callable[[], int]) -> int:
+    """Runs one step; every way in which it can end becomes an exit code, told on stderr where there is something to tell."""
+    try:
+        return step()
+    except MhaError as fault:
+        return _tell(fault)
+    except BrokenPipeError:  # the reader has what it wanted
+        forget_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except interrupts.Terminated:
+        return 128 + signal.SIGTERM
+    except Exception as fault:
+        return _tell(_as_error(fault))
+
+
+def _as_error(fault: Exception) -> MhaError:
+    """An exception of a library, or a bug of ours, in our words."""
+    if isinstance(fault, _CLI_ERROR):
+        return _usage_error(fault)
+    if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
+        return MhaError(
+            "memory must suffice, got none left", hint="a shorter text or fewer heads need less", code="out-of-memory"
+        )
+    if isinstance(fault, OSError):
+        return MhaError(f"the system refused: {fault.strerror or fault}", code="system", path=fault.filename)
+    if os.environ.get("MHA_DEBUG"):
+        raise fault
+    return MhaError(
+        f"internal error: {type(fault).__name__}: {fault}",
+        hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
+        code="internal",
+    )
+
+
+def _usage_error(fault: Exception) -> MhaError:
+    """What Typer says of an option or argument, in our form."""
+    said = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
+    first, _, rest = said.partition("\n")
+    message = first[:1].lower() + first[1:] + (f" {' '.join(rest.split())}" if rest else "")
+    option = getattr(fault, "option_name", None)
+    if option and option[1:2].isdigit():
+        return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
+    context = getattr(fault, "ctx", None)
+    path = context.command_path if context is not None else "mha"
+    return UsageError(message, hint=f"{path} --help lists what there is")
+
+
+def _tell(fault: MhaError) -> int:
+    """The error on stderr: lines to read, or with --json one JSON line. Returns its exit code."""
+    if sys.stderr is None:
+        return fault.exit_code
+    if _asked_for_json():
+        said = {
+            "code": fault.code,
+            "message": fault.message,
+            "hint": fault.hint,
+            "path": fault.path,
+            "exit": fault.exit_code,
+        }
+        lines = [json.dumps({"error": said})]
+    else:
+        lines = [f"mha: error: {visible(fault.message)}"] + ([f"hint: {visible(fault.hint)}"] if fault.hint else [])
+    try:
+        sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong
+    except OSError:
+        forget_stdout()
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+    return fault.exit_code
+
+
+def _asked_for_json() -> bool:
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)

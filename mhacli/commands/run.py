@@ -1,0 +1,101 @@
+"""`mha run`: a text, and what every attention head does with it."""
+
+from __future__ import annotations
+
+from mhacli.commands.sources import make_request, record_command, save_files
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.options import (
+    ColourOptions,
+    DeviceOptions,
+    DrawingOptions,
+    LayerOptions,
+    MachineOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    index_list,
+)
+from mhacli.record import Record
+from mhacli.render.options import ViewOptions, require_choices
+from mhacli.streams import draw, life, note, screen, write_pieces
+
+
+@command
+def run(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    drawing: DrawingOptions,
+    machine: MachineOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check."""
+    options = view_options(drawing)
+    require_one_format(machine)
+    request = make_request(source, text, layer, device, save)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    with life("loading torch"):
+        from mhacli.studies import inspect as study
+    with life("computing"):
+        record = study.inspect(
+            request.encoded,
+            request.config,
+            source=request.source,
+            options=study.Options(
+                request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()
+            ),
+        )
+        save_files(record, request, save)
+    output(record, options, machine, colour)
+    require_self_check(record)
+
+
+def view_options(drawing: DrawingOptions) -> ViewOptions:
+    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none."""
+    return ViewOptions(
+        view=drawing.view,
+        heads=index_list(drawing.head, "head"),
+        sequences=index_list(drawing.sequence, "sequence"),
+        top=drawing.top,
+        precision=drawing.precision,
+        everything=drawing.all,
+    )
+
+
+def require_one_format(machine: MachineOptions) -> None:
+    """Raises `UsageError` when two formats are asked for on one stdout."""
+    if machine.json and machine.csv:
+        raise UsageError("json and csv must not be given together: stdout holds one of them")
+
+
+def output(record: Record, options: ViewOptions, machine: MachineOptions, colour: ColourOptions) -> None:
+    """The record on stdout, in the format asked for."""
+    if machine.json:
+        from mhacli.render import json
+
+        write_pieces(json.pieces(record))
+    elif machine.csv:
+        from mhacli.render import csv
+
+        write_pieces(csv.pieces(record))
+    else:
+        from mhacli.render.terminal import run_view
+
+        on = screen(colour.color)
+        draw(run_view(record, options, on), on)
+    if record.not_kept:
+        note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
+
+
+def require_self_check(record: Record) -> None:
+    """Raises `MhaError` with exit code 3 when the output does not follow from the pattern that was shown."""
+    if not record.self_check.ok or not all(route.ok for route in record.routes):
+        raise MhaError(
+            f"the output must follow from the pattern shown, got a difference of {record.self_check.max_abs_error}"
+            f" against a tolerance of {record.self_check.tolerance:.3g}",
+            code="self-check",
+            exit_code=EXIT_CHECK,
+        )

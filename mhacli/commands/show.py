@@ -1,0 +1,31 @@
+"""`mha show`: a saved record, drawn with every view of `run`, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from mhacli.commands.run import output, require_one_format, view_options
+from mhacli.options import ColourOptions, DrawingOptions, MachineOptions, command
+from mhacli.render.options import require_choices
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """The file to show."""
+
+    record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
+
+
+@command
+def show(file: RecordOptions, drawing: DrawingOptions, machine: MachineOptions, colour: ColourOptions) -> None:
+    """Draw a saved record, with every view of run. Does not need torch."""
+    options = view_options(drawing)
+    require_one_format(machine)
+    from mhacli.record import Record
+
+    record = Record.load(file.record)
+    require_choices(record.config.n_heads, len(record.sequences), options)
+    output(record, options, machine, colour)

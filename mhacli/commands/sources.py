@@ -1,0 +1,151 @@
+"""What `run` and `trace` share: from options to a request before the first tensor, and files after the last."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mhacli.config import Config
+from mhacli.errors import UsageError
+from mhacli.files import check_target, write_whole
+from mhacli.layerfile import LayerFile, read_layer_file
+from mhacli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
+from mhacli.plan import make_plan, require_room
+from mhacli.record import Record
+from mhacli.streams import life, note
+from mhacli.text import vocabulary as vocabularies
+from mhacli.text.encode import Encoded, Limits, encode
+from mhacli.text.read import DEFAULT_MAX_BYTES, Decoding, argument_text, lines_of, read_text
+from mhacli.text.vocabulary import Vocabulary
+from mhacli.trace import Facts
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that a study needs, checked as far as it can be without torch."""
+
+    encoded: Encoded
+    config: Config
+    source: LayerFile | None
+    keep: tuple[str, ...] | None
+
+
+def make_request(
+    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
+) -> Request:
+    """The request that the options come to. Raises `MhaError`, before anything slow begins, for what cannot work."""
+    given = given_choices(source, layer, device)
+    if layer.weights is not None and layer.init is not None:
+        raise UsageError(
+            "init must be left out with weights, which bring their numbers, got both", hint="leave --init out"
+        )
+    for path in (save.save, save.save_weights):
+        if path is not None:
+            check_target(path, force=save.force)
+    weights = None if layer.weights is None else read_layer_file(layer.weights, given)
+    config = Config(**given).resolved() if weights is None else weights.config
+    decoding = make_decoding(source)
+    texts = read_texts(source, decoding)
+    context = [argument_text(words, decoding) for words in text.context or ()]
+    known, known_from = _given_vocabulary(text, weights)
+    limits = Limits(text.max_tokens, source.max_token_len)
+    with life("reading the text"):
+        encoded = encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
+    for said in encoded.notes:
+        note(said)
+    keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
+    _require_fit(encoded, config, keep, save.keep_limit)
+    return Request(encoded, config, weights, keep)
+
+
+def given_choices(source: SourceOptions, layer: LayerOptions, device: DeviceOptions) -> dict[str, Any]:
+    """The fields of `Config` that the command line names; what it leaves open is absent."""
+    choices = {
+        "d_model": layer.d_model,
+        "n_heads": layer.heads,
+        "d_head": layer.d_head,
+        "d_v": layer.d_v,
+        "causal": layer.causal,
+        "positions": layer.positions,
+        "bias": layer.bias,
+        "out_proj": False if layer.no_out_proj else None,
+        "scale": layer.scale,
+        "dropout": layer.dropout,
+        "train": layer.train or None,
+        "init": layer.init,
+        "seed": layer.seed,
+        "device": device.device,
+        "dtype": device.dtype,
+        "threads": device.threads,
+        "tokenizer": source.tokenizer,
+        "keep_case": source.keep_case,
+        "punctuation": source.punctuation,
+    }
+    return {name: value for name, value in choices.items() if value is not None}
+
+
+def make_decoding(source: SourceOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
+    """How the options want bytes decoded; `max_bytes` is the command's own default."""
+    return Decoding(source.encoding, source.errors, source.max_bytes or max_bytes)
+
+
+def source_paths(source: SourceOptions) -> list[str]:
+    """The files to read, `-` for stdin. Raises `UsageError` when stdin is named twice, or nothing is."""
+    paths = [*(word for word in source.text or () if word == "-"), *(source.file or ())]
+    if paths.count("-") > 1:
+        raise UsageError("stdin (-) must be named once, got it twice")
+    if not paths and not source.text:
+        raise UsageError("text must be given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
+    return paths
+
+
+def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
+    """One text per sequence, arguments first. Raises `MhaError` for what cannot be read or holds nothing."""
+    paths = source_paths(source)
+    texts = [argument_text(word, decoding) for word in source.text or () if word != "-"]
+    for path in paths:
+        if path == "-" and sys.stdin is not None and sys.stdin.isatty():
+            note("reading text from the terminal; end it with Ctrl-D")
+        with life(f"reading {'stdin' if path == '-' else path!r}"):
+            texts.extend(_sequences(read_text(path, decoding), source.lines))
+    return texts
+
+
+def _sequences(text: str, by_line: bool) -> Iterator[str]:
+    lines = lines_of(text) if by_line else []
+    yield from lines or [text]
+
+
+def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Vocabulary | None, str]:
+    """The vocabulary of `--vocab`, else that of the weights, and how to name it."""
+    if text.vocab is not None:
+        return vocabularies.load(text.vocab), text.vocab
+    if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
+        return vocabularies.as_stored(weights.metadata.vocabulary), weights.path
+    return None, "the vocabulary"
+
+
+def _require_fit(encoded: Encoded, config: Config, keep: tuple[str, ...] | None, keep_limit: int) -> None:
+    """Raises `MhaError` before torch is loaded when the run cannot fit in memory."""
+    facts = Facts(config, len(encoded.sequences), encoded.q_len, encoded.k_len, encoded.context is not None)
+    plan = make_plan(facts, keep, keep_limit)
+    if config.device in ("auto", "cpu"):
+        require_room(facts, plan)
+
+
+def save_files(record: Record, request: Request, save: SaveOptions) -> None:
+    """The files that were asked for, each whole. Raises `MhaError` when one cannot be written."""
+    if save.save_weights is not None:
+        from mhacli.studies.inspect import weights_content
+
+        content = weights_content(request.encoded, request.config, request.source)
+        write_whole(save.save_weights, content, force=save.force)
+    if save.save is not None:
+        record.save(save.save, force=save.force)
+
+
+def record_command() -> tuple[str, ...]:
+    """The command line as the record tells it."""
+    return ("mha", *sys.argv[1:])

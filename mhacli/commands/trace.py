@@ -1,0 +1,123 @@
+"""`mha trace`: the shape walkthrough, site by site."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from mhacli.commands.run import require_self_check
+from mhacli.commands.sources import make_request, record_command, save_files
+from mhacli.errors import UsageError
+from mhacli.options import (
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    whole,
+)
+from mhacli.record import Record
+from mhacli.streams import draw, life, read_key, screen, write_pieces
+
+_WALK = "Walkthrough"
+
+
+@dataclass(frozen=True)
+class WalkOptions:
+    """What to walk, and how."""
+
+    route: Annotated[
+        Literal["separate", "fused", "per-head"],
+        typer.Option(
+            help="Which of the three ways to write it is walked; all three are compared.", rich_help_panel=_WALK
+        ),
+    ] = "separate"
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Each tensor's extremes, distribution and moments; small ones whole.",
+            rich_help_panel=_WALK,
+        ),
+    ] = False
+    cell: Annotated[
+        str | None, typer.Option(metavar="HEAD,QUERY,KEY", help="Follow one number all the way.", rich_help_panel=_WALK)
+    ] = None
+    sequence: Annotated[
+        int,
+        typer.Option(
+            parser=whole("sequence", 0, 10**9), metavar="N", help="The sequence of the cell.", rich_help_panel=_WALK
+        ),
+    ] = 0
+    step: Annotated[
+        bool, typer.Option("--step", help="Stop at each site until a key is pressed; q ends.", rich_help_panel=_WALK)
+    ] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel="Output")
+    ] = False
+
+
+@command
+def trace(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    walking: WalkOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time."""
+    cell = _cell(walking.cell)
+    if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
+        raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
+    request = make_request(source, text, layer, device, save)
+    with life("loading torch"):
+        from mhacli.studies import inspect as study
+        from mhacli.studies import walk
+    with life("computing"):
+        record = walk.walk(
+            request.encoded,
+            request.config,
+            route=walking.route,
+            values=walking.values,
+            place=None if cell is None else walk.Place(walking.sequence, *cell),
+            source=request.source,
+            options=study.Options(
+                request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()
+            ),
+        )
+        save_files(record, request, save)
+    if walking.json:
+        from mhacli.render import json
+
+        write_pieces(json.pieces(record))
+    else:
+        _walk_through(record, colour, step=walking.step)
+    require_self_check(record)
+
+
+def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
+    from mhacli.render.walk import closing, step_blocks
+
+    on = screen(colour.color)
+    for number, block in enumerate(step_blocks(record, on)):
+        draw(block, on)
+        if step and number and read_key() in ("q", "Q", "\x1b"):
+            break
+    draw(closing(record, on), on)
+
+
+def _cell(word: str | None) -> tuple[int, int, int] | None:
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"cell must be HEAD,QUERY,KEY such as 0,5,1, got {word[:80]!r}")
+    return int(match[1]), int(match[2]), int(match[3])

@@ -1,0 +1,89 @@
+"""`mha vocab`: the vocabulary of a text of any size, streamed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from mhacli.commands.sources import make_decoding, source_paths
+from mhacli.config import Config
+from mhacli.errors import MhaError, UsageError
+from mhacli.files import check_target, write_whole
+from mhacli.options import ColourOptions, SourceOptions, command, whole
+from mhacli.streams import draw, life, screen, write_pieces
+from mhacli.text import vocabulary as vocabularies
+from mhacli.text.read import Decoding, argument_text, stream_text
+from mhacli.text.tokenizers import make_tokenizer
+
+DEFAULT_MAX_BYTES = 256 << 20
+_OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """What to print and save of the vocabulary."""
+
+    top: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole("top", 1, 10**9),
+            metavar="K",
+            help="Only the K most frequent, most frequent first.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+    all: Annotated[bool, typer.Option("--all", help="Hide nothing: every row.", rich_help_panel=_OUTPUT)] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the vocabulary as JSON.", rich_help_panel=_OUTPUT)] = False
+    save: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Save the whole vocabulary as JSON, for --vocab.", rich_help_panel=_OUTPUT),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.", rich_help_panel=_OUTPUT)] = (
+        False
+    )
+
+
+@command
+def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOptions) -> None:
+    """Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text."""
+    if source.lines:
+        raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")
+    choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
+    config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
+    if wanted.save is not None:
+        check_target(wanted.save, force=wanted.force)
+    paths = source_paths(source)
+    tokenizer = make_tokenizer(config, source.max_token_len)
+    with life("counting"):
+        counts: Counter[str] = Counter()
+        for pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
+            counts.update(tokenizer.count(pieces))
+    if not counts:
+        raise MhaError("the text must have at least one token, got none", code="no-tokens")
+    rows = vocabularies.entries(counts, tokenizer.vocabulary)
+    if wanted.save is not None:
+        write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
+    if wanted.top is not None:
+        rows = sorted(rows, key=lambda row: (-row.count, row.id))[: wanted.top]
+    if wanted.json:
+        write_pieces([vocabularies.to_json(rows, config.tokenizer)])
+        return
+    from mhacli.render.vocabulary import vocabulary_table
+
+    on = screen(colour.color)
+    draw(
+        vocabulary_table(rows, len(counts), counts.total(), everything=wanted.all or wanted.top is not None, on=on), on
+    )
+
+
+def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[Iterable[str]]:
+    """Every text, each in pieces."""
+    for word in source.text or ():
+        if word != "-":
+            yield [argument_text(word, decoding)]
+    for path in paths:
+        yield stream_text(path, decoding)

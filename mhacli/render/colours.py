@@ -1,0 +1,63 @@
+"""Colour scales, and their stand-ins where there is no colour.
+
+The ramp runs dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
+Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.color import Color
+from rich.style import Style
+
+RAMP = (
+    (68, 1, 84),
+    (70, 50, 127),
+    (54, 92, 141),
+    (39, 127, 142),
+    (31, 161, 135),
+    (74, 194, 109),
+    (159, 218, 58),
+    (253, 231, 37),
+)
+GLYPHS = "·░▒▓█"
+"""Small to large, for screens without colour; a forbidden cell is a space."""
+
+
+@lru_cache(maxsize=1024)
+def shade(level: int) -> Style:
+    """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
+    red, green, blue = ramp_colour(level)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return Style(color="black" if luminance > 110 else "white", bgcolor=Color.from_rgb(red, green, blue))
+
+
+@lru_cache(maxsize=65536)
+def half_block(upper: int | None, lower: int | None) -> tuple[str, Style]:
+    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself."""
+    if upper is None and lower is None:
+        return " ", Style.null()
+    if upper is None or lower is None:
+        level = lower if upper is None else upper
+        return "▄" if upper is None else "▀", Style(color=Color.from_rgb(*ramp_colour(level or 0)))
+    return "▀", Style(color=Color.from_rgb(*ramp_colour(upper)), bgcolor=Color.from_rgb(*ramp_colour(lower)))
+
+
+def level_of(share: float, largest: float) -> int:
+    """Where a share lies on the linear scale from 0 to `largest`, as 0 … 255."""
+    return 0 if largest <= 0 else min(255, max(0, round(255 * share / largest)))
+
+
+def glyph(level: int) -> str:
+    """The character that stands for a level where there is no colour."""
+    return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
+
+
+@lru_cache(maxsize=256)
+def ramp_colour(level: int) -> tuple[int, int, int]:
+    """Red, green and blue at `level` of 0 … 255, straight between the points of the ramp."""
+    place = level / 255 * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
+    return red, green, blue

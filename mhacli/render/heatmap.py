@@ -1,0 +1,124 @@
+"""One head's pattern as a picture: half-block cells where there is colour, a ramp of characters where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.cells import cell_len
+from rich.text import Text
+
+from mhacli.record import Array
+from mhacli.render.colours import GLYPHS, glyph, half_block, level_of, shade
+from mhacli.render.matrix import Head
+from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.words import fitted, share_text
+
+MAX_LINES = 40
+SMALL = 24
+"""Up to so many tokens on both axes every cell gets a line of its own, with its token's name."""
+_LABEL_WIDTH = 12
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Levels of 0 … 255 for blocks of `block` × `block` cells, −1 where every cell of a block is forbidden."""
+
+    levels: Array
+    block: int
+
+
+def heatmap(head: Head, largest: float, options: ViewOptions, screen: Screen) -> Text:
+    """The picture, with tokens or positions on its axes; long patterns show the largest share of each block."""
+    n_queries, n_keys = head.shares.shape
+    if max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width:
+        return _named_cells(head, largest, screen)
+    lines = n_queries if options.everything else MAX_LINES
+    room = screen.width - _LABEL_WIDTH - 1
+    grid = pooled(head, largest, max(1, room), max(1, 2 * lines if screen.colour else lines))
+    picture = _half_blocks(head, grid) if screen.colour else _characters(head, grid)
+    return Text("\n").join([_key_axis(head, grid), *picture])
+
+
+def scale_caption(largest: float, screen: Screen, precision: int) -> Text:
+    """The scale in use: its range and kind, what the signs mean, and that all heads share it."""
+    caption = Text(f"scale linear, 0 … {share_text(largest, precision)}, the same for all heads: ")
+    if screen.colour:
+        for level in range(0, 256, 17):
+            caption.append(" ", style=shade(level))
+        return caption.append("  (not allowed: left blank)")
+    return caption.append(f"{GLYPHS} from small to large, a blank is not allowed")
+
+
+def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
+    """The levels of blocks that fit: each block shows its largest share, so that a single strong cell stays visible."""
+    n_queries, n_keys = head.shares.shape
+    block = max(1, -(-n_keys // max_columns), -(-n_queries // max_rows))
+    shares = np.where(head.allowed, head.shares, -1.0)
+    padded = np.pad(shares, [(0, -n_queries % block), (0, -n_keys % block)], constant_values=-1.0)
+    tiles = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block).max(axis=(1, 3))
+    return Grid(
+        np.where(tiles < 0, -1, np.clip(np.rint(255 * np.nan_to_num(tiles) / largest), 0, 255)).astype(int), block
+    )
+
+
+def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
+    n_queries, n_keys = head.shares.shape
+    label = min(_LABEL_WIDTH, max(cell_len(head.query_name(i)) for i in range(n_queries)))
+    width = max(3, min(8, (screen.width - label - 1) // n_keys))
+    picture = Text(" " * (label + 1))
+    for key in range(n_keys):
+        name = fitted(head.key_name(key), width - 1)
+        picture.append(name + " " * (width - cell_len(name)), style="dim")
+    for query in range(n_queries):
+        name = fitted(head.query_name(query), label)
+        picture.append("\n" + name + " " * (label - cell_len(name) + 1), style="bold")
+        for key in range(n_keys):
+            level = level_of(float(np.nan_to_num(head.shares[query, key])), largest)
+            if not head.allowed[query, key]:
+                picture.append(" " * width)
+            elif screen.colour:
+                picture.append(" " * width, style=shade(level))
+            else:
+                picture.append(glyph(level) * (width - 1) + " ")
+    return picture
+
+
+def _key_axis(head: Head, grid: Grid) -> Text:
+    """Key positions along the top, every tenth column, and what a cell stands for."""
+    columns = grid.levels.shape[1]
+    axis = [" "] * columns
+    for column in range(0, columns, 10):
+        number = str(column * grid.block)
+        if column + len(number) <= columns:
+            axis[column : column + len(number)] = number
+    cells = "one cell" if grid.block == 1 else f"the largest of {grid.block} × {grid.block} cells"
+    note = f"{'':{_LABEL_WIDTH}} keys from left to right, queries downward, each mark {cells}\n"
+    return Text(note + " " * (_LABEL_WIDTH + 1) + "".join(axis), style="dim")
+
+
+def _line_label(head: Head, query: int) -> Text:
+    number = str(query)
+    name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
+    return Text(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
+
+
+def _half_blocks(head: Head, grid: Grid) -> list[Text]:
+    lines = []
+    for row in range(0, len(grid.levels), 2):
+        line = _line_label(head, row * grid.block)
+        upper = grid.levels[row]
+        lower = grid.levels[row + 1] if row + 1 < len(grid.levels) else np.full_like(upper, -1)
+        for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
+            line.append(*half_block(top if top >= 0 else None, bottom if bottom >= 0 else None))
+        lines.append(line)
+    return lines
+
+
+def _characters(head: Head, grid: Grid) -> list[Text]:
+    lines = []
+    for row, levels in enumerate(grid.levels.tolist()):
+        line = _line_label(head, row * grid.block)
+        line.append("".join(" " if level < 0 else glyph(level) for level in levels))
+        lines.append(line)
+    return lines

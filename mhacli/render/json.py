@@ -1,0 +1,69 @@
+"""A record as one JSON document, schema `mha.record/1`, in pieces, so that a large one is never held twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from mhacli.record import Array, Record
+
+_FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
+_STATED = ("qk", "scores", "pattern", "z", "out")
+_MASKED = ("qk", "scores")
+_INNER = ("allowed",)
+
+
+def pieces(record: Record) -> Iterator[str]:
+    """The document, top-level fields one per line. ASCII only; not-allowed and non-finite numbers are null.
+
+    Numbers are the shortest that read back as the same number of their dtype. `nonfinite` counts the NaN and Inf per
+    array, cells that are not allowed aside. Arrays that were not kept are null.
+    """
+    document = record.document()
+    yield "{" + ",\n".join(_field(name, document.pop(name)) for name in _FIRST)
+    nonfinite: dict[str, int] = {}
+    for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
+        if name not in record.arrays:
+            yield ",\n" + _field(name, None)
+            continue
+        values, meant = _values(record, name)
+        bad = int((~np.isfinite(values) & meant).sum())
+        nonfinite |= {name: bad} if bad else {}
+        yield f',\n"{name}":'
+        yield from _nested(values, meant)
+    document["nonfinite"] = nonfinite
+    for name, value in document.items():
+        yield ",\n" + _field(name, value)
+    yield "}\n"
+
+
+def _field(name: str, value: object) -> str:
+    return f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+
+
+def _values(record: Record, name: str) -> tuple[Array, Array]:
+    """An array, and which of its cells mean anything: scores mean nothing where a query may not attend."""
+    array = record.arrays[name]
+    everywhere = np.broadcast_to(np.True_, array.shape)
+    return array, np.broadcast_to(record.arrays["allowed"], array.shape) if name in _MASKED else everywhere
+
+
+def _nested(values: Array, meant: Array) -> Iterator[str]:
+    """Nested lists, innermost axis row by row."""
+    if values.ndim == 1:
+        yield "[" + ",".join(_numbers(values, meant)) + "]"
+        return
+    yield "["
+    for i in range(len(values)):
+        yield "," if i else ""
+        yield from _nested(values[i], meant[i])
+    yield "]"
+
+
+def _numbers(values: Array, meant: Array) -> list[str]:
+    if values.dtype.kind != "f":
+        return [json.dumps(value) for value in values.tolist()]
+    words: list[str] = np.where(np.isfinite(values) & meant, values.astype("U32"), "null").tolist()
+    return words

@@ -1,0 +1,72 @@
+"""What of a record to draw, and on what kind of screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mhacli.errors import UsageError
+
+View = Literal["matrix", "heatmap", "top", "none"]
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole."""
+
+    view: View = "matrix"
+    heads: tuple[int, ...] | None = None
+    sequences: tuple[int, ...] | None = None
+    top: int = 3
+    precision: int = 2
+    everything: bool = False
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Columns to fill, and whether colour can be used."""
+
+    width: int
+    colour: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Indices to draw, in order, and how many are left out between `before` and the rest."""
+
+    shown: tuple[int, ...]
+    hidden: int
+
+    @property
+    def before(self) -> int:
+        """How many of the shown ones come before the gap."""
+        return (len(self.shown) + 1) // 2 if self.hidden else len(self.shown)
+
+
+def balanced(count: int, room: int) -> Selection:
+    """All of `count` indices, or the first and last ones where only `room` fit.
+
+    >>> balanced(9, 4)
+    Selection(shown=(0, 1, 7, 8), hidden=5)
+    """
+    if count <= room:
+        return Selection(tuple(range(count)), 0)
+    head, tail = (room + 1) // 2, room // 2
+    return Selection((*range(head), *range(count - tail, count)), count - room)
+
+
+def chosen(asked: Sequence[int] | None, count: int, room: int, everything: bool, name: str) -> Selection:
+    """The indices asked for, or all, or a balanced few. Raises `UsageError` for one that does not exist."""
+    for index in asked or ():
+        if not 0 <= index < count:
+            raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
+    if asked is not None:
+        return Selection(tuple(dict.fromkeys(asked)), 0)
+    return balanced(count, count if everything else room)
+
+
+def require_choices(record_heads: int, n_sequences: int, options: ViewOptions) -> None:
+    """Raises `UsageError` for a head or sequence that does not exist, before anything is computed."""
+    chosen(options.heads, record_heads, 1, False, "head")
+    chosen(options.sequences, n_sequences, 1, False, "sequence")

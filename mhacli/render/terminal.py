@@ -1,0 +1,253 @@
+"""The terminal view of a run: configuration, tokens, shapes, every head, timings, and the self-check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.record import Record, SelfCheck
+from mhacli.render.heatmap import heatmap, scale_caption
+from mhacli.render.matrix import Head, largest_share, matrix
+from mhacli.render.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.words import (
+    PADDING,
+    configuration,
+    count_of,
+    fitted,
+    number_text,
+    seconds_text,
+    share_text,
+    token_text,
+)
+from mhacli.text.escape import visible
+
+MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES = 16, 8, 4
+_FORMULA_ROOM = 24
+
+
+def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+    """Everything that `mha run` and `mha show` print. Raises `UsageError` for a head or sequence that does not exist."""
+    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
+    sections = [
+        configuration(record, screen.width),
+        *_token_tables(record, sequences, options, screen),
+        shape_trace(record, screen),
+    ]
+    sections += _heads(record, sequences, heads, options, screen)
+    sections += [head_table(record, heads), timing_table(record), self_check_line(record.self_check)]
+    return Group(*_spaced(sections))
+
+
+def self_check_line(check: SelfCheck) -> Text:
+    """One line: whether the output follows from the pattern that is shown."""
+    verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
+    return verdict.append(
+        f": the output recomputed from the pattern differs by at most {number_text(check.max_abs_error)}"
+        f" (tolerance {number_text(check.tolerance)})",
+        style="not bold default",
+    )
+
+
+def _spaced(sections: list[RenderableType]) -> Iterator[RenderableType]:
+    for place, section in enumerate(sections):
+        if place:
+            yield Text("")
+        yield section
+
+
+# ------------------------------------------------------------------------------------------------------------ tokens
+
+
+def _token_tables(
+    record: Record, sequences: Selection, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    for place, index in enumerate(sequences.shown):
+        if sequences.hidden and place == sequences.before:
+            yield _hidden(sequences.hidden, "sequence", "--all or --sequence")
+        yield token_table(record, index, options, screen)
+        if record.context is not None:
+            yield token_table(record, index, options, screen, of_context=True)
+
+
+def token_table(
+    record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool = False
+) -> RenderableType:
+    """The tokens of a sequence with index, id and the characters they come from; padding shown as padding."""
+    family = record.keys if of_context else record.sequences
+    sequence, longest = family[index], max(len(other.tokens) for other in family)
+    n_padding = longest - len(sequence.tokens)
+    padding = f" + {n_padding} padding" if n_padding else ""
+    name = "context" if of_context else "sequence"
+    title = Text(f"{name} {index}: {count_of(len(sequence.tokens), 'token')}{padding}, ", style="bold")
+    title.append(f"vocabulary of {len(record.vocabulary)}", style="not bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("index", justify="right")
+    table.add_column("token", no_wrap=True)
+    table.add_column("id", justify="right")
+    table.add_column("offsets", no_wrap=True)
+    rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
+    for place, row in enumerate(rows.shown):
+        if rows.hidden and place == rows.before:
+            table.add_row("⋮", Text(f"{rows.hidden} more (--all)", style="dim"))
+        if row >= len(sequence.tokens):
+            table.add_row(str(row), Text(PADDING, style="dim"), Text("–", style="dim"), Text("–", style="dim"))
+            continue
+        start, end = sequence.offsets[row]
+        name = fitted(token_text(sequence, row), max(12, screen.width - 40))
+        table.add_row(str(row), Text(name, style="bold"), str(sequence.ids[row]), f"{start}–{end}")
+    return Group(title, table)
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+
+
+def shape_trace(record: Record, screen: Screen) -> Text:
+    """One line for each site that was passed: its axes by name and size, and its formula where there is room."""
+    rows = [(visible(step.site), axes_text(step.axes, step.shape), visible(step.formula)) for step in record.trace]
+    name_width = max((cell_len(name) for name, _, _ in rows), default=0)
+    axes_width = max((cell_len(axes) for _, axes, _ in rows), default=0)
+    room = screen.width - name_width - axes_width - 4
+    trace = Text()
+    for number, (name, axes, formula) in enumerate(rows):
+        trace.append("\n" if number else "").append(f"{name:<{name_width}}  ", style="bold").append(axes)
+        if room >= _FORMULA_ROOM:
+            trace.append(" " * (axes_width - cell_len(axes) + 2) + fitted(formula, room), style="dim")
+    return trace
+
+
+def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
+    """`batch 1 · head 4 · query 6 · d_head 16`."""
+    return visible(" · ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
+
+
+# ------------------------------------------------------------------------------------------------------------- heads
+
+
+def _heads(
+    record: Record, sequences: Selection, heads: Selection, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    """Every chosen head of every chosen sequence in the chosen view; in training before and after dropout."""
+    if options.view == "none":
+        return
+    if "pattern" not in record.arrays:
+        yield Text(
+            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room",
+            style="yellow",
+        )
+        return
+    largest = largest_share(record, "pattern")
+    for index in sequences.shown:
+        for place, head in enumerate(heads.shown):
+            if heads.hidden and place == heads.before:
+                yield _hidden(heads.hidden, "head", "--all or --head")
+            yield from _one_head(record, index, head, largest, options, screen)
+    if options.view == "matrix":
+        yield _matrix_caption(record, largest, options)
+    if options.view == "heatmap":
+        yield scale_caption(largest, screen, options.precision)
+
+
+def _one_head(
+    record: Record, index: int, head: int, largest: float, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    sites = {"pattern": ""}
+    if "dropped" in record.arrays:
+        sites = {
+            "pattern": ", before dropout",
+            "dropped": ", after dropout: what is left grew, rows no longer sum to 1",
+        }
+    for site, note in sites.items():
+        drawn = Head(record, index, head, site)
+        title = Rule(Text(f"sequence {index} · head {head}{note}", style="bold"), align="left", style="dim")
+        yield Group(title, _drawing(drawn, largest, options, screen))
+
+
+def _drawing(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
+    if options.view == "heatmap":
+        return heatmap(head, largest, options, screen)
+    if options.view == "top":
+        return _top_keys(head, options)
+    return matrix(head, largest, options, screen)
+
+
+def _top_keys(head: Head, options: ViewOptions) -> RenderableType:
+    """For each query its strongest keys with their shares, the strongest first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    rows = balanced(len(head.shares), len(head.shares) if options.everything else MAX_TOKEN_ROWS)
+    for place, query in enumerate(rows.shown):
+        if rows.hidden and place == rows.before:
+            table.add_row("", Text(f"⋮ {rows.hidden} rows (--all)", style="dim"))
+        order = sorted(range(head.shares.shape[1]), key=lambda key: (-float(head.shares[query, key]), key))
+        keys = [key for key in order if head.allowed[query, key]][: options.top]
+        said = ", ".join(
+            f"{head.key_name(k)} {k} {share_text(float(head.shares[query, k]), options.precision)}" for k in keys
+        )
+        table.add_row(f"{fitted(head.query_name(query), 16)} {query} →", Text(said or "no key allowed"))
+    return table
+
+
+def _matrix_caption(record: Record, largest: float, options: ViewOptions) -> Text:
+    small = share_text(0.0, options.precision)
+    return Text(
+        f"shade linear, 0 … {share_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
+        f"0 not allowed, {small} small · Σ sum of the row · H its entropy in nats"
+        + (f" · {PADDING} padding, masked" if len({len(s.tokens) for s in record.keys}) > 1 else ""),
+        style="dim",
+    )
+
+
+def head_table(record: Record, heads: Selection) -> Table:
+    """Each head in one row: its mean entropy, as a number and relative to uniform attention."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("head", justify="right")
+    table.add_column("entropy (nats)", justify="right")
+    table.add_column("of uniform", justify="right")
+    table.add_column("")
+    for place, head in enumerate(heads.shown):
+        if heads.hidden and place == heads.before:
+            table.add_row("⋮", Text(f"{heads.hidden} more (--all)", style="dim"))
+        row = record.heads[head] if head < len(record.heads) else None
+        share = None if row is None else row.entropy_share
+        bar = "" if share is None else "█" * round(20 * min(1.0, max(0.0, share)))
+        table.add_row(
+            str(head),
+            "–" if row is None or row.entropy is None else f"{row.entropy:.3f}",
+            "–" if share is None else f"{100 * share:.0f} %",
+            Text(bar, style="blue"),
+        )
+    return table
+
+
+def _hidden(count: int, noun: str, option: str) -> Text:
+    return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
+
+
+# ------------------------------------------------------------------------------------------------------------ timing
+
+
+def timing_table(record: Record) -> Table:
+    """Median, spread and share of every stage; the first run apart; tokens per second in total."""
+    total = record.timings.get("total")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("stage", "first run", "median", "IQR", "share"):
+        table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
+    if total is None:
+        return table
+    for site, timing in record.timings.items():
+        share = "" if site == "total" else f"{100 * timing.median_s / total.median_s:.0f} %" if total.median_s else "–"
+        style = "bold" if site == "total" else ""
+        times = [seconds_text(s) for s in (timing.first_s, timing.median_s, timing.iqr_s)]
+        table.add_row(visible(site), *times, share, style=style)
+    n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
+    rate = f"{n_tokens / total.median_s:,.0f} tokens/s" if total.median_s else ""
+    table.caption = Text(f"{rate} over {count_of(len(total.samples_s), 'run')} after the first", style="dim")
+    table.caption_justify = "left"
+    return table

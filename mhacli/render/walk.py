@@ -1,0 +1,224 @@
+"""The shape walkthrough: one block per site, the story of a cell, and whether the three routes agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import exp, prod
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.record import Cell, Record, RouteCheck, Step, TokenSequence, Values
+from mhacli.render.options import Screen
+from mhacli.render.terminal import axes_text, self_check_line
+from mhacli.render.words import bytes_text, configuration, count_text, number_text, seconds_text, sparkline, token_text
+from mhacli.text.escape import visible
+
+_INDENT = "   "
+
+
+def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
+    """The configuration, then one block for each site in the order of execution."""
+    yield configuration(record, screen.width)
+    for number, step in enumerate(record.trace, 1):
+        yield _block(number, step, screen)
+
+
+def closing(record: Record, screen: Screen) -> RenderableType:
+    """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
+    sections: list[RenderableType] = [_totals(record)]
+    if record.cell is not None:
+        sections += [Text(""), *_cell_story(record, record.cell, screen)]
+    if record.routes:
+        sections += [Text(""), _routes(record.routes, screen)]
+    return Group(*sections, Text(""), self_check_line(record.self_check))
+
+
+def _block(number: int, step: Step, screen: Screen) -> Group:
+    title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
+    title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
+    lines = [
+        title,
+        Text(f"{_INDENT}{visible(step.formula)}"),
+        Text(f"{_INDENT}{visible(step.meaning)}", style="italic"),
+    ]
+    lines.append(Text(_INDENT + " · ".join(_measured(step)), style="dim"))
+    if step.parameters:
+        weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in step.parameters)
+        total = sum(prod(p.shape) for p in step.parameters)
+        lines.append(Text(f"{_INDENT}parameters: {weights} = {total:,} numbers", style="dim"))
+    if step.values is not None:
+        lines.append(_values_line(step.values, screen))
+        if step.values.numbers is not None:
+            lines.append(_small_tensor(step, step.values, screen))
+    return Group(Text(""), *lines)
+
+
+def _measured(step: Step) -> list[str]:
+    strides = f"strides ({', '.join(map(str, step.strides))})"
+    layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else "a new tensor"
+    return [
+        layout,
+        strides,
+        f"{count_text(step.flops)} FLOPs",
+        bytes_text(step.bytes) + f" {visible(step.dtype)}",
+        seconds_text(step.time_s),
+    ]
+
+
+def _values_line(values: Values, screen: Screen) -> Text:
+    flags = [f"{values.n_nan} NaN"] if values.n_nan else []
+    flags += [f"{values.n_inf} Inf"] if values.n_inf else []
+    line = Text(f"{_INDENT}{number_text(values.min)} ")
+    line.append(sparkline(values.histogram), style="cyan")
+    line.append(f" {number_text(values.max)}   mean {number_text(values.mean)}   std {number_text(values.std)}")
+    return line.append("   " + ", ".join(flags), style="bold yellow") if flags else line
+
+
+def _small_tensor(step: Step, values: Values, screen: Screen) -> Text:
+    """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
+    width = step.shape[-1] if step.shape else 1
+    fit = max(1, (screen.width - len(_INDENT)) // 9)
+    numbers = values.numbers or ()
+    lines = []
+    for start in range(0, len(numbers), max(1, width)):
+        row = numbers[start : start + width]
+        more = f" … {len(row) - fit} more" if len(row) > fit else ""
+        shown = row[: fit - 2] if more else row
+        lines.append(_INDENT + "".join(f"{_short(x):>9}" for x in shown) + more)
+    return Text("\n".join(lines), style="dim")
+
+
+def _short(number: float | None) -> str:
+    if number is None:
+        return "not fin."
+    return (
+        f"{int(number)}"
+        if number == int(number) and abs(number) < 1e6
+        else f"{number:.4f}"
+        if abs(number) < 1000
+        else f"{number:.2e}"
+    )
+
+
+def _totals(record: Record) -> Text:
+    total = record.timings.get("total")
+    flops, n_bytes = sum(s.flops for s in record.trace), sum(s.bytes for s in record.trace if s.layout == "copy")
+    n_parameters = sum(prod(shape) for shape in {p.name: p.shape for s in record.trace for p in s.parameters}.values())
+    line = Text(
+        f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters",
+        style="bold",
+    )
+    return (
+        line if total is None else line.append(f" · {seconds_text(total.median_s)} (median of {len(total.samples_s)})")
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- cell
+
+
+def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
+    """How one query of one head came to give one key its share, number by number."""
+    query = _named(record.sequences[cell.sequence], cell.query)
+    key = _named(record.keys[cell.sequence], cell.key)
+    yield Rule(Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold"), align="left", style="dim")
+    yield _vector(f"q[{cell.query}]", cell.q, screen)
+    yield _vector(f"k[{cell.key}]", cell.k, screen)
+    products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
+    shown = " + ".join(f"({number_text(x)})" if x < 0 else number_text(x) for x in products[:4])
+    more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
+    yield Text(f"q · k = {shown}{more} = {number_text(cell.qk)}")
+    yield Text(_score_line(cell))
+    yield _row_table(record, cell)
+    yield _vector(f"v[{cell.key}]", cell.v, screen)
+    yield from _share_of_z(cell, key, screen)
+
+
+def _score_line(cell: Cell) -> str:
+    if not cell.allowed:
+        return "the mask forbids this cell: its score is −∞, its share exactly 0"
+    scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
+    capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
+    return f"{scaled}{capped} = {number_text(cell.score)}, and the mask allows it"
+
+
+def _row_table(record: Record, cell: Cell) -> RenderableType:
+    """The softmax over the query's row: exp of each score less the largest, over their sum. The cell's own is marked."""
+    largest = max((score for score in cell.scores_row if score is not None), default=0.0)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("", "key", "score", "exp(score − max)", "pattern"):
+        table.add_column(name, justify="left" if name in ("", "key") else "right", no_wrap=True)
+    for j in _nearby(cell):
+        score, share = cell.scores_row[j], cell.pattern_row[j]
+        style = "bold" if j == cell.key else ""
+        exponential = "0" if score is None else number_text(exp(score - largest))
+        table.add_row(
+            "→" if j == cell.key else "",
+            Text(_named(record.keys[cell.sequence], j)),
+            "−∞" if score is None else number_text(score),
+            exponential,
+            number_text(share),
+            style=style,
+        )
+    hidden = len(cell.scores_row) - len(_nearby(cell))
+    total = sum(exp(score - largest) for score in cell.scores_row if score is not None)
+    table.add_row(
+        "",
+        Text(f"⋮ {hidden} other keys", style="dim") if hidden else "sum",
+        "",
+        number_text(total),
+        number_text(sum(x or 0.0 for x in cell.pattern_row)),
+        style="dim",
+    )
+    return table
+
+
+def _nearby(cell: Cell) -> list[int]:
+    """The keys to list: all of a short row; of a long one the cell itself and the strongest."""
+    order = sorted(range(len(cell.pattern_row)), key=lambda j: (-(cell.pattern_row[j] or 0.0), j))
+    return list(range(len(order))) if len(order) <= 16 else sorted({cell.key, *order[:11]})
+
+
+def _share_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]:
+    share = cell.share or 0.0
+    dropped = (
+        ""
+        if cell.share == cell.pattern_row[cell.key]
+        else f" (after dropout; before it {number_text(cell.pattern_row[cell.key])})"
+    )
+    yield Text(f"share × v, with share {number_text(cell.share)}{dropped}, is what {key} adds to z:")
+    yield _vector("share·v", tuple(None if x is None else share * x for x in cell.v), screen)
+    yield _vector(f"z[{cell.query}]", cell.z, screen)
+
+
+def _named(sequence: TokenSequence, index: int) -> str:
+    return f"{token_text(sequence, index)} {index}"
+
+
+def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Text:
+    fit = max(2, (screen.width - 24) // 9)
+    shown = "".join(f"{_short(x):>9}" for x in numbers[:fit])
+    more = f"  … {len(numbers) - fit} more" if len(numbers) > fit else ""
+    return Text(f"{name:<8}{shown}{more}")
+
+
+# ------------------------------------------------------------------------------------------------------------ routes
+
+
+def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
+    """The three ways to write it, the sites each passes that another does not, and how far apart their outputs are."""
+    shared = set.intersection(*(set(route.sites) for route in routes))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("route", "its own steps", "largest difference"):
+        table.add_column(name, no_wrap=name != "its own steps")
+    for route in routes:
+        own = " ".join(site for site in route.sites if site not in shared)
+        table.add_row(visible(route.route), Text(visible(own)), number_text(route.max_abs_difference))
+    agree = all(route.ok for route in routes)
+    verdict = Text(
+        "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"
+    )
+    verdict.append(f" (tolerance {number_text(routes[0].tolerance)})", style="not bold default")
+    return Group(table, verdict)

@@ -1,0 +1,111 @@
+"""Small things to read: numbers, times, tokens, the line of configuration."""
+
+from __future__ import annotations
+
+import math
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from mhacli.files import format_size
+from mhacli.record import Record, TokenSequence
+from mhacli.text.escape import token_label, visible
+
+PADDING = "‹pad›"
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def share_text(share: float, precision: int) -> str:
+    """A share of attention without its leading zero: `.17`, `1.00`, `nan`.
+
+    >>> share_text(0.171, 2)
+    '.17'
+    """
+    return "nan" if math.isnan(share) else f"{share:.{precision}f}".removeprefix("0") or "0"
+
+
+def number_text(number: float | None) -> str:
+    """A number in about seven columns, `nan` for one that is not finite."""
+    if number is None or math.isnan(number):
+        return "nan"
+    return f"{number:.4g}" if number == 0 or 1e-4 <= abs(number) < 1e5 else f"{number:.2e}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration to read: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
+    if seconds is None:
+        return "–"
+    for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
+        if seconds * factor < 999.5:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def count_text(count: int) -> str:
+    """A count of operations: `0`, `4608`, `49.5 k`, `2.1 G`."""
+    for factor, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if count >= factor:
+            return f"{count / (factor if unit != 'k' else 1000):.3g} {unit}"
+    return str(count)
+
+
+def bytes_text(n_bytes: int) -> str:
+    """A size: `1.5 KiB`."""
+    return format_size(n_bytes)
+
+
+def sparkline(counts: tuple[int, ...]) -> str:
+    """One character per count, its height the count relative to the largest; a space for none.
+
+    >>> sparkline((0, 1, 8))
+    ' ▁█'
+    """
+    largest = max(counts, default=0)
+    return "".join(" " if not n else _SPARKS[max(0, math.ceil(8 * n / largest) - 1)] for n in counts)
+
+
+def fitted(text: str, width: int) -> str:
+    """`text` cut to `width` cells with an ellipsis where it is longer; never padded."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+
+def token_text(sequence: TokenSequence, index: int) -> str:
+    """The token at a position as tables show it, or the sign for padding."""
+    return token_label(sequence.tokens[index]) if index < len(sequence.tokens) else PADDING
+
+
+def count_of(n: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def configuration(record: Record, width: int) -> Text:
+    """What was computed, and where: one line, or broken between its parts where `width` is too small."""
+    c, e = record.config, record.environment
+    parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
+    parts += [f"{c.n_kv_heads} kv heads"] if c.n_kv_heads != c.n_heads else []
+    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
+    parts += [] if c.positions == "sinusoidal" else [f"positions {c.positions}"]
+    parts += ["causal"] if c.causal else []
+    parts += ["cross-attention"] if record.context is not None else []
+    parts += [] if c.bias else ["no bias"]
+    parts += [] if c.out_proj else ["no output projection"]
+    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
+    parts += (
+        [f"scale {c.scale:g}"] if c.scale is not None and c.d_head and abs(c.scale - c.d_head**-0.5) > 1e-12 else []
+    )
+    parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
+    parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
+    parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
+    parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
+    return Text("\n".join(_filled([visible(part) for part in parts], width)), style="bold")
+
+
+def _filled(parts: list[str], width: int) -> list[str]:
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if cell_len(lines[-1]) + 3 + cell_len(part) <= width:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines

@@ -1,0 +1,129 @@
+"""The walkthrough study: one layer observed site by site, by one of three routes, and a cell followed all the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.clock import time_stages
+from mhacli.attention.core import per_query_head
+from mhacli.attention.routes import ROUTES
+from mhacli.config import Config
+from mhacli.errors import UsageError
+from mhacli.layerfile import LayerFile
+from mhacli.plan import make_plan, require_room
+from mhacli.record import Cell, Record, RouteCheck
+from mhacli.studies.capture import require_finite
+from mhacli.studies.inspect import TOLERANCE, Observed, Options, make_record, observe
+from mhacli.studies.setup import Setup, facts_of, make_setup
+from mhacli.text.encode import Encoded
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell of the pattern: which sequence, head, query and key."""
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+
+
+def walk(
+    encoded: Encoded,
+    config: Config,
+    *,
+    route: str = "separate",
+    values: bool = False,
+    place: Place | None = None,
+    source: LayerFile | None = None,
+    options: Options = Options(),
+) -> Record:
+    """A record whose trace is that of `route`, checked against the other routes; with `values`, each tensor's numbers.
+
+    `place` adds the cell's whole story. Raises `MhaError` as `inspect` does, and `UsageError` for a place outside.
+    """
+    resolved = config.resolved() if source is None else source.config
+    facts = facts_of(encoded, resolved)
+    if place is not None:
+        _require_inside(place, encoded, resolved)
+    plan = make_plan(facts, options.keep, options.keep_limit)
+    if resolved.device in ("auto", "cpu"):
+        require_room(facts, plan)
+    setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
+    with torch.no_grad():
+        observed = observe(setup, (*plan.keep, "scores", "z"), route=route, values=values)
+        if not options.allow_nonfinite:
+            require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
+        timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
+        return replace(
+            make_record(setup, plan, observed, timings, options.command),
+            routes=compare_routes(setup),
+            cell=None if place is None else follow(setup, observed, place),
+        )
+
+
+def compare_routes(setup: Setup) -> tuple[RouteCheck, ...]:
+    """Every route's output against that of the separate projections, with the sites that it passes.
+
+    The tolerance is twice that of one output, since both may err, relative to the largest output or 1.
+    """
+    outs: dict[str, Tensor] = {}
+    sites: dict[str, list[str]] = {}
+    for name in ROUTES:
+        sites[name] = []
+        outs[name] = setup.run(lambda site, tensor, sites=sites[name], **_: sites.append(site), name)
+    reference = outs["separate"].double()
+    tolerance = 2 * TOLERANCE[setup.config.dtype] * max(1.0, reference.abs().max().item())
+    checks = []
+    for name, out in outs.items():
+        difference = (out.double() - reference).abs().max().item()
+        checks.append(RouteCheck(name, tuple(sites[name]), difference, tolerance, difference <= tolerance))
+    return tuple(checks)
+
+
+def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
+    """The numbers behind one cell, taken from the tensors of the observed run."""
+    b, h, i, j = place.sequence, place.head, place.query, place.key
+    n_heads = setup.config.n_heads
+    k, v = (per_query_head(observed.tensor(name), n_heads) for name in ("k", "v"))
+    n_keys = len((setup.encoded.context or setup.encoded.sequences)[b].tokens)
+    allowed = observed.visible[b, 0, i].tolist()
+    scores = observed.tensors["scores"][b, h, i].tolist()
+    return Cell(
+        sequence=b,
+        head=h,
+        query=i,
+        key=j,
+        q=_numbers(observed.tensor("q")[b, h, i]),
+        k=_numbers(k[b, h, j]),
+        v=_numbers(v[b, h, j]),
+        qk=observed.tensors["qk"][b, h, i, j].item(),
+        scale=setup.config.scale or 0.0,
+        softcap=setup.config.softcap,
+        allowed=allowed[j],
+        score=scores[j] if allowed[j] else None,
+        scores_row=tuple(score if ok else None for score, ok in zip(scores[:n_keys], allowed, strict=False)),
+        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, :n_keys]),
+        share=observed.tensor("shares")[b, h, i, j].item(),
+        z=_numbers(observed.tensors["z"][b, h, i]),
+    )
+
+
+def _numbers(tensor: Tensor) -> tuple[float, ...]:
+    return tuple(tensor.double().tolist())
+
+
+def _require_inside(place: Place, encoded: Encoded, config: Config) -> None:
+    if not 0 <= place.sequence < len(encoded.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {place.sequence}")
+    keys = encoded.context or encoded.sequences
+    for name, value, count in (
+        ("head", place.head, config.n_heads),
+        ("query", place.query, len(encoded.sequences[place.sequence].tokens)),
+        ("key", place.key, len(keys[place.sequence].tokens)),
+    ):
+        if not 0 <= value < count:
+            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
