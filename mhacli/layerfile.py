@@ -140,7 +140,8 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     rows = {name: file.tensors[f"{name}.weight"].shape[0] for name in ("q_proj", "k_proj", "v_proj")}
     if "n_heads" not in given:
         raise UsageError(
-            f"n_heads must be given for {file.path}: its header does not say how its {rows['q_proj']} query rows are cut into heads",
+            f"n_heads must be given for {file.path}, whose header does not say how its {rows['q_proj']} query rows "
+            "are cut into heads",
             hint="add --heads N",
         )
     n_heads = given["n_heads"]

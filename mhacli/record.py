@@ -97,7 +97,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """One head over all real queries; None where not finite. `entropy` is in nats, `entropy_share` divides by the log of the visible keys."""
+    """One head over all real queries; None where not finite.
+
+    `entropy` is in nats, `entropy_share` divides it by the log of the visible keys: 1 is uniform attention.
+    """
 
     head: int
     entropy: float | None
@@ -171,7 +174,8 @@ class Record:
 
     `arrays` is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy` (nats) and
     `strongest_key` `[batch, head, query]`. Padding stands at the end of an axis, beyond the sequence's own tokens.
-    `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the arrays that were left out to stay within the limit.
+    `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
+    arrays that were left out to stay within the limit.
     """
 
     command: tuple[str, ...]

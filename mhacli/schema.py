@@ -1,4 +1,7 @@
-"""Frozen dataclasses from untrusted JSON (fields marked `json: False` aside): every field checked against its annotation, every fault named by its place."""
+"""Frozen dataclasses from untrusted JSON: every field checked against its annotation, every fault named by its place.
+
+Fields marked `metadata={"json": False}` are left out.
+"""
 
 from __future__ import annotations
 

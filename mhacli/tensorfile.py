@@ -50,7 +50,10 @@ class TensorFile:
 
 
 def read_tensor_file(path: str, limit: int) -> TensorFile:
-    """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times. Raises `MhaError` naming the rule, and the tensor, that it breaks."""
+    """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times.
+
+    Raises `MhaError` naming the rule, and the tensor, that it breaks.
+    """
     if path.lower().endswith(_PICKLE_ENDINGS):
         raise _pickled(path, "its name says that it is a pickle")
     data = read_whole(path, int(min(limit, memory.SHARE_OF_AVAILABLE * memory.available_bytes() / 3)))
@@ -137,7 +140,7 @@ def _require_full_cover(path: str, tensors: Mapping[str, TensorInfo], body_len: 
 def _pickled(path: str, why: str) -> MhaError:
     return MhaError(
         f"{os.path.basename(path)} must be a safetensors file, and {why}: pickles can run code and are never opened",
-        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file(state_dict, 'w.safetensors')",
+        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file",
         code="bad-file",
         path=path,
     )

@@ -60,9 +60,9 @@ class Site:
     """One place of the computation.
 
     `axes` are words of the house; `formula` says how the tensor is made; `sources` are the sites that it may be a view
-    of, where no arithmetic lies between; `flops` counts the floating point operations of making it: a multiply-add of a matrix product counts 2, every
-    other operation on a number (add, multiply, exp, tanh, max, divide) 1, and a copy 0. `parameters` names the weights
-    that are used, without `.weight` and `.bias`.
+    of, where no arithmetic lies between; `flops` counts the floating point operations of making it: a multiply-add of a
+    matrix product counts 2, every other operation on a number (add, multiply, exp, tanh, max, divide) 1, and a copy 0.
+    `parameters` names the weights that are used, without `.weight` and `.bias`.
     """
 
     name: str

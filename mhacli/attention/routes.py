@@ -86,4 +86,7 @@ def _joined(rows: Rows, *projections: nn.Linear) -> Float[Tensor, "batch length 
 def _each_head(rows: Rows, projection: nn.Linear, n_heads: int) -> Float[Tensor, "batch head length d"]:
     w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_model, d]
     heads: Tensor = rows[:, None] @ w
-    return heads if projection.bias is None else heads + projection.bias.unflatten(0, (n_heads, 1, -1))
+    if projection.bias is None:
+        return heads
+    biased: Tensor = heads + projection.bias.unflatten(0, (n_heads, 1, -1))
+    return biased
