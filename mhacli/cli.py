@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 import mhacli
 from mhacli import interrupts
-from mhacli.commands.run import run
-from mhacli.commands.show import show
-from mhacli.commands.trace import trace
-from mhacli.commands.vocab import vocab
 from mhacli.errors import MhaError, UsageError
 from mhacli.streams import flush, forget_stdout, require_stdout
 from mhacli.text.escape import visible
 
+COMMANDS: Mapping[str, str] = {
+    "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
+    "trace": "Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time.",
+    "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
+    "show": "Draw a saved record, with every view of run. Does not need torch.",
+}
+"""The commands with their help. `mhacli.commands.NAME` holds each as a function of the same name."""
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group that imports the module of a command only when it is the one to run: a list needs names alone."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in our order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command where it was loaded, else its name and help."""
+        loaded = self.commands.get(cmd_name)
+        return loaded or (typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Loads the command that the arguments name."""
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = _load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    function = getattr(importlib.import_module(f"mhacli.commands.{name}"), name)
+    single.command(name, help=COMMANDS[name], context_settings=_SETTINGS)(function)
+    return typer.main.get_command(single)
+
+
 app = typer.Typer(
     name="mha",
-    help="The attention inspector for the terminal: every head, every shape, every number.",
+    cls=LazyGroup,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_SETTINGS,
 )
-for _command in (run, trace, vocab, show):
-    app.command()(_command)
 
 _CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

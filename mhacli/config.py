@@ -12,10 +12,19 @@ Positions = Literal["sinusoidal", "none"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Punctuation = Literal["drop", "keep"]
+OnBadBytes = Literal["strict", "replace", "escape"]
 
 MAX_HEADS = 1024
 MAX_WIDTH = 65_536
 MAX_SEED = 2**64 - 1
+DEFAULT_MAX_BYTES = 64 << 20
+"""Most bytes of text from one source."""
+DEFAULT_MAX_TOKENS = 32_768
+"""Most tokens in a sequence, where a run does not name its own number."""
+DEFAULT_MAX_TOKEN_LEN = 1000
+"""Most characters in a word."""
+DEFAULT_KEEP_LIMIT = 512 << 20
+"""Most bytes of arrays in a record."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 

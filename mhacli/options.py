@@ -15,14 +15,21 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from mhacli.config import Dtype, Init, Positions, Punctuation
+from mhacli.config import (
+    DEFAULT_KEEP_LIMIT,
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_TOKEN_LEN,
+    DEFAULT_MAX_TOKENS,
+    Dtype,
+    Init,
+    OnBadBytes,
+    Positions,
+    Punctuation,
+)
 from mhacli.errors import UsageError
 from mhacli.files import format_size, parse_size
-from mhacli.plan import DEFAULT_KEEP_LIMIT
 from mhacli.render.options import View
 from mhacli.streams import ColourChoice
-from mhacli.text.encode import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS
-from mhacli.text.read import DEFAULT_MAX_BYTES, OnBadBytes
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -54,21 +61,26 @@ def _parameters(group: Any) -> list[inspect.Parameter]:
 
 
 def whole(name: str, low: int, high: int) -> Callable[[object], int]:
-    """A parser of whole numbers, digits and a sign only. Raises `UsageError` with the range."""
+    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
 
     def number(word: object) -> int:
-        match = re.fullmatch(r"[+-]?[0-9]{1,30}", str(word))
-        value = int(str(word)) if match else None
-        if value is None or not low <= value <= high:
-            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {str(word)[:40]!r}")
+        value = integer(name)(word)
+        if not low <= value <= high:
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
         return value
 
     return number
 
 
 def integer(name: str) -> Callable[[object], int]:
-    """A parser of whole numbers whose range is a rule of the config. Raises `UsageError`."""
-    return whole(name, -(10**30), 10**30)
+    """A parser of whole numbers, digits and a sign only; their range is a rule of the config. Raises `UsageError`."""
+
+    def number(word: object) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
+            raise UsageError(f"{name} must be a whole number, got {str(word)[:40]!r}")
+        return int(str(word))
+
+    return number
 
 
 def real(name: str) -> Callable[[object], float]:

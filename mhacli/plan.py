@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mhacli import memory
-from mhacli.config import ITEM_BYTES
+from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import format_size
 from mhacli.trace import SITES, Facts
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
-DEFAULT_KEEP_LIMIT = 512 << 20
 BASE_BYTES = 300 << 20
 """What python and torch take before the first tensor, with room."""
 _FLOAT32_BYTES = 4

@@ -10,10 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli import tensorfile
 from mhacli.config import Config
@@ -24,7 +21,13 @@ from mhacli.schema import decode
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
 MATRICES = ("qk", "scores", "pattern", "dropped")
-Array = npt.NDArray[Any]
+
+if TYPE_CHECKING:  # numpy is loaded where arrays are, not to print a help text
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+else:
+    Array = Any
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,7 @@ class Record:
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""
+        import numpy as np
         from safetensors.numpy import save
 
         header = json.dumps(self.document(), separators=(",", ":"), sort_keys=True, allow_nan=False)

@@ -31,12 +31,7 @@ def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
 
 def entropy_share(
     entropy: Float[Tensor, "batch head query"],
-    visible: Int[
-        Tensor,
-        (
-            batch  # head query
-        ),
-    ],
+    visible: Int[Tensor, "batch 1 query"],
 ) -> Float[Tensor, "batch head query"]:
     """Entropy divided by its largest possible value, `ln(visible keys)`: 1 is uniform. Rows with one key or none: 0."""
     largest = visible.double().log()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mhacli.commands.sources import make_request, record_command, save_files
+from typing import TYPE_CHECKING
+
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.options import (
     ColourOptions,
@@ -16,9 +17,11 @@ from mhacli.options import (
     command,
     index_list,
 )
-from mhacli.record import Record
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.streams import draw, life, note, screen, write_pieces
+
+if TYPE_CHECKING:
+    from mhacli.record import Record
 
 
 @command
@@ -32,9 +35,11 @@ def run(
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check."""
+    """Options in, the study `inspect`, the view of a run out."""
     options = view_options(drawing)
     require_one_format(machine)
+    from mhacli.commands.sources import make_request, record_command, save_files
+
     request = make_request(source, text, layer, device, save)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with life("loading torch"):

@@ -21,7 +21,7 @@ class RecordOptions:
 
 @command
 def show(file: RecordOptions, drawing: DrawingOptions, machine: MachineOptions, colour: ColourOptions) -> None:
-    """Draw a saved record, with every view of run. Does not need torch."""
+    """A record's file in, any view of it out."""
     options = view_options(drawing)
     require_one_format(machine)
     from mhacli.record import Record

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mhacli.config import Config
+from mhacli.config import DEFAULT_MAX_BYTES, Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.layerfile import LayerFile, read_layer_file
@@ -17,7 +17,7 @@ from mhacli.record import Record
 from mhacli.streams import life, note
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import Encoded, Limits, encode
-from mhacli.text.read import DEFAULT_MAX_BYTES, Decoding, argument_text, lines_of, read_text
+from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
 from mhacli.trace import Facts
 

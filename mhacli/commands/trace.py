@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mhacli.commands.run import require_self_check
-from mhacli.commands.sources import make_request, record_command, save_files
 from mhacli.errors import UsageError
 from mhacli.options import (
     ColourOptions,
@@ -22,8 +21,10 @@ from mhacli.options import (
     command,
     whole,
 )
-from mhacli.record import Record
 from mhacli.streams import draw, life, read_key, screen, write_pieces
+
+if TYPE_CHECKING:
+    from mhacli.record import Record
 
 _WALK = "Walkthrough"
 
@@ -73,10 +74,12 @@ def trace(
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time."""
+    """Options in, the study `walk`, the walkthrough out."""
     cell = _cell(walking.cell)
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
+    from mhacli.commands.sources import make_request, record_command, save_files
+
     request = make_request(source, text, layer, device, save)
     with life("loading torch"):
         from mhacli.studies import inspect as study

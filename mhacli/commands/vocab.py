@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.commands.sources import make_decoding, source_paths
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.options import ColourOptions, SourceOptions, command, whole
 from mhacli.streams import draw, life, screen, write_pieces
-from mhacli.text import vocabulary as vocabularies
-from mhacli.text.read import Decoding, argument_text, stream_text
-from mhacli.text.tokenizers import make_tokenizer
+
+if TYPE_CHECKING:
+    from mhacli.text.read import Decoding
 
 DEFAULT_MAX_BYTES = 256 << 20
 _OUTPUT = "Output"
@@ -49,7 +47,13 @@ class VocabularyOptions:
 
 @command
 def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOptions) -> None:
-    """Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text."""
+    """Options in, counts over the streamed text, a table or JSON out."""
+    from collections import Counter
+
+    from mhacli.commands.sources import make_decoding, source_paths
+    from mhacli.text import vocabulary as vocabularies
+    from mhacli.text.tokenizers import make_tokenizer
+
     if source.lines:
         raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")
     choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
@@ -82,6 +86,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[Iterable[str]]:
     """Every text, each in pieces."""
+    from mhacli.text.read import argument_text, stream_text
+
     for word in source.text or ():
         if word != "-":
             yield [argument_text(word, decoding)]

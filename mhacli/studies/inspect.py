@@ -12,9 +12,9 @@ from torch import Tensor
 from mhacli.attention import stats, weights
 from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
-from mhacli.config import Config
+from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.layerfile import LayerFile
-from mhacli.plan import DEFAULT_KEEP_LIMIT, Plan, make_plan, require_room
+from mhacli.plan import Plan, make_plan, require_room
 from mhacli.record import HeadStatistics, Record, SelfCheck, Step, Timing
 from mhacli.studies.capture import Capture, require_finite, to_array
 from mhacli.studies.setup import Setup, facts_of, make_setup

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mhacli.config import Config
+from mhacli.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.record import TokenSequence
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizers import Token, Tokenizer, make_tokenizer
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
-
-DEFAULT_MAX_TOKENS = 32_768
-DEFAULT_MAX_TOKEN_LEN = 1000
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ import codecs
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from mhacli.config import DEFAULT_MAX_BYTES, OnBadBytes
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import describe, read_chunks
 
-OnBadBytes = Literal["strict", "replace", "escape"]
-DEFAULT_MAX_BYTES = 64 << 20
 _UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
