@@ -12,7 +12,8 @@ from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visib
 from mhacli.attention.positions import sinusoidal
 from mhacli.config import Config, Init
 
-Rows = Float[Tensor, "batch length d_model"]
+Rows = Float[Tensor, "batch query d_model"]
+KeyRows = Float[Tensor, "batch key d_model"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -66,8 +67,8 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Rows,
-        key: Rows | None = None,
-        value: Rows | None = None,
+        key: KeyRows | None = None,
+        value: KeyRows | None = None,
         *,
         allowed: Allowed | None = None,
         tap: Tap | None = None,
@@ -98,7 +99,14 @@ class MultiHeadAttention(nn.Module):
             tap("dropped", shares)
         return weighted_sum(shares, v, keep=keep, tap=tap), pattern
 
-    def _projected(self, name: Literal["q", "k", "v"], proj: nn.Linear, rows: Rows, n_heads: int, tap: Tap) -> Tensor:
+    def _projected(
+        self,
+        name: Literal["q", "k", "v"],
+        proj: nn.Linear,
+        rows: Float[Tensor, "batch length d_model"],
+        n_heads: int,
+        tap: Tap,
+    ) -> Tensor:
         flat = proj(rows)
         tap(f"{name}_proj", flat)
         heads = split_heads(flat, n_heads)
@@ -106,7 +114,9 @@ class MultiHeadAttention(nn.Module):
         return heads
 
 
-def split_heads(rows: Float[Tensor, "batch length head*d"], n_heads: int) -> Float[Tensor, "batch head length d"]:
+def split_heads(
+    rows: Float[Tensor, "batch length width"], n_heads: int
+) -> Float[Tensor, "batch {n_heads} length width//{n_heads}"]:
     """Each head's own columns: first cut the width, then move the head axis before the length. A view, no copy."""
     batch, length, width = rows.shape
     return rows.view(batch, length, n_heads, width // n_heads).transpose(1, 2)

@@ -6,7 +6,7 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ True means that the query may attend to the key. See `mhacli.attention.masks`.
 """
 
 
+@runtime_checkable
 class Tap(Protocol):
     """Something that is told what the computation sees. It observes and never edits."""
 
@@ -36,7 +37,7 @@ def attend(
     v: Float[Tensor, "batch kv_head key d_v"],
     *,
     allowed: Allowed | None = None,
-    bias: Float[Tensor, ...] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     tap: Tap | None = None,
@@ -65,7 +66,7 @@ def attention_pattern(
     k: Float[Tensor, "batch kv_head key d_head"],
     *,
     keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
-    bias: Float[Tensor, ...] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     tap: Tap = no_tap,
@@ -127,12 +128,16 @@ def visible_cells(
     return keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
-def _softmax_over_allowed(scores: Tensor, keep: Tensor | None) -> Tensor:
-    """Softmax over keys; forbidden cells exactly 0, and rows without an allowed key 0 instead of 0/0.
+def _softmax_over_allowed(
+    scores: Float[Tensor, "batch head query key"],
+    keep: Bool[Tensor, "#batch #head #query #key"] | None,
+) -> Float[Tensor, "batch head query key"]:
+    """Softmax over keys, with rows of zeros where no key is allowed: there it would be 0/0.
 
-    Such rows are made harmless before the softmax, so that gradients stay finite too.
+    A forbidden cell needs no care, exp(−∞) is exactly 0. Rows without a key are made harmless before the softmax, so that
+    gradients stay finite too.
     """
-    if keep is None:
+    if keep is None or bool(keep.any(dim=-1).all()):
         return scores.softmax(dim=-1)
-    any_key = keep.any(dim=-1, keepdim=True)
-    return scores.masked_fill(~any_key, 0.0).softmax(dim=-1).masked_fill(~keep, 0.0)
+    no_key = ~keep.any(dim=-1, keepdim=True)
+    return scores.masked_fill(no_key, 0.0).softmax(dim=-1).masked_fill(no_key, 0.0)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mhacli.attention.core import Allowed
 
-Indices = Int[Tensor, " idx"]
+Queries = Int[Tensor, " query"]
+Keys = Int[Tensor, " key"]
 Cells = Bool[Tensor, "#batch #head #query #key"]
 
 
@@ -33,7 +34,7 @@ def window(left: int, right: int, offset: int = 0) -> Allowed:
     Source: Beltagy et al. 2020, "Longformer", section 3.1 (sliding window).
     """
 
-    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         distance = k_idx[None, :] - (q_idx[:, None] + offset)
         return _cells((distance >= -left) & (distance <= right))
 
@@ -62,7 +63,7 @@ def padding(
     """
     total = int(lengths.max()) if padded_len is None and side == "left" else padded_len or 0
 
-    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         idx = k_idx if of == "key" else q_idx
         counts = lengths.to(idx.device)[:, None]
         real = idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
@@ -77,14 +78,14 @@ def documents(ids: Int[Tensor, "batch idx"], k_ids: Int[Tensor, "batch k_idx"] |
     `ids` are those of the queries, `k_ids` those of the keys (default the same).
     """
 
-    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         of_query, of_key = ids[:, q_idx], (ids if k_ids is None else k_ids)[:, k_idx]
         return (of_query[:, :, None] == of_key[:, None, :])[:, None]
 
     return allowed
 
 
-def from_tensor(t: Bool[Tensor, ...]) -> Allowed:
+def from_tensor(t: Tensor) -> Allowed:
     """A bool tensor that broadcasts to `[batch, head, query, key]`, True = may attend. Raises `TypeError` for others.
 
     A float mask is refused: 0/1 floats mean "allowed" to some and are *added* to the scores by others.
@@ -93,7 +94,7 @@ def from_tensor(t: Bool[Tensor, ...]) -> Allowed:
         raise TypeError(f"mask must be a bool tensor with True = may attend, got {t.dtype}")
     full = t.reshape((1,) * (4 - t.ndim) + tuple(t.shape))
 
-    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         rows = full if full.shape[-2] == 1 else full[..., q_idx, :]
         return rows if full.shape[-1] == 1 else rows[..., k_idx]
 
@@ -107,7 +108,7 @@ def both(*masks: Allowed) -> Allowed:
     [[True, False], [False, True]]
     """
 
-    def allowed(q_idx: Indices, k_idx: Indices) -> Cells:
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         cells = _cells(torch.ones(1, 1, dtype=torch.bool, device=q_idx.device))
         for mask in masks:
             cells = cells & mask(q_idx, k_idx)

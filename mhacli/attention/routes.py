@@ -12,19 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.attention.blocks import MultiHeadAttention, Rows, merge_heads, split_heads
+from mhacli.attention.blocks import KeyRows, MultiHeadAttention, Rows, merge_heads, split_heads
 from mhacli.attention.core import Allowed, Tap
 
-Route = Callable[[MultiHeadAttention, Rows, Rows | None, Allowed | None, Tap], Float[Tensor, "batch query d_out"]]
+Route = Callable[[MultiHeadAttention, Rows, KeyRows | None, Allowed | None, Tap], Float[Tensor, "batch query d_out"]]
 """`(layer, x, context, allowed, tap) -> out`. Keys and values come from the context where there is one, else from x."""
 
 
-def separate(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+def separate(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
     """Four projections, as the layer itself computes."""
     return layer(x, context, allowed=allowed, tap=tap)[0]  # type: ignore[no-any-return]
 
 
-def fused(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+def fused(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
     """One product for queries, keys and values (for keys and values, where they come from a context), then cut."""
     if context is None:
         qkv = _joined(x, layer.q_proj, layer.k_proj, layer.v_proj)
@@ -50,7 +50,7 @@ def fused(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: All
     return out
 
 
-def per_head(layer: MultiHeadAttention, x: Rows, context: Rows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+def per_head(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
     """A small weight per head, all heads in one batched product; each head's share of the output, then their sum."""
     rows = x if context is None else context
     q = _each_head(x, layer.q_proj, layer.n_heads)
@@ -77,13 +77,17 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 """Every route by the name that the command line uses."""
 
 
-def _joined(rows: Rows, *projections: nn.Linear) -> Float[Tensor, "batch length width"]:
+def _joined(
+    rows: Float[Tensor, "batch length d_model"], *projections: nn.Linear
+) -> Float[Tensor, "batch length width"]:
     weight = torch.cat([projection.weight for projection in projections])
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return nn.functional.linear(rows, weight, torch.cat(biases) if biases else None)
 
 
-def _each_head(rows: Rows, projection: nn.Linear, n_heads: int) -> Float[Tensor, "batch head length d"]:
+def _each_head(
+    rows: Float[Tensor, "batch length d_model"], projection: nn.Linear, n_heads: int
+) -> Float[Tensor, "batch {n_heads} length d"]:
     w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_model, d]
     heads: Tensor = rows[:, None] @ w
     if projection.bias is None:

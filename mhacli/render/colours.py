@@ -30,7 +30,7 @@ def shade(level: int) -> Style:
     """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
     red, green, blue = ramp_colour(level)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return Style(color="black" if luminance > 110 else "white", bgcolor=Color.from_rgb(red, green, blue))
+    return Style(color="black" if luminance > 110 else "bright_white", bgcolor=Color.from_rgb(red, green, blue))
 
 
 @lru_cache(maxsize=65536)

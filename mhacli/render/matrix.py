@@ -124,7 +124,7 @@ def _row(head: Head, query: int, keys: Selection, largest: float, options: ViewO
     cells += [Text(share_text(float(shares.sum()), options.precision)), Text(f"{entropy:.2f}")]
     if strongest < 0:
         return [*cells, Text("no key allowed", style="dim")]
-    return [*cells, Text(fitted(f"{head.key_name(strongest)} {strongest}", _STRONGEST_WIDTH))]
+    return [*cells, Text(fitted(f"{strongest} {head.key_name(strongest)}", _STRONGEST_WIDTH))]
 
 
 def _cell(share: float, allowed: bool, is_largest: bool, largest: float, options: ViewOptions, screen: Screen) -> Text:

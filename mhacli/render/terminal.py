@@ -216,12 +216,13 @@ def head_table(record: Record, heads: Selection) -> Table:
             table.add_row("⋮", Text(f"{heads.hidden} more (--all)", style="dim"))
         row = record.heads[head] if head < len(record.heads) else None
         share = None if row is None else row.entropy_share
-        bar = "" if share is None else "█" * round(20 * min(1.0, max(0.0, share)))
+        filled = 0 if share is None else round(20 * min(1.0, max(0.0, share)))
+        bar = Text("█" * filled, style="blue").append("░" * (20 - filled), style="dim")
         table.add_row(
             str(head),
             "–" if row is None or row.entropy is None else f"{row.entropy:.3f}",
             "–" if share is None else f"{100 * share:.0f} %",
-            Text(bar, style="blue"),
+            bar,
         )
     return table
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import exp, prod
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -13,10 +14,19 @@ from rich.text import Text
 from mhacli.record import Cell, Record, RouteCheck, Step, TokenSequence, Values
 from mhacli.render.options import Screen
 from mhacli.render.terminal import axes_text, self_check_line
-from mhacli.render.words import bytes_text, configuration, count_text, number_text, seconds_text, sparkline, token_text
+from mhacli.render.words import (
+    bytes_text,
+    configuration,
+    count_text,
+    filled,
+    number_text,
+    seconds_text,
+    sparkline,
+    token_text,
+)
 from mhacli.text.escape import visible
 
-_INDENT = "   "
+_INDENT, _NUMBER_WIDTH = 3, 9
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
@@ -39,21 +49,18 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 def _block(number: int, step: Step, screen: Screen) -> Group:
     title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
     title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
-    lines = [
-        title,
-        Text(f"{_INDENT}{visible(step.formula)}"),
-        Text(f"{_INDENT}{visible(step.meaning)}", style="italic"),
-    ]
-    lines.append(Text(_INDENT + " · ".join(_measured(step)), style="dim"))
+    room = screen.width - _INDENT
+    lines = [Text(visible(step.formula)), Text(visible(step.meaning), style="italic")]
+    lines += [Text("\n".join(filled(_measured(step), room)), style="dim")]
     if step.parameters:
         weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in step.parameters)
         total = sum(prod(p.shape) for p in step.parameters)
-        lines.append(Text(f"{_INDENT}parameters: {weights} = {total:,} numbers", style="dim"))
+        lines.append(Text(f"parameters: {weights} = {total:,} numbers", style="dim"))
     if step.values is not None:
-        lines.append(_values_line(step.values, screen))
+        lines.append(_values_line(step, step.values))
         if step.values.numbers is not None:
-            lines.append(_small_tensor(step, step.values, screen))
-    return Group(Text(""), *lines)
+            lines.append(_small_tensor(step, step.values, room))
+    return Group(Text(""), title, Padding(Group(*lines), (0, 0, 0, _INDENT)))
 
 
 def _measured(step: Step) -> list[str]:
@@ -68,26 +75,27 @@ def _measured(step: Step) -> list[str]:
     ]
 
 
-def _values_line(values: Values, screen: Screen) -> Text:
+def _values_line(step: Step, values: Values) -> Text:
     flags = [f"{values.n_nan} NaN"] if values.n_nan else []
-    flags += [f"{values.n_inf} Inf"] if values.n_inf else []
-    line = Text(f"{_INDENT}{number_text(values.min)} ")
+    if values.n_inf:
+        flags += [f"{values.n_inf} × −∞, not allowed" if step.site == "scores" else f"{values.n_inf} Inf"]
+    line = Text(f"{number_text(values.min)} ")
     line.append(sparkline(values.histogram), style="cyan")
     line.append(f" {number_text(values.max)}   mean {number_text(values.mean)}   std {number_text(values.std)}")
     return line.append("   " + ", ".join(flags), style="bold yellow") if flags else line
 
 
-def _small_tensor(step: Step, values: Values, screen: Screen) -> Text:
+def _small_tensor(step: Step, values: Values, room: int) -> Text:
     """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
-    width = step.shape[-1] if step.shape else 1
-    fit = max(1, (screen.width - len(_INDENT)) // 9)
+    width = max(1, step.shape[-1] if step.shape else 1)
+    fit = max(1, room // _NUMBER_WIDTH)
     numbers = values.numbers or ()
     lines = []
-    for start in range(0, len(numbers), max(1, width)):
+    for start in range(0, len(numbers), width):
         row = numbers[start : start + width]
-        more = f" … {len(row) - fit} more" if len(row) > fit else ""
-        shown = row[: fit - 2] if more else row
-        lines.append(_INDENT + "".join(f"{_short(x):>9}" for x in shown) + more)
+        shown = row if len(row) <= fit else row[: max(1, fit - 2)]
+        more = f" … {len(row) - len(shown)} more" if len(shown) < len(row) else ""
+        lines.append("".join(f"{_short(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
     return Text("\n".join(lines), style="dim")
 
 

@@ -98,10 +98,11 @@ def configuration(record: Record, width: int) -> Text:
     parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
     parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
-    return Text("\n".join(_filled([visible(part) for part in parts], width)), style="bold")
+    return Text("\n".join(filled([visible(part) for part in parts], width)), style="bold")
 
 
-def _filled(parts: list[str], width: int) -> list[str]:
+def filled(parts: list[str], width: int) -> list[str]:
+    """Lines of at most `width` cells that hold the parts in order, ` · ` between them, none broken."""
     lines = [parts[0]]
     for part in parts[1:]:
         if cell_len(lines[-1]) + 3 + cell_len(part) <= width:
