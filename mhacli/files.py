@@ -53,6 +53,15 @@ def read_whole(path: str, limit: int) -> bytes:
     return b"".join(chunks)
 
 
+def read_up_to(read: Callable[[int], bytes], n: int) -> bytes:
+    """The next `n` bytes of an open input, fewer only where it ends. Memory grows with what comes, not with `n`."""
+    chunks = []
+    while n > 0 and (chunk := read(min(n, READ_CHUNK_BYTES))):
+        chunks.append(chunk)
+        n -= len(chunk)
+    return b"".join(chunks)
+
+
 def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
     """The bytes of a file, a pipe or (`-`) stdin, in chunks, so that memory does not grow with the input.
 

@@ -102,7 +102,8 @@ class Timing:
 class HeadStatistics:
     """One head over all real queries; None where not finite.
 
-    `entropy` is in nats, `entropy_share` divides it by the log of the visible keys: 1 is uniform attention.
+    `entropy` is in nats. `entropy_share` divides it by the log of the visible keys, 1 is uniform attention; it is a mean
+    over the queries that see more than one key.
     """
 
     head: int

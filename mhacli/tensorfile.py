@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mhacli import memory
 from mhacli.errors import MhaError
-from mhacli.files import format_size, read_whole
+from mhacli.files import format_size, opened, read_up_to
 from mhacli.schema import load_json
 
 METADATA_KEY = "mha"
@@ -52,15 +52,19 @@ class TensorFile:
 def read_tensor_file(path: str, limit: int) -> TensorFile:
     """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times.
 
+    No tensor is read before the header is found to be in order: a damaged file costs no memory, whatever its size.
     Raises `MhaError` naming the rule, and the tensor, that it breaks.
     """
     if path.lower().endswith(_PICKLE_ENDINGS):
         raise _pickled(path, "its name says that it is a pickle")
-    data = read_whole(path, int(min(limit, memory.SHARE_OF_AVAILABLE * memory.available_bytes() / 3)))
-    header, body_start = _header(path, data)
-    metadata = _our_metadata(path, header.pop("__metadata__", {}))
-    tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
-    _require_full_cover(path, tensors, len(data) - body_start)
+    with opened(path) as read:
+        head, header = _header(path, read)
+        metadata = _our_metadata(path, header.pop("__metadata__", {}))
+        tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
+        end_of = _ends(path, tensors)
+        _require_room(path, len(head), end_of, limit)
+        data = head + read_up_to(read, max(end_of.values(), default=0) + 1)
+    _require_whole(path, data, len(head), end_of)
     return TensorFile(path, data, tensors, metadata)
 
 
@@ -69,20 +73,23 @@ def shown_name(name: str) -> str:
     return repr(name if len(name) <= 80 else f"{name[:40]} … {name[-20:]}")
 
 
-def _header(path: str, data: bytes) -> tuple[dict[str, Any], int]:
-    if data[:2] == b"PK" or (data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
-        raise _pickled(path, "its first bytes are those of a " + ("zip" if data[:2] == b"PK" else "pickle"))
-    if len(data) < 8:
-        raise _bad(path, "begin with 8 bytes of header length", f"a file of {len(data)} bytes")
-    (length,) = struct.unpack("<Q", data[:8])
+def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, Any]]:
+    """The bytes before the first tensor, and the header in them."""
+    first = read_up_to(read, 8)
+    if first[:2] == b"PK" or (first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+        raise _pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
+    if len(first) < 8:
+        raise _bad(path, "begin with 8 bytes of header length", f"a file of {len(first)} bytes")
+    (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
         raise _bad(path, f"have a header of at most {MAX_HEADER_BYTES} bytes", f"a header length of {length}")
-    if length > len(data) - 8:
-        raise _bad(path, f"hold its whole header of {length} bytes", f"a file of {len(data)} bytes")
-    header = load_json(data[8 : 8 + length], f"{path}: header")
+    text = read_up_to(read, length)
+    if len(text) < length:
+        raise _bad(path, f"hold its whole header of {length} bytes", f"a file of {8 + len(text)} bytes")
+    header = load_json(text, f"{path}: header")
     if not isinstance(header, dict):
         raise _bad(path, "have a JSON object as header", type(header).__name__)
-    return header, 8 + length
+    return first + text, header
 
 
 def _our_metadata(path: str, entry: Any) -> Any:
@@ -116,8 +123,9 @@ def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _require_full_cover(path: str, tensors: Mapping[str, TensorInfo], body_len: int) -> None:
-    """The tensors lie side by side from the first byte to the last: no gap, no overlap, nothing missing, nothing more."""
+def _ends(path: str, tensors: Mapping[str, TensorInfo]) -> Mapping[str, int]:
+    """Where each tensor ends, in the order of the body. Side by side from its first byte: no gap, no overlap."""
+    end_of: dict[str, int] = {}
     position = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != position:
@@ -125,16 +133,35 @@ def _require_full_cover(path: str, tensors: Mapping[str, TensorInfo], body_len: 
             raise _bad(
                 path, "hold its tensors side by side", f"tensor {shown_name(name)}, which {word} the one before it"
             )
-        if info.end > body_len:
-            missing = info.end - body_len
+        position = end_of[name] = info.end
+    return end_of
+
+
+def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: int) -> None:
+    room = int(min(limit, memory.SHARE_OF_AVAILABLE * memory.available_bytes() / 3))
+    for name, end in end_of.items():
+        if head_len + end > room:
+            raise MhaError(
+                f"{path} must have at most {format_size(room)}, got {format_size(head_len + end)} to the end of tensor "
+                f"{shown_name(name)}",
+                code="too-large",
+                path=path,
+            )
+
+
+def _require_whole(path: str, data: bytes, body_start: int, end_of: Mapping[str, int]) -> None:
+    """The body ends where its last tensor does: nothing missing, nothing more."""
+    body_len = len(data) - body_start
+    for name, end in end_of.items():
+        if end > body_len:
             raise _bad(
                 path,
-                f"be whole, but it is cut {format_size(missing)} before the end of tensor {shown_name(name)}",
+                f"be whole, but it is cut {format_size(end - body_len)} before the end of tensor {shown_name(name)}",
                 f"{body_len} bytes",
             )
-        position = info.end
-    if position != body_len:
-        raise _bad(path, "end with its last tensor", f"{body_len - position} bytes more")
+    if body_len > max(end_of.values(), default=0):
+        last = f"tensor {shown_name(list(end_of)[-1])}" if end_of else "its header"
+        raise _bad(path, f"end with {last}", "bytes after it")
 
 
 def _pickled(path: str, why: str) -> MhaError:

@@ -38,9 +38,9 @@ def entropy_share(
     return torch.where(visible > 1, entropy / largest, 0.0)
 
 
-def mean_over_real(
-    per_query: Float[Tensor, "batch head query"], real: Bool[Tensor, "batch query"]
+def mean_over(
+    per_query: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch query"]
 ) -> Float[Tensor, " head"]:
-    """The mean over the queries that are no padding, per head."""
-    weight = real[:, None, :].double()
+    """The mean over the queries marked True, per head; NaN where there is none."""
+    weight = queries[:, None, :].double()
     return (per_query * weight).sum(dim=(0, 2)) / weight.sum()

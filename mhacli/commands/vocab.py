@@ -52,7 +52,7 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
 
     from mhacli.commands.sources import make_decoding, source_paths
     from mhacli.text import vocabulary as vocabularies
-    from mhacli.text.tokenizers import make_tokenizer
+    from mhacli.text.encode import make_tokenizer
 
     if source.lines:
         raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")

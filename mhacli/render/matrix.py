@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -115,24 +117,29 @@ def _row(head: Head, query: int, keys: Selection, largest: float, options: ViewO
     cells = [Text(fitted(head.query_name(query), _LABEL_WIDTH), style="bold")]
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
-            shown = list(keys.shown)
-            cells.append(
-                Text(share_text(float(shares.sum() - shares[shown].sum()), options.precision), style="dim italic")
-            )
-        cells.append(_cell(float(shares[key]), bool(allowed[key]), key == strongest, largest, options, screen))
-    entropy = float(head.record.arrays["entropy"][head.sequence, head.head, query])
-    cells += [Text(share_text(float(shares.sum()), options.precision)), Text(f"{entropy:.2f}")]
+            hidden = shares[keys.shown[place - 1] + 1 : key].sum(dtype=np.float64)
+            cells.append(Text(share_text(float(hidden), options.precision), style="dim italic"))
+        cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
+    total = float(shares.sum(dtype=np.float64))
+    cells += [Text(share_text(total, options.precision)), Text(_entropy_text(head, query))]
     if strongest < 0:
         return [*cells, Text("no key allowed", style="dim")]
     return [*cells, Text(fitted(f"{strongest} {head.key_name(strongest)}", _STRONGEST_WIDTH))]
 
 
-def _cell(share: float, allowed: bool, is_largest: bool, largest: float, options: ViewOptions, screen: Screen) -> Text:
-    if not allowed:
+def _entropy_text(head: Head, query: int) -> str:
+    """Entropy belongs to the pattern; what dropout leaves of a row is no distribution."""
+    return f"{head.record.arrays['entropy'][head.sequence, head.head, query]:.2f}" if head.site == "pattern" else "–"
+
+
+def _cell(
+    head: Head, query: int, key: int, is_largest: bool, largest: float, options: ViewOptions, screen: Screen
+) -> Text:
+    share = float(head.shares[query, key])
+    if not head.allowed[query, key]:
         return Text("0 ", style="dim")
+    if head.site == "dropped" and share == 0:
+        return Text("drop ", style="dim")
     text = share_text(share, options.precision) + ("*" if is_largest else " ")
-    style = shade(level_of(share, largest)) if screen.colour and share == share else None
-    cell = Text(text, style=style or "")
-    if is_largest:
-        cell.stylize("bold")
-    return cell
+    style = shade(level_of(share, largest)) if screen.colour and not math.isnan(share) else Style.null()
+    return Text(text, style=style + Style(bold=True) if is_largest else style)

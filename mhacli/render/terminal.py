@@ -25,6 +25,7 @@ from mhacli.render.words import (
     token_text,
 )
 from mhacli.text.escape import visible
+from mhacli.text.vocabulary import UNKNOWN
 
 MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES = 16, 8, 4
 _FORMULA_ROOM = 24
@@ -99,9 +100,17 @@ def token_table(
             table.add_row(str(row), Text(PADDING, style="dim"), Text("–", style="dim"), Text("–", style="dim"))
             continue
         start, end = sequence.offsets[row]
-        name = fitted(token_text(sequence, row), max(12, screen.width - 40))
-        table.add_row(str(row), Text(name, style="bold"), str(sequence.ids[row]), f"{start}–{end}")
+        token = Text(fitted(token_text(sequence, row), max(12, screen.width - 48)), style="bold")
+        if _is_unknown(record, sequence.ids[row], sequence.tokens[row]):
+            token.append(f" {UNKNOWN}", style="not bold yellow")
+        table.add_row(str(row), token, str(sequence.ids[row]), f"{start}–{end}")
     return Group(title, table)
+
+
+def _is_unknown(record: Record, token_id: int, token: str) -> bool:
+    """Whether the vocabulary calls the token `<unk>` instead of by its name."""
+    known = 0 <= token_id < len(record.vocabulary)
+    return known and record.vocabulary[token_id] == UNKNOWN != token
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes

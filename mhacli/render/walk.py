@@ -89,13 +89,13 @@ def _small_tensor(step: Step, values: Values, room: int) -> Text:
     """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
     fit = max(1, room // _NUMBER_WIDTH)
-    numbers = values.numbers or ()
+    numbers, missing = values.numbers or (), "−∞" if step.site == "scores" else "not fin."
     lines = []
     for start in range(0, len(numbers), width):
         row = numbers[start : start + width]
         shown = row if len(row) <= fit else row[: max(1, fit - 2)]
         more = f" … {len(row) - len(shown)} more" if len(shown) < len(row) else ""
-        lines.append("".join(f"{_short(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
+        lines.append("".join(f"{missing if x is None else _short(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
     return Text("\n".join(lines), style="dim")
 
 

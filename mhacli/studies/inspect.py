@@ -131,9 +131,10 @@ def make_record(
 
 
 def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStatistics, ...]:
-    real = setup.ids >= 0
-    share = stats.entropy_share(entropy, observed.visible.sum(dim=-1))
-    means = zip(stats.mean_over_real(entropy, real).tolist(), stats.mean_over_real(share, real).tolist(), strict=True)
+    real, n_visible = setup.ids >= 0, observed.visible.sum(dim=-1)
+    had_choice = real & (n_visible[:, 0] > 1)
+    share = stats.entropy_share(entropy, n_visible)
+    means = zip(stats.mean_over(entropy, real).tolist(), stats.mean_over(share, had_choice).tolist(), strict=True)
     return tuple(HeadStatistics(head, mean, mean_share) for head, (mean, mean_share) in enumerate(means))
 
 

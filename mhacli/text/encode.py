@@ -10,7 +10,8 @@ from mhacli.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.record import TokenSequence
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.tokenizers import Token, Tokenizer, make_tokenizer
+from mhacli.text.tokenizer_file import FileTokenizer
+from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 
 
@@ -99,6 +100,17 @@ def encode(
     )
 
 
+def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
+    """The tokenizer that a config names. Raises `MhaError` for a `tokenizer.json` that cannot be used."""
+    if config.tokenizer == "word":
+        return WordTokenizer(keep_case=config.keep_case, punctuation=config.punctuation, max_token_len=max_token_len)
+    if config.tokenizer == "char":
+        return CharTokenizer()
+    if config.tokenizer == "byte":
+        return ByteTokenizer()
+    return FileTokenizer(config.tokenizer)
+
+
 def _name(i: int, count: int, kind: str) -> str:
     return f"the {kind}" if count == 1 else f"{kind} {i}"
 
@@ -108,8 +120,7 @@ def _tokens(tokenizer: Tokenizer, text: str, limits: Limits, name: str) -> tuple
     limit = DEFAULT_MAX_TOKENS if limits.max_tokens is None else limits.max_tokens
     tokens = list(islice(tokenizer.tokens(text), limit + 1))
     if not tokens:
-        why = "it holds nothing but white space" if not text.strip() else "it holds nothing but punctuation"
-        hint = None if not text.strip() else "--punctuation keep makes every mark a token"
+        why, hint = _why_no_tokens(tokenizer, text)
         raise MhaError(f"{name} must have at least one token, got none: {why}", hint=hint, code="no-tokens")
     if len(tokens) <= limit:
         return tokens, None
@@ -120,6 +131,15 @@ def _tokens(tokenizer: Tokenizer, text: str, limits: Limits, name: str) -> tuple
             code="too-large",
         )
     return tokens[:limit], f"{name} is cut to its first {limit} tokens (--max-tokens)"
+
+
+def _why_no_tokens(tokenizer: Tokenizer, text: str) -> tuple[str, str | None]:
+    """The reason, and a hint where there is one."""
+    if not text.strip():
+        return "it holds nothing but white space", None
+    if tokenizer.vocabulary is not None:
+        return "the tokenizer makes nothing of it", None
+    return "it holds nothing but punctuation", "--punctuation keep makes every mark a token"
 
 
 def _sequence(text: str, tokens: Sequence[Token], known: Vocabulary, source: str) -> TokenSequence:

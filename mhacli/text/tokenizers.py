@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from mhacli.config import Config, Punctuation
+from mhacli.config import Punctuation
 from mhacli.errors import MhaError
 from mhacli.text.vocabulary import Vocabulary
 
 BUILT_IN = ("word", "char", "byte")
+_WHITE_SPACE = re.compile(r"\s")
 
 
 class Token(NamedTuple):
@@ -92,15 +93,18 @@ class WordTokenizer:
         for chunk in re.finditer(r"\S+", text):
             require_token_len(chunk.end() - chunk.start(), self._max_token_len)
             for start, end in self._spans(chunk.group()):
-                word = self._cased(chunk.group()[start:end])
-                yield Token(word.translate(self._marks).strip(), chunk.start() + start, chunk.start() + end)
+                word = chunk.group()[start:end].translate(self._marks).strip()
+                yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts; the same words as `tokens` gives for the whole text."""
         counts: Counter[str] = Counter()
         for piece in _cut_at_white_space(pieces, self._max_token_len):
-            counts.update(self._cased(piece).translate(self._marks).split())
-        return counts
+            counts.update(piece.translate(self._marks).split())
+        cased: Counter[str] = Counter()
+        for word, count in counts.items():  # each word once, and by itself: a sigma's lower case depends on its word
+            cased[self._cased(word)] += count
+        return cased
 
     def _cased(self, text: str) -> str:
         return text if self._keep_case else text.lower()
@@ -156,33 +160,35 @@ def _byte_name(byte: int) -> str:
     return chr(byte) if byte < 0x80 else f"\\x{byte:02x}"
 
 
-def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
-    """The tokenizer that a config names. Raises `MhaError` for a `tokenizer.json` that cannot be used."""
-    if config.tokenizer == "word":
-        return WordTokenizer(keep_case=config.keep_case, punctuation=config.punctuation, max_token_len=max_token_len)
-    if config.tokenizer == "char":
-        return CharTokenizer()
-    if config.tokenizer == "byte":
-        return ByteTokenizer()
-    from mhacli.text.tokenizer_file import FileTokenizer
-
-    return FileTokenizer(config.tokenizer)
-
-
 def _cut_at_white_space(pieces: Iterable[str], max_token_len: int | None) -> Iterator[str]:
     """The same text in pieces that end at white space, so that no word is cut. Raises `MhaError` for endless words."""
     rest: list[str] = []
     rest_len = 0
     for piece in pieces:
-        last_word = "" if piece[-1:].isspace() else piece.rsplit(maxsplit=1)[-1] if piece else ""
-        cut = len(piece) - len(last_word)
+        cut = len(piece) - len(_last_word(piece))
         if cut:
-            yield "".join([*rest, piece[:cut]])
+            whole = "".join([*rest, piece[:cut]])
+            _require_short_words(whole, max_token_len)
+            yield whole
             rest, rest_len = [], 0
         rest.append(piece[cut:])
         rest_len += len(rest[-1])
         require_token_len(rest_len, max_token_len)
     yield "".join(rest)
+
+
+def _last_word(text: str) -> str:
+    return text.rsplit(maxsplit=1)[-1] if text and not text[-1].isspace() else ""
+
+
+def _require_short_words(text: str, limit: int | None) -> None:
+    """Raises `MhaError` for a word beyond `limit`. It covers some `limit`-th character, so only those are looked at."""
+    if limit is None:
+        return
+    for place in range(0, len(text), limit):
+        space = _WHITE_SPACE.search(text, place, place + limit + 1)
+        end = space.start() if space else min(len(text), place + limit + 1)
+        require_token_len(len(_last_word(text[max(0, place - limit) : place])) + end - place, limit)
 
 
 def require_token_len(length: int, limit: int | None) -> None:

@@ -1,0 +1,137 @@
+"""What the README shows is what the commands print."""
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BINARIES = Path(sys.executable).parent
+VARYING = (
+    (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
+    (r"\b\d\.?\d*e-\d\d\b", "TINY"),  # rounding errors
+    (r"\b\d+ threads?\b", "THREADS"),
+    (r"torch \S+", "TORCH"),
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def steps() -> Iterator[tuple[str, list[str]]]:
+    """Every `$ mha …` line of the README with the lines that it shows below."""
+    for block in blocks("console"):
+        for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = chunk.rstrip("\n").split("\n")
+            if "venv" not in command:
+                yield command, shown
+
+
+def settled(line: str) -> str:
+    """The line without what differs from run to run and from machine to machine."""
+    for pattern, name in VARYING:
+        line = re.sub(pattern, name, line)
+    return line.rstrip()
+
+
+def unmatched(shown: list[str], printed: list[str]) -> str | None:
+    """The first shown line that the output lacks; a line `…` stands for any lines, all others follow each other."""
+    place, free = 0, False
+    for line in map(settled, shown):
+        if line == "…":
+            free = True
+            continue
+        while free and place < len(printed) and settled(printed[place]) != line:
+            place += 1
+        if place >= len(printed) or settled(printed[place]) != line:
+            return line
+        place, free = place + 1, False
+    return None if free or place == len(printed) or not shown else f"(more output: {printed[place]!r})"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder with the sample texts, in which the README's commands run one after the other."""
+    place = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "sample_texts", place / "sample_texts")
+    return place
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    places = {"PATH": f"{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
+    return subprocess.run(["bash", "-c", command], cwd=folder, env=places, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps()])
+def test_a_command_of_the_readme_prints_what_it_shows(command: str, shown: list[str], folder: Path) -> None:
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    missing = unmatched(shown, done.stdout.rstrip("\n").split("\n"))
+    assert missing is None, f"{missing}\n--- is not in ---\n{done.stdout}"
+
+
+def test_weights_from_the_readme_give_the_same_numbers(folder: Path) -> None:
+    first, second = (
+        run(f'mha run "a b c" --causal {words} --csv', folder)
+        for words in ("--save-weights s.safetensors", "--weights s.safetensors")
+    )
+    assert first.returncode == second.returncode == 0
+    assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize(("shown", "printed", "fault"), [
+    (["a", "b"], ["a", "b"], None),
+    (["a", "…", "d"], ["a", "b", "c", "d"], None),
+    (["a", "…"], ["a", "b"], None),
+    (["a", "d"], ["a", "b", "d"], "d"),
+    (["a", "…", "x"], ["a", "b"], "x"),
+    (["a"], ["a", "b"], "(more output: 'b')"),
+    (["took 5 ms"], ["took 17.5 µs"], None),
+])  # fmt: skip
+def test_the_comparison_notices_what_differs(shown: list[str], printed: list[str], fault: str | None) -> None:
+    assert unmatched(shown, printed) == fault
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_an_example_in_python_runs_and_prints_its_comment(code: str, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
+    assert expected
+    assert done.stdout.rstrip("\n").split("\n")[-len(expected) :] == expected
+
+
+def test_the_readme_names_every_command_and_every_sample_text_exists() -> None:
+    listed = subprocess.run([BINARIES / "mha", "--help"], capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"^│ (\w+)  ", listed, flags=re.MULTILINE)
+    assert len(commands) >= 4
+    assert [name for name in commands if f"mha {name}" not in README] == []
+    assert [path for path in re.findall(r"sample_texts/\w+\.txt", README) if not (ROOT / path).is_file()] == []
+
+
+def test_links_in_the_readme_lead_to_files() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_the_picture_is_of_this_program_and_needs_no_network() -> None:
+    drawn = (ROOT / "docs" / "run.svg").read_text()
+    assert not re.search(r"@font-face|url\(\s*['\"]?https?:|<image|<script|href=", drawn)
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import picture
+    finally:
+        sys.path.pop(0)
+    text_of = re.compile(r"<text[^>]*>(.*?)</text>")
+    now = picture.svg(picture.parts_to_show(picture.coloured_output()))
+    pairs = itertools.zip_longest(text_of.findall(drawn), text_of.findall(now), fillvalue="")
+    assert [(a, b) for a, b in pairs if settled(a.replace("&#160;", " ")) != settled(b.replace("&#160;", " "))] == []

@@ -1,0 +1,113 @@
+"""What answers without computing anything must not pay for torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MHA = str(Path(sys.executable).with_name("mha"))
+REPORT = """
+import os, sys
+real_exit = os._exit
+def report(code):
+    sys.stderr.write("LOADED " + " ".join(name for name in ("torch", "numpy", "rich", "tokenizers") if name in sys.modules))
+    sys.stderr.flush()
+    real_exit(code)
+os._exit = report
+sys.argv[0] = "mha"
+from mhacli.cli import main
+main()
+"""
+
+
+def loaded_by(*words: str, cwd: Path | None = None) -> tuple[int, set[str]]:
+    """The exit code of a fresh process that runs the command, and which heavy libraries it had loaded at its end."""
+    done = subprocess.run([sys.executable, "-c", REPORT, *words], capture_output=True, text=True, cwd=cwd, check=False)
+    assert "LOADED" in done.stderr, done.stderr
+    return done.returncode, set(done.stderr.rpartition("LOADED")[2].split())
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "run.safetensors"
+    subprocess.run([MHA, "run", "the cat sat", "--save", str(path), "--view", "none"], check=True, capture_output=True)
+    return path
+
+
+def test_a_run_loads_torch_so_that_the_report_can_be_trusted() -> None:
+    code, loaded = loaded_by("run", "the cat", "--view", "none")
+    assert code == 0
+    assert {"torch", "numpy", "rich"} <= loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["run", "--help"], 0),
+        (["--version"], 0),
+        (["rum"], 2),
+        (["run", "the cat", "--heads", "5"], 2),
+        (["run", "the cat", "--view", "cubist"], 2),
+        (["run"], 2),
+        (["run", "--file", "/no/such/file"], 1),
+        (["run", "the cat", "--weights", "/no/such/file"], 1),
+    ],
+    ids=str,
+)
+def test_help_version_and_errors_load_neither_torch_nor_numpy(words: list[str], code: int) -> None:
+    assert_light(loaded_by(*words), code)
+
+
+def assert_light(result: tuple[int, set[str]], code: int) -> None:
+    assert result[0] == code
+    assert not {"torch", "numpy", "tokenizers"} & result[1]
+
+
+def test_vocab_loads_neither_torch_nor_numpy() -> None:
+    assert_light(loaded_by("vocab", "the cat sat on the mat"), 0)
+
+
+@pytest.mark.parametrize("words", [[], ["--view", "heatmap", "--head", "1"], ["--json"], ["--csv"]], ids=str)
+def test_show_does_not_load_torch(record: Path, words: list[str]) -> None:
+    code, loaded = loaded_by("show", str(record), *words)
+    assert code == 0
+    assert "torch" not in loaded
+
+
+def test_a_file_that_is_no_record_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"\x00" * 7)
+    code, loaded = loaded_by("run", "the cat", "--weights", "w.safetensors", cwd=tmp_path)
+    assert code == 1
+    assert "torch" not in loaded
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    script = "import sys, mhacli; assert 'torch' not in sys.modules; mhacli.Config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_public_names_are_there() -> None:
+    script = "from mhacli import Config, MhaError, MultiHeadAttention, Record, inspect, __version__"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_python_m_mhacli_is_mha() -> None:
+    done = subprocess.run([sys.executable, "-m", "mhacli", "--version"], capture_output=True, text=True, check=True)
+    script = subprocess.run([MHA, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == script.stdout == f"mha {version()}\n"
+
+
+def version() -> str:
+    import mhacli
+
+    return mhacli.__version__
+
+
+@pytest.mark.parametrize(("words", "expected"), [("mha t", {"trace"}), ("mha run --vi", {"--view"})])
+def test_the_shell_completes_commands_and_options(words: str, expected: set[str]) -> None:
+    asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run([MHA], env=os.environ | asked, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) == expected
