@@ -146,6 +146,6 @@ def _nearest_divisor(of: int, to: int) -> int:
 
 
 def _nearest_multiple(near: int, of: int) -> int:
-    """The positive multiple of `of` nearest to `near`; the larger of two equally near."""
+    """The positive multiple of `of` nearest to `near`, at most MAX_WIDTH; the larger of two equally near."""
     low = near // of * of
-    return low if low > 0 and near - low < low + of - near else low + of
+    return low if low > 0 and (near - low < low + of - near or low + of > MAX_WIDTH) else low + of

@@ -7,6 +7,7 @@ fields into the signature that Typer reads. None means "not given", so that a we
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -87,9 +88,11 @@ def real(name: str) -> Callable[[object], float]:
     """A parser of decimal numbers. Raises `UsageError` for words, and for `nan` and `inf`."""
 
     def number(word: object) -> float:
-        if not re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word)):
+        match = re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word))
+        value = float(match[0]) if match else math.inf
+        if math.isinf(value):
             raise UsageError(f"{name} must be a finite number such as 0.125, got {str(word)[:40]!r}")
-        return float(str(word))
+        return value
 
     return number
 
@@ -97,6 +100,9 @@ def real(name: str) -> Callable[[object], float]:
 def size(name: str) -> Callable[[object], int]:
     """A parser of sizes: `65536`, `64M`, `1.5G`."""
     return lambda word: word if isinstance(word, int) else parse_size(str(word), name)
+
+
+_MAX_LISTED = 100_000
 
 
 def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
@@ -108,7 +114,7 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
         low = int(match[1]) if match else 0
         high = int(match[2] or match[1]) if match else -1
-        if not low <= high < low + 100_000:
+        if not low <= high < low + _MAX_LISTED - len(found):
             raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
         found.extend(range(low, high + 1))
     return tuple(found)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli import tensorfile
 from mhacli.config import Config
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, UsageError
 from mhacli.files import write_whole
 from mhacli.schema import decode
+from mhacli.trace import SITES, Facts
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
-MATRICES = ("qk", "scores", "pattern", "dropped")
 
 if TYPE_CHECKING:  # numpy is loaded where arrays are, not to print a help text
     import numpy.typing as npt
@@ -233,8 +233,10 @@ class Record:
             )
         record = decode(Record, file.metadata, path)
         _require_whole(record, path)
-        arrays = _load_arrays(file)
+        record = dataclasses.replace(record, config=_resolved(record.config, path))
+        arrays = {name: array for name, array in _load_arrays(file).items() if name in {*SITES, *_PER_QUERY}}
         _require_fitting(record, arrays, path)
+        _require_meaning(arrays, record, path)
         return dataclasses.replace(record, arrays=arrays)
 
 
@@ -250,10 +252,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_PER_QUERY = ("entropy", "strongest_key", "allowed")
+_ROUNDING = 1e-3
+_NO_FLOATS = {"ids": "i", "strongest_key": "i", "allowed": "b"}
 _READABLE = ("F64", "F32", "F16", "I64", "I32", "BOOL")
 
 
 def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     for name, info in file.tensors.items():
@@ -263,37 +269,72 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
                 code="bad-file",
                 path=file.path,
             )
-    return load(file.data)
+    try:
+        return load(file.data)
+    except (SafetensorError, ValueError) as fault:
+        raise MhaError(f"{file.path} must be readable by safetensors: {fault}", code="bad-file", path=file.path) from None
 
 
 def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> None:
     """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
-    n_keys = max((len(sequence.tokens) for sequence in record.keys), default=0)
-    n_queries = max((len(sequence.tokens) for sequence in record.sequences), default=0)
-    whole = (len(record.sequences), record.config.n_heads, n_queries, n_keys)
-    expected: dict[str, tuple[int, ...]] = dict.fromkeys(MATRICES, whole)
+    facts = _facts(record)
+    whole = SITES["pattern"].shape_for(facts)
+    expected = {name: site.shape_for(facts) for name, site in SITES.items()}
     expected |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": (whole[0], 1, *whole[2:])}
     for name, array in arrays.items():
-        if name in expected and array.shape != expected[name]:
+        if array.shape != expected[name]:
             raise MhaError(
                 f"{path}: {name} must have the shape {list(expected[name])} of its tokens and heads, got {list(array.shape)}",
                 code="bad-file",
                 path=path,
             )
-    for required in ("entropy", "strongest_key", "allowed"):
+        if array.dtype.kind != _NO_FLOATS.get(name, "f"):
+            kind = {"i": "whole numbers", "b": "true or false"}.get(_NO_FLOATS.get(name, ""), "floating point numbers")
+            raise MhaError(f"{path}: {name} must hold {kind}, got {array.dtype}", code="bad-file", path=path)
+    for required in _PER_QUERY:
         if required not in arrays:
             raise MhaError(f"{path} must hold the array {required}, got none", code="bad-file", path=path)
-    strongest = arrays["strongest_key"]
-    if strongest.dtype.kind != "i" or (strongest.size and not -1 <= strongest.min() <= strongest.max() < n_keys):
-        raise MhaError(
-            f"{path}: strongest_key must hold key positions from -1 to {n_keys - 1}", code="bad-file", path=path
-        )
+
+
+def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> None:
+    """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
+    import numpy as np
+
+    last_key = _facts(record).k_len - 1
+    limits = {"strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")}
+    limits["pattern"] = (0, 1 + _ROUNDING, "shares from 0 to 1")
+    for name, (low, high, meaning) in limits.items():
+        if name in arrays and (np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high):
+            raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
+    if arrays["allowed"].view(np.uint8).max() > 1:
+        raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)
+
+
+def _facts(record: Record) -> Facts:
+    q_len, k_len = (max(len(s.tokens) for s in family) for family in (record.sequences, record.keys))
+    return Facts(record.config, len(record.sequences), q_len, k_len, record.context is not None)
+
+
+def _resolved(config: Config, path: str) -> Config:
+    try:
+        return config.resolved()
+    except UsageError as fault:
+        raise MhaError(f"{path}: {fault.message}", code="bad-file", path=path) from None
 
 
 def _require_whole(record: Record, path: str) -> None:
-    record.config.resolved()
     if not record.sequences or len(record.keys) != len(record.sequences):
         raise MhaError(f"{path} must hold sequences, and as many contexts if any", code="bad-file", path=path)
     for sequence in (*record.sequences, *record.keys):
         if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
+    if record.cell is not None and not _is_inside(record.cell, record):
+        raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
+
+
+def _is_inside(cell: Cell, record: Record) -> bool:
+    if not 0 <= cell.sequence < len(record.sequences):
+        return False
+    n_queries, n_keys = (len(family[cell.sequence].tokens) for family in (record.sequences, record.keys))
+    is_placed = 0 <= cell.head < record.config.n_heads and 0 <= cell.query < n_queries and 0 <= cell.key < n_keys
+    return is_placed and len(cell.scores_row) == len(cell.pattern_row) == n_keys

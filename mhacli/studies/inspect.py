@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,8 +135,13 @@ def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStati
     real, n_visible = setup.ids >= 0, observed.visible.sum(dim=-1)
     had_choice = real & (n_visible[:, 0] > 1)
     share = stats.entropy_share(entropy, n_visible)
-    means = zip(stats.mean_over(entropy, real).tolist(), stats.mean_over(share, had_choice).tolist(), strict=True)
-    return tuple(HeadStatistics(head, mean, mean_share) for head, (mean, mean_share) in enumerate(means))
+    means, shares = stats.mean_over(entropy, real).tolist(), stats.mean_over(share, had_choice).tolist()
+    pairs = zip(map(_finite, means), map(_finite, shares), strict=True)
+    return tuple(HeadStatistics(head, *pair) for head, pair in enumerate(pairs))
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
