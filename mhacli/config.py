@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_type_hints
 
@@ -109,6 +110,8 @@ def _check_numbers(full: Config) -> None:
             f"n_heads ({full.n_heads}) must be a multiple of n_kv_heads ({full.n_kv_heads})",
             hint=f"n_kv_heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works",
         )
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
+        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {full.device!r}")
     _check_range("seed", full.seed, 0, MAX_SEED)
     if full.threads is not None:
         _check_range("threads", full.threads, 1, 1024)

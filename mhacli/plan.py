@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mhacli import memory
-from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES
+from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import format_size
+from mhacli.text.encode import Encoded
 from mhacli.trace import SITES, Facts
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
@@ -25,6 +26,16 @@ class Plan:
     keep: tuple[str, ...]
     not_kept: tuple[str, ...]
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell of the pattern: which sequence, head, query and key."""
+
+    sequence: int
+    head: int
+    query: int
+    key: int
 
 
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
@@ -64,6 +75,20 @@ def require_room(facts: Facts, plan: Plan, available: int | None = None) -> None
         ", ".join(way for way in ways if way) or "use a shorter text",
         have,
     )
+
+
+def require_inside(place: Place, encoded: Encoded, config: Config) -> None:
+    """Raises `UsageError` for a place that the text and the heads do not have."""
+    if not 0 <= place.sequence < len(encoded.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {place.sequence}")
+    keys = encoded.context or encoded.sequences
+    for name, value, count in (
+        ("head", place.head, config.n_heads),
+        ("query", place.query, len(encoded.sequences[place.sequence].tokens)),
+        ("key", place.key, len(keys[place.sequence].tokens)),
+    ):
+        if not 0 <= value < count:
+            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
 
 
 def array_bytes(facts: Facts, site: str) -> int:

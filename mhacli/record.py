@@ -215,7 +215,7 @@ class Record:
         import numpy as np
         from safetensors.numpy import save
 
-        header = json.dumps(self.document(), separators=(",", ":"), sort_keys=True, allow_nan=False)
+        header = json.dumps(self.document(), separators=(",", ":"), allow_nan=False)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         write_whole(path, save(arrays, metadata={tensorfile.METADATA_KEY: header}), force=force)
 
@@ -272,7 +272,9 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
     try:
         return load(file.data)
     except (SafetensorError, ValueError) as fault:
-        raise MhaError(f"{file.path} must be readable by safetensors: {fault}", code="bad-file", path=file.path) from None
+        raise MhaError(
+            f"{file.path} must be readable by safetensors: {fault}", code="bad-file", path=file.path
+        ) from None
 
 
 def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> None:
@@ -301,10 +303,12 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
     import numpy as np
 
     last_key = _facts(record).k_len - 1
-    limits = {"strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")}
+    limits: dict[str, tuple[float, float, str]] = {"strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")}
     limits["pattern"] = (0, 1 + _ROUNDING, "shares from 0 to 1")
     for name, (low, high, meaning) in limits.items():
-        if name in arrays and (np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high):
+        if name in arrays and (
+            np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
+        ):
             raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
     if arrays["allowed"].view(np.uint8).max() > 1:
         raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)

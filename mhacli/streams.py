@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ColourChoice = Literal["auto", "always", "never"]
 _MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 20, 500, 80
 _PATIENCE_S = 0.3
+_ERASE_LINE = "\r\x1b[K"
 _PLAIN = str.maketrans(
     dict(
         pair.split("=")
@@ -142,10 +143,10 @@ def life(doing: str) -> Iterator[None]:
 
     def say() -> None:
         if not done.wait(_PATIENCE_S):
-            sys.stderr.write(f"{doing} …")
+            sys.stderr.write(f"{visible(doing)} …")
             sys.stderr.flush()
             done.wait()
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
 
     speaker = threading.Thread(target=say, daemon=True)
@@ -157,12 +158,17 @@ def life(doing: str) -> Iterator[None]:
         speaker.join()
 
 
-def read_key() -> str:
-    """One key press from the terminal, without waiting for the end of a line; Ctrl-C interrupts as ever."""
+def read_key(prompt: str) -> str:
+    """One key press from the terminal, without waiting for the end of a line; Ctrl-C interrupts as ever.
+
+    The prompt is shown while it waits, and taken back.
+    """
     import termios
     import tty
 
     sys.stdout.flush()
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -170,6 +176,8 @@ def read_key() -> str:
         return os.read(fd, 32).decode(errors="replace")[:1]
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        sys.stderr.write(_ERASE_LINE)
+        sys.stderr.flush()
 
 
 def require_stdout() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mhacli.config import DEFAULT_MAX_BYTES, Config
 from mhacli.errors import UsageError
-from mhacli.files import check_target, write_whole
+from mhacli.files import check_target, describe, write_whole
 from mhacli.layerfile import LayerFile, read_layer_file
 from mhacli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.plan import make_plan, require_room
@@ -108,7 +108,7 @@ def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
     for path in paths:
         if path == "-" and sys.stdin is not None and sys.stdin.isatty():
             note("reading text from the terminal; end it with Ctrl-D")
-        with life(f"reading {'stdin' if path == '-' else path!r}"):
+        with life(f"reading {describe(path)}"):
             texts.extend(_sequences(read_text(path, decoding), source.lines))
     return texts
 

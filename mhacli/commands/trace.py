@@ -79,8 +79,12 @@ def trace(
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
     from mhacli.commands.sources import make_request, record_command, save_files
+    from mhacli.plan import Place, require_inside
 
     request = make_request(source, text, layer, device, save)
+    place = None if cell is None else Place(walking.sequence, *cell)
+    if place is not None:
+        require_inside(place, request.encoded, request.config)
     with life("loading torch"):
         from mhacli.studies import inspect as study
         from mhacli.studies import walk
@@ -90,7 +94,7 @@ def trace(
             request.config,
             route=walking.route,
             values=walking.values,
-            place=None if cell is None else walk.Place(walking.sequence, *cell),
+            place=place,
             source=request.source,
             options=study.Options(
                 request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()
@@ -112,7 +116,7 @@ def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
     on = screen(colour.color)
     for number, block in enumerate(step_blocks(record, on)):
         draw(block, on)
-        if step and number and read_key() in ("q", "Q", "\x1b"):
+        if step and number and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
             break
     draw(closing(record, on), on)
 

@@ -46,7 +46,7 @@ def half_block(upper: int | None, lower: int | None) -> tuple[str, Style]:
 
 def level_of(share: float, largest: float) -> int:
     """Where a share lies on the linear scale from 0 to `largest`, as 0 … 255."""
-    return 0 if largest <= 0 else min(255, max(0, round(255 * share / largest)))
+    return 255 if share >= largest else max(0, round(255 * share / largest))
 
 
 def glyph(level: int) -> str:

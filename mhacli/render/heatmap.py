@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from mhacli.record import Array
+from mhacli.record import Array, Record
 from mhacli.render.colours import GLYPHS, glyph, half_block, level_of, shade
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions
@@ -18,11 +19,13 @@ MAX_LINES = 40
 SMALL = 24
 """Up to so many tokens on both axes every cell gets a line of its own, with its token's name."""
 _LABEL_WIDTH = 12
+FORBIDDEN, NOT_A_NUMBER = -1, -2
+_NAN_SIGN = "?"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Levels of 0 … 255 for blocks of `block` × `block` cells, −1 where every cell of a block is forbidden."""
+    """Levels of 0 … 255 for blocks of `block` × `block` cells, or `FORBIDDEN` (every cell of a block), or `NOT_A_NUMBER`."""
 
     levels: Array
     block: int
@@ -40,14 +43,16 @@ def heatmap(head: Head, largest: float, options: ViewOptions, screen: Screen) ->
     return Text("\n").join([_key_axis(head, grid), *picture])
 
 
-def scale_caption(largest: float, screen: Screen, precision: int) -> Text:
+def scale_caption(record: Record, largest: float, screen: Screen, precision: int) -> Text:
     """The scale in use: its range and kind, what the signs mean, and that all heads share it."""
     caption = Text(f"scale linear, 0 … {share_text(largest, precision)}, the same for all heads: ")
     if screen.colour:
         for level in range(0, 256, 17):
             caption.append(" ", style=shade(level))
-        return caption.append("  (not allowed: left blank)")
-    return caption.append(f"{GLYPHS} from small to large, a blank is not allowed")
+    else:
+        caption.append(GLYPHS)
+    caption.append(" from small to large, a blank is not allowed")
+    return caption.append(f", {_NAN_SIGN} is not a number") if np.isnan(record.arrays["pattern"]).any() else caption
 
 
 def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
@@ -57,9 +62,8 @@ def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
     shares = np.where(head.allowed, head.shares, -1.0)
     padded = np.pad(shares, [(0, -n_queries % block), (0, -n_keys % block)], constant_values=-1.0)
     tiles = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block).max(axis=(1, 3))
-    return Grid(
-        np.where(tiles < 0, -1, np.clip(np.rint(255 * np.nan_to_num(tiles) / largest), 0, 255)).astype(int), block
-    )
+    levels = np.rint(255 * np.clip(tiles / largest, 0, 1))
+    return Grid(np.select([np.isnan(tiles), tiles < 0], [NOT_A_NUMBER, FORBIDDEN], levels).astype(int), block)
 
 
 def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
@@ -74,9 +78,12 @@ def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
         name = fitted(head.query_name(query), label)
         picture.append("\n" + name + " " * (label - cell_len(name) + 1), style="bold")
         for key in range(n_keys):
-            level = level_of(float(np.nan_to_num(head.shares[query, key])), largest)
+            share = float(head.shares[query, key])
+            level = 0 if math.isnan(share) else level_of(share, largest)
             if not head.allowed[query, key]:
                 picture.append(" " * width)
+            elif math.isnan(share):
+                picture.append(_NAN_SIGN * (width - 1) + " ")
             elif screen.colour:
                 picture.append(" " * width, style=shade(level))
             else:
@@ -110,15 +117,18 @@ def _half_blocks(head: Head, grid: Grid) -> list[Text]:
         upper = grid.levels[row]
         lower = grid.levels[row + 1] if row + 1 < len(grid.levels) else np.full_like(upper, -1)
         for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
-            line.append(*half_block(top if top >= 0 else None, bottom if bottom >= 0 else None))
+            if NOT_A_NUMBER in (top, bottom):
+                line.append(_NAN_SIGN)
+            else:
+                line.append(*half_block(top if top >= 0 else None, bottom if bottom >= 0 else None))
         lines.append(line)
     return lines
 
 
 def _characters(head: Head, grid: Grid) -> list[Text]:
-    lines = []
+    lines, signs = [], {FORBIDDEN: " ", NOT_A_NUMBER: _NAN_SIGN}
     for row, levels in enumerate(grid.levels.tolist()):
         line = _line_label(head, row * grid.block)
-        line.append("".join(" " if level < 0 else glyph(level) for level in levels))
+        line.append("".join(signs.get(level) or glyph(level) for level in levels))
         lines.append(line)
     return lines

@@ -13,6 +13,8 @@ _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "
 _STATED = ("qk", "scores", "pattern", "z", "out")
 _MASKED = ("qk", "scores")
 _INNER = ("allowed",)
+_RENAMED = {"context": "context_array"}
+"""The embedded context, where `context` names its texts."""
 
 
 def pieces(record: Record) -> Iterator[str]:
@@ -30,8 +32,8 @@ def pieces(record: Record) -> Iterator[str]:
             continue
         values, meant = _values(record, name)
         bad = int((~np.isfinite(values) & meant).sum())
-        nonfinite |= {name: bad} if bad else {}
-        yield f',\n"{name}":'
+        nonfinite |= {_RENAMED.get(name, name): bad} if bad else {}
+        yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
         yield from _nested(values, meant)
     document["nonfinite"] = nonfinite
     for name, value in document.items():

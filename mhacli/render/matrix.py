@@ -19,7 +19,9 @@ from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.words import fitted, share_text, token_text
 
 MAX_ROWS = 24
-_LABEL_WIDTH, _KEY_WIDTH, _STRONGEST_WIDTH = 12, 10, 12
+_LABEL_WIDTH, _KEY_WIDTH, _ENTROPY_WIDTH, _STRONGEST_WIDTH = 12, 10, 5, 12
+_NARROW_LABEL = 6
+_HIDDEN = "… {} …"
 
 
 @dataclass(frozen=True)
@@ -61,48 +63,79 @@ def largest_share(record: Record, site: str) -> float:
     return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0)) or 1.0
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit."""
+
+    label: int
+    key: int
+    strongest: int
+    room: int
+
+
 def matrix(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The table, or with `everything` as many tables side by side in text as the keys need."""
+    """The table, or with `everything` as many tables below each other as the keys need."""
     rows = balanced(len(head.shares), len(head.shares) if options.everything else MAX_ROWS)
-    width, room = _key_room(head, rows, options, screen)
+    layout = _layout(head, rows, options.precision, screen)
     n_keys = head.shares.shape[1]
-    if options.everything and n_keys > room:
-        starts = [*range(0, n_keys, room), n_keys]
+    if options.everything and n_keys > layout.room:
+        starts = [*range(0, n_keys, layout.room), n_keys]
         panels = [Selection(tuple(range(a, b)), 0) for a, b in pairwise(starts)]
     else:
-        panels = [balanced(n_keys, room)]
-    return Group(*(_table(head, rows, keys, width, largest, options, screen) for keys in panels))
+        panels = [balanced(n_keys, layout.room)]
+    return Group(*(_table(head, rows, keys, layout, largest, options, screen) for keys in panels))
 
 
-def _key_room(head: Head, rows: Selection, options: ViewOptions, screen: Screen) -> tuple[int, int]:
-    """The width of a key column, and how many of them fit."""
-    number = options.precision + 3  # 1.00* at precision 2
-    names = max((cell_len(head.key_name(j)) for j in range(head.shares.shape[1])), default=1)
-    label = min(_LABEL_WIDTH, max(cell_len(head.query_name(i)) for i in rows.shown))
-    tail = (options.precision + 3) + 6 + _STRONGEST_WIDTH
-    left = screen.width - label - 1 - tail
-    for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
-        if head.shares.shape[1] * (width + 1) <= left:
-            return width, head.shares.shape[1]
-    return number, max(2, (left - 9) // (number + 1))  # 9: the column of what is hidden
+def _layout(head: Head, rows: Selection, precision: int, screen: Screen) -> _Layout:
+    """The roomiest layout in which two keys and the count of the hidden ones fit."""
+    n_keys = head.shares.shape[1]
+    number, total = _number_widths(head, precision)
+    names = max(cell_len(head.key_name(j)) for j in range(n_keys))
+    labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.query_name(i)) for i in rows.shown))
+    gap = len(_HIDDEN.format(n_keys)) + 1
+    for most, strongest in ((_LABEL_WIDTH, _STRONGEST_WIDTH), (_NARROW_LABEL, max(len("max"), len(str(n_keys - 1))))):
+        label = min(labels, max(most, len(_gap(rows, 0))))
+        left = screen.width - (label + 1) - (total + 1) - (_ENTROPY_WIDTH + 1) - strongest
+        for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
+            if n_keys * (width + 1) <= left:
+                return _Layout(label, width, strongest, n_keys)
+        room = (left - gap) // (number + 1)
+        if room >= 2:
+            break
+    return _Layout(label, number, strongest, max(2, room))
+
+
+def _number_widths(head: Head, precision: int) -> tuple[int, int]:
+    """Of a share with its mark, and of a row's sum."""
+    shares = [1.0, float(np.fmax.reduce(head.shares, axis=None))]
+    sums = [1.0, float(np.fmax.reduce(head.shares.sum(axis=1)))]
+    widest = [max(len(share_text(x, precision)) for x in numbers) for numbers in (shares, sums)]
+    return max(widest[0], len("drop") if head.site == "dropped" else 0) + 1, widest[1]
+
+
+def _gap(rows: Selection, width: int) -> str:
+    """How many rows are hidden, in words where there is room."""
+    said = f"⋮ {rows.hidden} rows"
+    return said if len(said) <= width else f"⋮ {rows.hidden}"
 
 
 def _table(
-    head: Head, rows: Selection, keys: Selection, width: int, largest: float, options: ViewOptions, screen: Screen
+    head: Head, rows: Selection, keys: Selection, layout: _Layout, largest: float, options: ViewOptions, screen: Screen
 ) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    table.add_column(Text("query", style="dim"), no_wrap=True, max_width=_LABEL_WIDTH)
+    table.add_column(Text("query", style="dim"), no_wrap=True, max_width=layout.label)
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
-            table.add_column(Text(f"… {keys.hidden} …", style="dim"), justify="center", no_wrap=True)
-        table.add_column(_key_header(head, key, width), justify="right", no_wrap=True, min_width=width)
+            table.add_column(Text(_HIDDEN.format(keys.hidden), style="dim"), justify="center", no_wrap=True)
+        table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
     table.add_column(Text("Σ", style="dim"), justify="right", no_wrap=True)
     table.add_column(Text("H", style="dim"), justify="right", no_wrap=True)
-    table.add_column(Text("strongest", style="dim"), no_wrap=True)
+    strongest = "strongest" if layout.strongest >= len("strongest") else "max"
+    table.add_column(Text(strongest, style="dim"), no_wrap=True)
     for place, query in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
-            table.add_row(Text(f"⋮ {rows.hidden} rows", style="dim"))
-        table.add_row(*_row(head, query, keys, largest, options, screen))
+            table.add_row(Text(_gap(rows, layout.label), style="dim"))
+        table.add_row(*_row(head, query, keys, layout, largest, options, screen))
     return table
 
 
@@ -111,20 +144,30 @@ def _key_header(head: Head, key: int, width: int) -> Text:
     return Text(fitted(head.key_name(key), width), style="dim" if is_padding else "bold")
 
 
-def _row(head: Head, query: int, keys: Selection, largest: float, options: ViewOptions, screen: Screen) -> list[Text]:
+def _row(
+    head: Head, query: int, keys: Selection, layout: _Layout, largest: float, options: ViewOptions, screen: Screen
+) -> list[Text]:
     shares, allowed = head.shares[query], head.allowed[query]
     strongest = int(shares.argmax()) if allowed.any() else -1
-    cells = [Text(fitted(head.query_name(query), _LABEL_WIDTH), style="bold")]
+    cells = [Text(fitted(head.query_name(query), layout.label), style="bold")]
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
-            hidden = shares[keys.shown[place - 1] + 1 : key].sum(dtype=np.float64)
-            cells.append(Text(share_text(float(hidden), options.precision), style="dim italic"))
+            hidden = slice(keys.shown[place - 1] + 1, key)
+            mass = share_text(float(shares[hidden].sum(dtype=np.float64)), options.precision)
+            cells.append(Text(mass if allowed[hidden].any() else "0", style="dim italic"))
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
     total = float(shares.sum(dtype=np.float64))
     cells += [Text(share_text(total, options.precision)), Text(_entropy_text(head, query))]
-    if strongest < 0:
-        return [*cells, Text("no key allowed", style="dim")]
-    return [*cells, Text(fitted(f"{strongest} {head.key_name(strongest)}", _STRONGEST_WIDTH))]
+    return [*cells, _strongest_text(head, strongest, layout)]
+
+
+def _strongest_text(head: Head, key: int, layout: _Layout) -> Text:
+    """The key's position, and its name where there is room."""
+    if layout.strongest < _STRONGEST_WIDTH:
+        return Text(str(key) if key >= 0 else "–")
+    if key < 0:
+        return Text("none allowed", style="dim")
+    return Text(fitted(f"{key} {head.key_name(key)}", layout.strongest))
 
 
 def _entropy_text(head: Head, query: int) -> str:

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.record import Record, SelfCheck
+from mhacli.record import Record, SelfCheck, TokenSequence
 from mhacli.render.heatmap import heatmap, scale_caption
 from mhacli.render.matrix import Head, largest_share, matrix
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced, chosen
@@ -18,6 +18,7 @@ from mhacli.render.words import (
     PADDING,
     configuration,
     count_of,
+    filled,
     fitted,
     number_text,
     seconds_text,
@@ -28,7 +29,8 @@ from mhacli.text.escape import visible
 from mhacli.text.vocabulary import UNKNOWN
 
 MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES = 16, 8, 4
-_FORMULA_ROOM = 24
+_FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
+_BETWEEN_AXES = " · "
 
 
 def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -41,7 +43,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
         shape_trace(record, screen),
     ]
     sections += _heads(record, sequences, heads, options, screen)
-    sections += [head_table(record, heads), timing_table(record), self_check_line(record.self_check)]
+    sections += [head_table(record, heads, screen), timing_table(record, screen), self_check_line(record.self_check)]
     return Group(*_spaced(sections))
 
 
@@ -93,6 +95,7 @@ def token_table(
     table.add_column("id", justify="right")
     table.add_column("offsets", no_wrap=True)
     rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
+    room = max(len(PADDING), screen.width - _numbers_width(sequence) - len(f" {UNKNOWN}"))
     for place, row in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
             table.add_row("⋮", Text(f"{rows.hidden} more (--all)", style="dim"))
@@ -100,11 +103,18 @@ def token_table(
             table.add_row(str(row), Text(PADDING, style="dim"), Text("–", style="dim"), Text("–", style="dim"))
             continue
         start, end = sequence.offsets[row]
-        token = Text(fitted(token_text(sequence, row), max(12, screen.width - 48)), style="bold")
+        token = Text(fitted(token_text(sequence, row), room), style="bold")
         if _is_unknown(record, sequence.ids[row], sequence.tokens[row]):
             token.append(f" {UNKNOWN}", style="not bold yellow")
         table.add_row(str(row), token, str(sequence.ids[row]), f"{start}–{end}")
     return Group(title, table)
+
+
+def _numbers_width(sequence: TokenSequence) -> int:
+    """What index, id and offsets of a token table take, with the gaps between the four columns."""
+    ids = max(len("id"), *(len(str(number)) for number in sequence.ids))
+    offsets = max(len("offsets"), *(len(f"{start}–{end}") for start, end in sequence.offsets))
+    return max(len("index"), len(str(len(sequence.tokens)))) + ids + offsets + 3 * 2
 
 
 def _is_unknown(record: Record, token_id: int, token: str) -> bool:
@@ -117,22 +127,25 @@ def _is_unknown(record: Record, token_id: int, token: str) -> bool:
 
 
 def shape_trace(record: Record, screen: Screen) -> Text:
-    """One line for each site that was passed: its axes by name and size, and its formula where there is room."""
+    """Each site that was passed: its axes by name and size, and its formula where there is room for all on one line."""
     rows = [(visible(step.site), axes_text(step.axes, step.shape), visible(step.formula)) for step in record.trace]
     name_width = max((cell_len(name) for name, _, _ in rows), default=0)
     axes_width = max((cell_len(axes) for _, axes, _ in rows), default=0)
     room = screen.width - name_width - axes_width - 4
     trace = Text()
     for number, (name, axes, formula) in enumerate(rows):
-        trace.append("\n" if number else "").append(f"{name:<{name_width}}  ", style="bold").append(axes)
+        trace.append("\n" if number else "").append(f"{name:<{name_width}}  ", style="bold")
         if room >= _FORMULA_ROOM:
-            trace.append(" " * (axes_width - cell_len(axes) + 2) + fitted(formula, room), style="dim")
+            trace.append(axes).append(" " * (axes_width - cell_len(axes) + 2) + fitted(formula, room), style="dim")
+        else:
+            lines = filled(axes.split(_BETWEEN_AXES), screen.width - name_width - 2)
+            trace.append(("\n" + " " * (name_width + 2)).join(lines))
     return trace
 
 
 def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
     """`batch 1 · head 4 · query 6 · d_head 16`."""
-    return visible(" · ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
+    return visible(_BETWEEN_AXES.join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
 
 
 # ------------------------------------------------------------------------------------------------------------- heads
@@ -159,7 +172,7 @@ def _heads(
     if options.view == "matrix":
         yield _matrix_caption(record, largest, options)
     if options.view == "heatmap":
-        yield scale_caption(largest, screen, options.precision)
+        yield scale_caption(record, largest, screen, options.precision)
 
 
 def _one_head(
@@ -213,20 +226,21 @@ def _matrix_caption(record: Record, largest: float, options: ViewOptions) -> Tex
     )
 
 
-def head_table(record: Record, heads: Selection) -> Table:
+def head_table(record: Record, heads: Selection, screen: Screen) -> Table:
     """Each head in one row: its mean entropy, as a number and relative to uniform attention."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("head", justify="right")
     table.add_column("entropy (nats)", justify="right")
     table.add_column("of uniform", justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
+    bar_width = min(_BAR_WIDTH, screen.width - len("head  entropy (nats)  of uniform  "))
     for place, head in enumerate(heads.shown):
         if heads.hidden and place == heads.before:
             table.add_row("⋮", Text(f"{heads.hidden} more (--all)", style="dim"))
         row = record.heads[head] if head < len(record.heads) else None
         share = None if row is None else row.entropy_share
-        filled = 0 if share is None else round(20 * min(1.0, max(0.0, share)))
-        bar = Text("█" * filled, style="blue").append("░" * (20 - filled), style="dim")
+        filled = 0 if share is None else round(bar_width * min(1.0, max(0.0, share)))
+        bar = Text("█" * filled, style="blue").append("░" * (bar_width - filled), style="dim")
         table.add_row(
             str(head),
             "–" if row is None or row.entropy is None else f"{row.entropy:.3f}",
@@ -243,11 +257,12 @@ def _hidden(count: int, noun: str, option: str) -> Text:
 # ------------------------------------------------------------------------------------------------------------ timing
 
 
-def timing_table(record: Record) -> Table:
+def timing_table(record: Record, screen: Screen) -> Table:
     """Median, spread and share of every stage; the first run apart; tokens per second in total."""
     total = record.timings.get("total")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("stage", "first run", "median", "IQR", "share"):
+    is_wide = screen.width >= _WIDE
+    table = Table(box=None, padding=(0, 2 if is_wide else 1, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("stage", "first run" if is_wide else "first", "median", "IQR", "share"):
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
     if total is None:
         return table

@@ -38,7 +38,7 @@ def seconds_text(seconds: float | None) -> str:
     for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
         if seconds * factor < 999.5:
             return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def count_text(count: int) -> str:

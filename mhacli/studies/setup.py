@@ -18,7 +18,7 @@ from mhacli.attention.core import Allowed, Tap, no_tap
 from mhacli.attention.routes import ROUTES
 from mhacli.attention.weights import Layer
 from mhacli.config import Config
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 from mhacli.layerfile import LayerFile
 from mhacli.record import Environment, TokenSequence
 from mhacli.text.encode import Encoded
@@ -91,17 +91,15 @@ def make_setup(
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a name means; `auto` takes CUDA, then MPS, then the CPU.
+    """The device that a config's name means; `auto` takes CUDA, then MPS, then the CPU.
 
-    Raises `UsageError` for a name that is none, and `MhaError` that says whether torch or the machine lacks the device.
+    Raises `MhaError` that says whether torch or the machine lacks the device.
     """
     if name == "auto":
         return torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isascii() and index.isdigit())):
-        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
     if kind == "cuda":
         _require_cuda(name, int(index or 0))
     if kind == "mps" and not torch.backends.mps.is_available():

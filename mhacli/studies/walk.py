@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,24 +11,13 @@ from mhacli.attention.clock import time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
-from mhacli.errors import UsageError
 from mhacli.layerfile import LayerFile
-from mhacli.plan import make_plan, require_room
+from mhacli.plan import Place, make_plan, require_inside, require_room
 from mhacli.record import Cell, Record, RouteCheck
 from mhacli.studies.capture import require_finite
 from mhacli.studies.inspect import TOLERANCE, Observed, Options, make_record, observe
 from mhacli.studies.setup import Setup, facts_of, make_setup
 from mhacli.text.encode import Encoded
-
-
-@dataclass(frozen=True)
-class Place:
-    """A cell of the pattern: which sequence, head, query and key."""
-
-    sequence: int
-    head: int
-    query: int
-    key: int
 
 
 def walk(
@@ -48,7 +37,7 @@ def walk(
     resolved = config.resolved() if source is None else source.config
     facts = facts_of(encoded, resolved)
     if place is not None:
-        _require_inside(place, encoded, resolved)
+        require_inside(place, encoded, resolved)
     plan = make_plan(facts, options.keep, options.keep_limit)
     if resolved.device in ("auto", "cpu"):
         require_room(facts, plan)
@@ -114,16 +103,3 @@ def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:
     return tuple(tensor.double().tolist())
-
-
-def _require_inside(place: Place, encoded: Encoded, config: Config) -> None:
-    if not 0 <= place.sequence < len(encoded.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {place.sequence}")
-    keys = encoded.context or encoded.sequences
-    for name, value, count in (
-        ("head", place.head, config.n_heads),
-        ("query", place.query, len(encoded.sequences[place.sequence].tokens)),
-        ("key", place.key, len(keys[place.sequence].tokens)),
-    ):
-        if not 0 <= value < count:
-            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")

@@ -1,0 +1,36 @@
+"""What all tests share. The shapes in the annotations of the tensor rooms are executed: the hook comes before their import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+import pytest
+
+jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the tests marked `gpu` where torch finds no CUDA device. torch is imported only if there is such a test."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def normal() -> Callable[..., Any]:
+    """`normal(*shape, std=1.0, dtype=torch.float64)`: the same normal numbers in every run of a test."""
+    import torch
+
+    generator = torch.Generator().manual_seed(20)
+
+    def draw(*shape: int, std: float = 1.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return (std * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+    return draw

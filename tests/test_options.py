@@ -1,0 +1,116 @@
+import inspect
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhacli.errors import UsageError
+from mhacli.options import command, index_list, integer, real, size, whole
+
+
+def fault_of(parser, word):
+    with pytest.raises(UsageError) as caught:
+        parser(word)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("word", "number"), [("7", 7), ("+7", 7), ("007", 7), ("0", 0), (9, 9)])
+def test_whole_numbers_are_read(word, number):
+    assert whole("n", 0, 10)(word) == number
+    assert integer("n")(word) == number
+
+
+def test_the_range_of_a_whole_number_is_told():
+    assert fault_of(whole("top", 1, 10), "11") == "top must be a whole number from 1 to 10, got 11"
+    assert fault_of(whole("top", 1, 10), "-1") == "top must be a whole number from 1 to 10, got -1"
+
+
+@pytest.mark.parametrize("word", ["1_0", "1e3", "1.0", "", " 7", "7\n", "--7", "0x7", "٧", "seven"])
+def test_what_is_no_whole_number_is_refused(word):
+    assert fault_of(integer("n"), word) == f"n must be a whole number, got {word!r}"
+    assert fault_of(whole("n", 0, 10), word).startswith("n must be a whole number")
+
+
+@pytest.mark.parametrize("parser", [integer("n"), whole("n", 0, 10), real("n")])
+def test_thousands_of_digits_are_refused_in_a_short_message(parser):
+    message = fault_of(parser, "9" * 5000)
+    assert message.startswith("n must be ")
+    assert len(message) < 120
+
+
+@given(st.integers(-(10**29), 10**29))
+def test_every_whole_number_in_decimal_is_read_back(number):
+    assert integer("n")(str(number)) == number
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("0.125", 0.125), (".5", 0.5), ("5.", 5.0), ("-1e-3", -0.001), ("+2E2", 200.0), ("7", 7.0)]
+)
+def test_decimal_numbers_are_read(word, number):
+    assert real("x")(word) == number
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-Infinity", "1e999", "1_0", "0x1p3", "", ".", "e3", "1 ", "٣.٥"])
+def test_what_is_no_finite_number_is_refused(word):
+    assert fault_of(real("x"), word) == f"x must be a finite number such as 0.125, got {word!r}"
+
+
+def test_sizes_are_read_once():
+    assert size("limit")("1.5K") == 1536
+    assert size("limit")(1536) == 1536
+    message = "limit must be a size above 0 such as 65536, 64M or 1.5G, got 'big'"
+    assert fault_of(size("limit"), "big") == message
+
+
+@pytest.mark.parametrize(
+    ("word", "indices"),
+    [(None, None), ("0", (0,)), ("0,2", (0, 2)), ("0,4-6", (0, 4, 5, 6)), ("3-3", (3,)), (" 2 , 0 ", (2, 0))],
+)
+def test_lists_of_positions_are_read(word, indices):
+    assert index_list(word, "head") == indices
+
+
+@pytest.mark.parametrize("word", ["", ",", "0,", "-1", "4-2", "1-", "a", "1_0", "0-999999999", "1.5", "0--1", "9" * 5000])
+def test_what_is_no_list_of_positions_is_refused_with_the_form(word):
+    message = f"head must be a list such as 0,2 or 0,4-6, got {word[:80]!r}"
+    assert fault_of(lambda it: index_list(it, "head"), word) == message
+
+
+def test_many_ranges_do_not_add_up_to_a_flood():
+    message = fault_of(lambda it: index_list(it, "head"), ",".join(["0-99999"] * 1000))
+    assert message.startswith("head must be a list such as 0,2 or 0,4-6, got ")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large."""
+
+    width: int = 3
+    height: int | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """How it looks."""
+
+    colour: str = "red"
+
+
+def test_a_command_takes_the_fields_of_its_groups_as_parameters_of_their_own():
+    taken = []
+
+    @command
+    def draw(size: Size, look: Look) -> None:
+        """Draws."""
+        taken.append((size, look))
+
+    parameters = inspect.signature(draw).parameters
+    assert {name: (p.default, p.annotation, p.kind) for name, p in parameters.items()} == {
+        "width": (3, int, inspect.Parameter.KEYWORD_ONLY),
+        "height": (None, int | None, inspect.Parameter.KEYWORD_ONLY),
+        "colour": ("red", str, inspect.Parameter.KEYWORD_ONLY),
+    }
+    assert (draw.__name__, draw.__doc__) == ("draw", "Draws.")
+    draw(width=5, height=None, colour="blue")
+    assert taken == [(Size(5, None), Look("blue"))]

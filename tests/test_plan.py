@@ -1,0 +1,172 @@
+"""What a run keeps and how much memory it takes, predicted before there is a tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mhacli.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.errors import MhaError, UsageError
+from mhacli.plan import BASE_BYTES, Plan, array_bytes, make_plan, require_room
+from mhacli.trace import SITES, Facts
+
+MIB = 1 << 20
+CHOICES = {"d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2}
+
+
+def facts(batch=2, q_len=7, k_len=11, cross=True, **choices):
+    return Facts(Config(**{**CHOICES, **choices}).resolved(), batch, q_len, k_len, cross)
+
+
+@pytest.mark.parametrize(("dtype", "item"), [("float64", 8), ("float32", 4), ("bfloat16", 4), ("float16", 4)])
+def test_by_hand_the_bytes_of_arrays_as_the_record_holds_them(dtype, item):
+    found = {site: array_bytes(facts(dtype=dtype), site) for site in ("pattern", "z", "out", "k", "x")}
+    assert found == {
+        "pattern": 2 * 9 * 7 * 11 * item,
+        "z": 2 * 9 * 7 * 2 * item,
+        "out": 2 * 7 * 10 * item,
+        "k": 2 * 3 * 11 * 5 * item,
+        "x": 2 * 7 * 10 * item,
+    }
+
+
+def test_by_default_the_most_wanted_arrays_are_kept_while_they_fit():
+    pattern, out, z = 2 * 9 * 7 * 11 * 4, 2 * 7 * 10 * 4, 2 * 9 * 7 * 2 * 4
+
+    def choice(limit):
+        plan = make_plan(facts(), None, limit)
+        return plan.keep, plan.not_kept
+
+    assert choice(1 << 40) == (("pattern", "out", "z", "scores", "qk"), ())
+    assert choice(3 * pattern + out + z) == (("pattern", "out", "z", "scores", "qk"), ())
+    assert choice(3 * pattern + out + z - 1) == (("pattern", "out", "z", "scores"), ("qk",))
+    assert choice(pattern + out + z) == (("pattern", "out", "z"), ("scores", "qk"))
+    assert choice(pattern - 1) == (("out", "z"), ("pattern", "scores", "qk"))
+    assert choice(0) == ((), ("pattern", "out", "z", "scores", "qk"))
+
+
+def test_training_keeps_what_dropout_left_as_well():
+    plan = make_plan(facts(train=True, dropout=0.1), None)
+    assert plan.keep == ("pattern", "out", "z", "scores", "qk", "dropped")
+
+
+def test_what_was_asked_for_is_kept_once_and_nothing_else():
+    plan = make_plan(facts(), ("z", "q_proj", "z"))
+    assert (plan.keep, plan.not_kept) == (("z", "q_proj"), ())
+    assert make_plan(facts(), ()).keep == ()
+
+
+def test_a_name_that_is_no_site_is_refused_with_those_that_are():
+    with pytest.raises(UsageError) as caught:
+        make_plan(facts(), ("pattern", "attn"))
+    assert caught.value.message == "keep must name sites, got 'attn'"
+    assert caught.value.hint == "sites: " + " ".join(SITES)
+
+
+def test_arrays_that_do_not_fit_the_limit_are_refused_with_the_number_that_would_do():
+    long = facts(batch=1, q_len=1024, k_len=1024, cross=False)  # 9 · 4 MiB each
+    with pytest.raises(MhaError) as caught:
+        make_plan(long, ("qk", "pattern"), 40 * MIB)
+    assert caught.value.message == "the arrays to keep (qk, pattern) must fit in 40.0 MiB, got 72.0 MiB"
+    assert caught.value.hint == "--keep-limit 72M raises the limit; --keep pattern keeps less"
+    assert (caught.value.code, caught.value.exit_code) == ("too-large", 1)
+    assert make_plan(long, ("qk", "pattern"), 72 * MIB).keep == ("qk", "pattern")
+
+
+def test_the_prediction_grows_by_what_is_kept():
+    nothing, some = make_plan(facts(), ()), make_plan(facts(), ("pattern", "z"))
+    assert nothing.peak_bytes > BASE_BYTES
+    assert some.peak_bytes - nothing.peak_bytes == 2 * 9 * 7 * 11 * 4 + 2 * 9 * 7 * 2 * 4
+
+
+def test_a_run_that_fits_passes_without_a_word():
+    plan = make_plan(facts(), None)
+    require_room(facts(), plan, available=plan.peak_bytes * 5 // 4 + 1)
+
+
+def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
+    large = facts(batch=1, q_len=20_000, k_len=20_000, cross=False)
+    plan = Plan((), (), BASE_BYTES + 90 * 1024 * MIB)
+    with pytest.raises(MhaError) as caught:
+        require_room(large, plan, available=16 * 1024 * MIB)
+    assert caught.value.message == (
+        "attention of 20000 × 20000 tokens, 9 heads, batch 1, must fit in memory: "
+        "it needs 90.3 GiB, and 16.0 GiB is available"
+    )
+    assert re.fullmatch(r"--max-tokens \d+ fits, so does --heads \d+", caught.value.hint)
+    assert (caught.value.code, caught.value.exit_code) == ("out-of-memory", 1)
+
+
+def ways_out(of, keep, limit, available):
+    """The counts of tokens and of heads that the refusal says would fit."""
+    with pytest.raises(MhaError) as caught:
+        require_room(of, make_plan(of, keep, limit), available)
+    found = [re.search(pattern, caught.value.hint) for pattern in (r"--max-tokens (\d+)", r"--heads (\d+)")]
+    return [match and int(match[1]) for match in found]
+
+
+LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), ((), 0)]
+
+
+@pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
+@pytest.mark.parametrize(("keep", "limit"), LIMITS)
+@pytest.mark.parametrize("lengths", [(30_000, 30_000), (2_000_000, 500), (500, 2_000_000)])
+def test_the_number_of_tokens_that_is_said_to_fit_does_fit(available, keep, limit, lengths):
+    large = facts(1, *lengths, d_model=64, n_heads=16, n_kv_heads=16)
+    n_tokens, _ = ways_out(large, keep, limit, available)
+    shorter = facts(1, *(min(n_tokens, length) for length in lengths), d_model=64, n_heads=16, n_kv_heads=16)
+    require_room(shorter, make_plan(shorter, keep, limit), available)
+
+
+@pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
+def test_the_number_of_tokens_that_is_said_to_fit_is_not_far_below_what_does(available):
+    large = facts(1, 30_000, 30_000, d_model=64, n_heads=16, n_kv_heads=16)
+    n_tokens, _ = ways_out(large, (), 0, available)
+    longer = facts(1, int(1.05 * n_tokens), int(1.05 * n_tokens), d_model=64, n_heads=16, n_kv_heads=16)
+    with pytest.raises(MhaError):
+        require_room(longer, make_plan(longer, (), 0), available)
+
+
+@pytest.mark.parametrize("length", [2000, 6000, 9000, 20_000])
+@pytest.mark.parametrize(("keep", "limit"), LIMITS)
+def test_the_number_of_heads_that_is_said_to_fit_does_fit_and_divides_the_width(keep, limit, length):
+    available = 4 << 30
+    _, n_heads = ways_out(Facts(Config(n_heads=64).resolved(), 1, length, length), keep, limit, available)
+    if n_heads is not None:
+        fewer = Facts(Config(n_heads=n_heads).resolved(), 1, length, length)
+        require_room(fewer, make_plan(fewer, keep, limit), available)
+
+
+def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
+    single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
+    with pytest.raises(MhaError) as caught:
+        require_room(single, make_plan(single, None), available=BASE_BYTES)
+    assert caught.value.hint == "use a shorter text"
+
+
+MEASURED = """
+import json, resource, sys
+from mhacli.config import Config
+from mhacli.plan import make_plan
+from mhacli.studies.inspect import Options, inspect
+from mhacli.text.encode import encode
+from mhacli.studies.setup import facts_of
+
+config = Config(d_model=64, n_heads=4, device="cpu", dtype=sys.argv[1]).resolved()
+encoded = encode(["word " * 1600], config)
+inspect(encoded, config, options=Options(repeat=1))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts in other units elsewhere")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_takes_no_more_memory_than_predicted(dtype):
+    done = subprocess.run([sys.executable, "-c", MEASURED, dtype], capture_output=True, text=True, check=True)
+    measured, predicted = json.loads(done.stdout)
+    assert measured <= predicted <= 2 * measured

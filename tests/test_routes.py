@@ -1,0 +1,110 @@
+"""Three ways of writing one computation: the same result, by the sites that each of them says it passes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import oracle
+import pytest
+import torch
+
+from mhacli.attention import masks
+from mhacli.attention.blocks import MultiHeadAttention
+from mhacli.attention.routes import ROUTES
+from mhacli.config import Config
+from mhacli.trace import SITES, Facts
+
+COMBINATIONS = list(product([True, False], repeat=5))
+
+
+def made(*, bias, out_proj, gqa, own_d_v, n_heads=6):
+    layer = MultiHeadAttention(
+        10, n_heads, n_kv_heads=2 if gqa else n_heads, d_head=3, d_v=5 if own_d_v else 3, bias=bias, out_proj=out_proj
+    ).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return layer.eval()
+
+
+def heard(route, layer, x, context, allowed=None):
+    seen = {}
+    out = ROUTES[route](layer, x, context, allowed, lambda site, tensor, **_: seen.update({site: tensor.detach()}))
+    return out.detach(), seen
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("bias", "out_proj", "gqa", "own_d_v", "cross"), COMBINATIONS)
+def test_every_route_agrees_with_the_loops(route, bias, out_proj, gqa, own_d_v, cross, normal):
+    layer = made(bias=bias, out_proj=out_proj, gqa=gqa, own_d_v=own_d_v)
+    x, context = normal(2, 4, 10), normal(2, 7, 10) if cross else None
+    out, seen = heard(route, layer, x, context, masks.causal(1))
+    expected = oracle.layer(
+        x.tolist(), {name: t.tolist() for name, t in layer.state_dict().items()}, n_heads=6,
+        n_kv_heads=2 if gqa else 6, context=None if context is None else context.tolist(),
+        allowed=oracle.full(lambda b, i, j: j <= i + 1, 2, 6, 4, 7 if cross else 4),
+    )  # fmt: skip
+    assert (out - torch.from_numpy(expected.out)).abs().max() <= 1e-11
+    assert (seen["pattern"] - torch.from_numpy(expected.attention.pattern)).abs().max() <= 1e-12
+    assert (seen["z"] - torch.from_numpy(expected.attention.z)).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("bias", "out_proj", "gqa", "own_d_v", "cross"), COMBINATIONS)
+def test_every_site_on_the_way_has_the_shape_of_the_table(route, bias, out_proj, gqa, own_d_v, cross, normal):
+    layer = made(bias=bias, out_proj=out_proj, gqa=gqa, own_d_v=own_d_v)
+    config = Config(
+        d_model=10, n_heads=6, n_kv_heads=2 if gqa else 6, d_head=3, d_v=5 if own_d_v else 3, bias=bias,
+        out_proj=out_proj,
+    ).resolved()  # fmt: skip
+    facts = Facts(config, batch=2, q_len=4, k_len=7 if cross else 4, cross=cross)
+    _, seen = heard(route, layer, normal(2, 4, 10), normal(2, 7, 10) if cross else None)
+    for site, tensor in seen.items():
+        assert tuple(tensor.shape) == SITES[site].shape_for(facts), site
+
+
+@pytest.mark.parametrize(
+    ("route", "cross", "expected"),
+    [
+        ("separate", False, "q_proj q k_proj k v_proj v qk scores pattern z concat out"),
+        ("separate", True, "q_proj q k_proj k v_proj v qk scores pattern z concat out"),
+        ("fused", False, "qkv q k v qk scores pattern z concat out"),
+        ("fused", True, "q_proj kv q k v qk scores pattern z concat out"),
+        ("per-head", False, "q_per_head k_per_head v_per_head qk scores pattern z head_out out_sum"),
+        ("per-head", True, "q_per_head k_per_head v_per_head qk scores pattern z head_out out_sum"),
+    ],
+)
+def test_every_route_passes_its_own_sites_in_the_order_of_the_table(route, cross, expected, normal):
+    layer = made(bias=True, out_proj=True, gqa=True, own_d_v=True)
+    _, seen = heard(route, layer, normal(2, 4, 10), normal(2, 7, 10) if cross else None)
+    assert list(seen) == expected.split()
+    assert list(seen) == [site for site in SITES if site in seen]
+
+
+def test_what_each_head_adds_is_what_the_output_loses_without_it(normal):
+    layer, x = made(bias=True, out_proj=True, gqa=True, own_d_v=True), normal(2, 4, 10)
+    whole, seen = heard("per-head", layer, x, None)
+    with torch.no_grad():
+        layer.o_proj.weight[:, 5 * 4 : 5 * 5] = 0.0
+    without, _ = heard("separate", layer, x, None)
+    assert (whole - without - seen["head_out"][:, 4]).abs().max() <= 1e-12
+
+
+def test_the_cut_of_the_fused_product_is_a_view(normal):
+    layer = made(bias=True, out_proj=True, gqa=True, own_d_v=True)
+    _, seen = heard("fused", layer, normal(2, 4, 10), None)
+    for name in "qkv":
+        assert seen[name].untyped_storage().data_ptr() == seen["qkv"].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_drops_the_same_shares_in_training(route, normal):
+    layer, x = made(bias=True, out_proj=True, gqa=True, own_d_v=True).train(), normal(2, 4, 10)
+    layer.dropout = 0.4
+    layer.generator = torch.Generator().manual_seed(5)
+    expected = layer(x)[0].detach()
+    layer.generator = torch.Generator().manual_seed(5)
+    out, seen = heard(route, layer, x, None)
+    assert (out - expected).abs().max() <= 1e-12
+    assert (seen["dropped"] == 0).any()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from mhacli.errors import MhaError
+from mhacli.schema import decode, load_json
+
+
+@dataclass(frozen=True)
+class Leaf:
+    name: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Tree:
+    kind: Literal["oak", "elm"]
+    leaves: tuple[Leaf, ...] = ()
+    pair: tuple[int, float] | None = None
+    by_name: Mapping[str, float] = field(default_factory=dict)
+    tall: bool = False
+    memory: Any = field(default=None, metadata={"json": False})
+
+
+def fault_of(action, *arguments):
+    with pytest.raises(MhaError) as caught:
+        action(*arguments)
+    assert caught.value.code == "bad-file"
+    return caught.value.message
+
+
+def test_json_of_every_kind_becomes_frozen_data():
+    found = decode(
+        Tree,
+        {
+            "kind": "elm",
+            "leaves": [{"name": "a", "size": 3}, {"name": "b"}],
+            "pair": [1, 2],
+            "by_name": {"x": 0.5},
+            "tall": True,
+        },
+        "file",
+    )
+    assert found == Tree("elm", (Leaf("a", 3), Leaf("b")), (1, 2.0), {"x": 0.5}, True)
+    assert type(found.pair[1]) is float
+
+
+def test_unknown_fields_and_fields_that_are_no_json_are_ignored():
+    assert decode(Tree, {"kind": "oak", "later": 1, "memory": "x"}, "file") == Tree("oak")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "file must be an object, got 3"),
+        ({}, "file must have the fields kind, got none of that name"),
+        ({"kind": "fir"}, "file.kind must be one of oak, elm, got 'fir'"),
+        ({"kind": ["oak"]}, "file.kind must be one of oak, elm, got ['oak']"),
+        ({"kind": "oak", "leaves": {}}, "file.leaves must be a list, got {}"),
+        ({"kind": "oak", "leaves": [{"name": "a"}, {}]}, "file.leaves[1] must have the fields name, got none of that name"),
+        ({"kind": "oak", "leaves": [{"name": None}]}, "file.leaves[0].name must be a value of type str, got None"),
+        ({"kind": "oak", "leaves": [{"name": "a", "size": 1.0}]}, "file.leaves[0].size must be a value of type int, got 1.0"),
+        ({"kind": "oak", "leaves": [{"name": "a", "size": True}]}, "file.leaves[0].size must be a value of type int, got True"),
+        ({"kind": "oak", "pair": [1]}, "file.pair must be a list of 2, got [1]"),
+        ({"kind": "oak", "pair": [1, "x"]}, "file.pair[1] must be a value of type float, got 'x'"),
+        ({"kind": "oak", "pair": [1, True]}, "file.pair[1] must be a value of type float, got True"),
+        ({"kind": "oak", "by_name": [1]}, "file.by_name must be an object, got [1]"),
+        ({"kind": "oak", "by_name": {"x": "y"}}, "file.by_name.x must be a value of type float, got 'y'"),
+        ({"kind": "oak", "by_name": {"x": 1e308}}, "file.by_name.x must be a finite number, got 1e+308"),
+        ({"kind": "oak", "tall": 1}, "file.tall must be a value of type bool, got 1"),
+    ],
+)
+def test_a_fault_is_told_with_its_place_and_the_rule(value, message):
+    assert fault_of(decode, Tree, value, "file") == message
+
+
+def test_a_whole_number_too_large_for_a_float_is_refused():
+    assert fault_of(decode, Tree, {"kind": "oak", "by_name": {"x": 10**400}}, "file").startswith("file.by_name.x must be ")
+
+
+def test_a_whole_number_too_large_for_any_count_is_refused():
+    assert fault_of(decode, Leaf, {"name": "a", "size": 10**400}, "file").startswith("file.size must be ")
+
+
+def test_a_long_value_is_shortened_in_the_message():
+    assert len(fault_of(decode, Tree, {"kind": "x" * 10_000}, "file")) < 150
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "file must be JSON, got: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ('{"a": 1, "a": 2}', "file must be JSON, got: the name 'a' stands twice"),
+        ("NaN", "file must be JSON, got: NaN is no JSON number"),
+        ("[-Infinity]", "file must be JSON, got: -Infinity is no JSON number"),
+        (b"\xff", "file must be UTF-8, got a bad byte at 0"),
+        ("[" * 200_000, "file must be JSON of moderate depth, got deeper nesting"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_the_reason(text, message):
+    assert fault_of(load_json, text, "file") == message
+
+
+def test_a_number_of_too_many_digits_is_refused():
+    assert fault_of(load_json, "9" * 5000, "file").startswith("file must be JSON, got: ")

@@ -1,0 +1,291 @@
+"""Weights on disk: every bit comes back, and a matrix that was changed after saving is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from mhacli.attention import weights
+from mhacli.attention.weights import Layer, from_file, new_attention, to_bytes
+from mhacli.config import Config
+from mhacli.errors import MhaError, UsageError
+from mhacli.layerfile import expected_shapes, read_layer_file
+
+GROUPED = Config(d_model=10, n_heads=6, n_kv_heads=2, d_head=3, d_v=5, init="uniform", dtype="float64")
+SQUARE = Config(d_model=6, n_heads=3, init="uniform", dtype="float64")
+WORDS = ("cat", "mat", "on", "sat", "the", "zoo")
+
+
+def layer_of(config, seed=0):
+    config = config.resolved()
+    generator = torch.Generator().manual_seed(seed)
+    attention = new_attention(config, generator)
+    embedding = torch.randn(len(WORDS), config.d_model, generator=generator, dtype=torch.float64)
+    return Layer(embedding.to(getattr(torch, config.dtype)), attention)
+
+
+def tensors_of(layer):
+    return {"embed.weight": layer.embedding, **layer.attention.state_dict()}
+
+
+def saved(path, config, layer=None):
+    path.write_bytes(to_bytes(layer or layer_of(config), config.resolved(), WORDS))
+    return str(path)
+
+
+def loaded(path, given=None, **how):
+    return from_file(read_layer_file(path, given or {}), **{"allow_nonfinite": False, **how})
+
+
+def rewritten(path, change):
+    """The same file, its metadata untouched, with tensors changed by `change(tensors)`."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
+    return path
+
+
+def refused(call, *arguments, kind=MhaError, **named):
+    with pytest.raises(kind) as caught:
+        call(*arguments, **named)
+    return caught.value
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("out_proj", [True, False])
+def test_every_bit_comes_back_in_every_dtype(dtype, bias, out_proj, tmp_path):
+    config = Config(**{**vars(GROUPED), "dtype": dtype, "bias": bias, "out_proj": out_proj})
+    layer = layer_of(config)
+    path = saved(tmp_path / "w.safetensors", config, layer)
+    found, expected = tensors_of(loaded(path)), tensors_of(layer)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == getattr(torch, dtype)
+        assert torch.equal(found[name], tensor), name
+
+
+def test_another_dtype_on_loading_rounds_the_saved_numbers_once(tmp_path):
+    layer = layer_of(GROUPED)
+    found = tensors_of(loaded(saved(tmp_path / "w.safetensors", GROUPED, layer), {"dtype": "bfloat16"}))
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in tensors_of(layer).items())
+
+
+def test_a_plain_reader_finds_the_tensors_and_one_metadata_key(tmp_path):
+    layer = layer_of(GROUPED)
+    path = saved(tmp_path / "w.safetensors", GROUPED, layer)
+    plain = safetensors.torch.load_file(path)
+    assert {name: tuple(t.shape) for name, t in plain.items()} == expected_shapes(GROUPED.resolved(), 6)
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in tensors_of(layer).items())
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert list(metadata) == ["mha"]
+    document = json.loads(metadata["mha"])
+    assert sorted(document) == ["config", "format", "probe", "tokenizer", "vocabulary"]
+    assert (document["format"], document["tokenizer"]) == ("mha.weights/1", "word")
+    assert document["vocabulary"] == list(WORDS)
+    assert not {"train", "device", "threads", "seed", "init"} & document["config"].keys()
+
+
+def test_by_hand_the_shapes_on_disk_follow_the_names():
+    assert expected_shapes(GROUPED.resolved(), 7) == {
+        "embed.weight": (7, 10), "q_proj.weight": (18, 10), "q_proj.bias": (18,), "k_proj.weight": (6, 10),
+        "k_proj.bias": (6,), "v_proj.weight": (10, 10), "v_proj.bias": (10,), "o_proj.weight": (10, 30),
+        "o_proj.bias": (10,),
+    }  # fmt: skip
+
+
+SCRIPT = """
+import hashlib, sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_weights import GROUPED, WORDS, layer_of
+from mhacli.attention.weights import to_bytes
+print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hexdigest())
+"""
+
+
+def test_the_same_layer_gives_the_same_bytes_in_another_process(request):
+    first, second = (to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS) for _ in range(2))
+    assert first == second
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(request.path.parent)], capture_output=True, text=True, check=True
+    )
+    assert elsewhere.stdout.strip() == hashlib.sha256(first).hexdigest()
+
+
+def test_choices_of_the_run_do_not_reach_the_bytes():
+    elsewhere = Config(**{**vars(GROUPED), "device": "cuda:3", "threads": 2, "seed": 9, "dropout": 0.0})
+    layer = layer_of(GROUPED)
+    assert to_bytes(layer, elsewhere.resolved(), WORDS) == to_bytes(layer, GROUPED.resolved(), WORDS)
+
+
+def test_the_config_comes_back_with_the_layer(tmp_path):
+    config = Config(**{**vars(GROUPED), "softcap": 7.5, "scale": 0.25, "causal": True, "positions": "none"})
+    source = read_layer_file(saved(tmp_path / "w.safetensors", config), {"device": "cpu"})
+    kept = {**vars(config.resolved()), "init": "xavier", "device": "cpu"}
+    assert vars(source.config) == kept
+    assert source.metadata.vocabulary == WORDS
+    attention = loaded(source.path).attention
+    assert (attention.scale, attention.softcap, attention.training) == (0.25, 7.5, False)
+
+
+@pytest.mark.parametrize("name", ["embed", "q_proj", "k_proj", "v_proj", "o_proj"])
+def test_a_transposed_square_matrix_is_noticed(name, tmp_path):
+    def transpose(tensors):
+        tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T.contiguous()
+
+    path = rewritten(saved(tmp_path / "w.safetensors", SQUARE), transpose)
+    fault = refused(loaded, path)
+    assert (fault.exit_code, fault.code, fault.path) == (3, "probe-mismatch", path)
+    start, _, difference = fault.message.rpartition(" ")
+    assert start == f"{path}: {name}.weight must give the stored probe outputs, got a difference of"
+    assert 1e-3 < float(difference) < 100
+    assert fault.hint == "the numbers were changed after saving; a transposed square matrix looks like this"
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "o_proj"])
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_two_exchanged_rows_are_noticed(name, part, tmp_path):
+    def exchange(tensors):
+        tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"][[1, 0, 2, 3, 4, 5]]
+
+    path = rewritten(saved(tmp_path / "w.safetensors", SQUARE), exchange)
+    assert refused(loaded, path).message.startswith(f"{path}: {name}.weight must give the stored probe outputs")
+
+
+def test_the_probe_forgives_the_rounding_of_other_machines(tmp_path):
+    def nudge(tensors):
+        for tensor in tensors.values():
+            tensor *= 1 + 1e-9
+
+    loaded(rewritten(saved(tmp_path / "w.safetensors", SQUARE), nudge))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused_with_count_and_place(poison, tmp_path):
+    def spoil(tensors):
+        tensors["k_proj.weight"][1, 3] = poison
+        tensors["k_proj.weight"][2, 0] = poison
+
+    path = rewritten(saved(tmp_path / "w.safetensors", SQUARE), spoil)
+    fault = refused(loaded, path)
+    assert fault.message == f"{path}: k_proj.weight must be finite, got 2 NaN or Inf, the first at [1, 3]"
+    assert (fault.hint, fault.code, fault.exit_code) == ("--allow-nonfinite looks anyway", "not-finite", 1)
+    anyway = loaded(path, allow_nonfinite=True).attention.k_proj.weight
+    assert (~anyway.isfinite()).nonzero().tolist() == [[1, 3], [2, 0]]
+
+
+def test_weights_that_are_not_finite_are_never_written():
+    layer = layer_of(SQUARE)
+    layer.embedding[2, 5] = float("nan")
+    fault = refused(to_bytes, layer, SQUARE.resolved(), WORDS)
+    assert fault.message == "the weights: embed.weight must be finite, got 1 NaN or Inf, the first at [2, 5]"
+
+
+def plain_file(path, config, change=lambda tensors: None):
+    tensors = {name: t.clone() for name, t in tensors_of(layer_of(config)).items()}
+    change(tensors)
+    safetensors.torch.save_file(tensors, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_file_without_metadata_loads_when_the_heads_are_given(dtype, tmp_path):
+    config = Config(**{**vars(GROUPED), "dtype": dtype})
+    path = plain_file(tmp_path / "plain.safetensors", config)
+    source = read_layer_file(path, {"n_heads": 6})
+    assert (source.config.n_kv_heads, source.config.d_head, source.config.d_v) == (2, 3, 5)
+    assert (source.config.d_model, source.config.bias, source.config.out_proj) == (10, True, True)
+    assert (source.config.dtype, source.metadata) == (dtype, None)
+    found = tensors_of(from_file(source, allow_nonfinite=False))
+    assert all(torch.equal(tensor, found[name]) for name, tensor in tensors_of(layer_of(config)).items())
+
+
+def test_a_file_without_metadata_asks_for_the_heads(tmp_path):
+    path = plain_file(tmp_path / "plain.safetensors", GROUPED)
+    fault = refused(read_layer_file, path, {}, kind=UsageError)
+    assert fault.message == (
+        f"n_heads must be given for {path}, whose header does not say how its 18 query rows are cut into heads"
+    )
+    assert fault.hint == "add --heads N"
+
+
+def test_everything_that_does_not_fit_is_listed_at_once(tmp_path):
+    def damage(tensors):
+        del tensors["v_proj.bias"]
+        del tensors["o_proj.weight"]
+        tensors["extra"] = torch.zeros(1)
+        tensors["another"] = torch.zeros(2)
+        tensors["k_proj.weight"] = torch.zeros(6, 9)
+        tensors["q_proj.bias"] = torch.zeros(17)
+
+    path = rewritten(saved(tmp_path / "w.safetensors", GROUPED), damage)
+    fault = refused(read_layer_file, path, {})
+    assert fault.message == (
+        f"{path} must hold the tensors of its layer; v_proj.bias [10] is missing; o_proj.weight [10, 30] is missing; "
+        "'another' is not expected; 'extra' is not expected; "
+        "q_proj.bias must be [18], got [17]; k_proj.weight must be [6, 10], got [6, 9]"
+    )
+    assert (fault.code, fault.exit_code) == ("bad-file", 1)
+
+
+def test_matrices_that_say_the_sizes_must_be_there(tmp_path):
+    def damage(tensors):
+        del tensors["embed.weight"]
+        tensors["k_proj.weight"] = torch.zeros(6)
+
+    path = plain_file(tmp_path / "plain.safetensors", Config(**{**vars(GROUPED), "bias": False}), damage)
+    fault = refused(read_layer_file, path, {"n_heads": 6})
+    assert fault.message == (
+        f"{path} must hold the matrices embed.weight, k_proj.weight, "
+        "got 'k_proj.weight', 'o_proj.weight', 'q_proj.weight', 'v_proj.weight'"
+    )
+
+
+def test_numbers_of_another_kind_are_refused(tmp_path):
+    path = rewritten(
+        saved(tmp_path / "w.safetensors", SQUARE),
+        lambda tensors: tensors.update({"q_proj.bias": torch.zeros(6, dtype=torch.int32)}),
+    )
+    assert refused(read_layer_file, path, {}).message == (
+        f"{path}: tensor 'q_proj.bias' must be one of F64, F32, BF16, F16, got I32"
+    )
+
+
+def test_an_option_that_contradicts_the_file_is_refused(tmp_path):
+    path = saved(tmp_path / "w.safetensors", SQUARE)
+    fault = refused(read_layer_file, path, {"n_heads": 2}, kind=UsageError)
+    assert (fault.message, fault.hint) == (
+        f"n_heads must be that of {path}, 3, got 2",
+        "leave --heads out: the file decides",
+    )
+
+
+def test_another_format_is_refused(tmp_path):
+    path = tmp_path / "other.safetensors"
+    header = json.dumps({"format": "mha.weights/9"})
+    safetensors.torch.save_file({"q": torch.zeros(1)}, path, metadata={"mha": header})
+    message = refused(read_layer_file, str(path), {}).message
+    assert message == f"{path} must be a weights file (format mha.weights/1), got 'mha.weights/9'"
+
+
+def test_the_probe_is_the_layers_answer_in_float64(tmp_path):
+    layer = layer_of(SQUARE)
+    found = weights.probe(layer)
+    assert found.embed == pytest.approx(layer.embedding[3].tolist(), rel=1e-8)
+    rows = layer.embedding[3] + torch.sin(1.0 + torch.arange(6, 12, dtype=torch.float64))
+    for name in "qkv":
+        projection = getattr(layer.attention, f"{name}_proj")
+        assert getattr(found, name) == pytest.approx(projection(rows).tolist(), rel=1e-8)
+    half = Layer(layer.embedding.half(), new_attention(SQUARE.resolved()).half())
+    half.attention.load_state_dict(layer.attention.state_dict())
+    assert weights.probe(half).q == pytest.approx(found.q, abs=5e-3)
