@@ -303,7 +303,9 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
     import numpy as np
 
     last_key = _facts(record).k_len - 1
-    limits: dict[str, tuple[float, float, str]] = {"strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")}
+    limits: dict[str, tuple[float, float, str]] = {
+        "strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")
+    }
     limits["pattern"] = (0, 1 + _ROUNDING, "shares from 0 to 1")
     for name, (low, high, meaning) in limits.items():
         if name in arrays and (

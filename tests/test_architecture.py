@@ -7,13 +7,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "mhacli"
 ROWS = (
-    ("cli", "__main__", "commands", "options", "streams", "interrupts"),
+    ("cli", "__main__", "commands", "options", "values", "streams", "interrupts"),
     ("studies", "render"),
     ("attention",),
     ("record", "trace", "text", "plan", "layerfile", "tensorfile", "schema", "memory", "config", "errors", "files"),
     ("__init__",),
 )
-NEVER_TORCH = {"cli", "commands", "options", "streams", "render", *ROWS[3]}
+NEVER_TORCH = {"cli", "commands", "options", "values", "streams", "render", *ROWS[3]}
 NEVER_SCREEN = {"studies", "attention", *ROWS[3]}
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhacli.errors import UsageError
-from mhacli.options import command, index_list, integer, real, size, whole
+from mhacli.options import command
+from mhacli.values import index_list, integer, real, size, whole
 
 
 def fault_of(parser, word):

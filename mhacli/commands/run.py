@@ -15,10 +15,10 @@ from mhacli.options import (
     SourceOptions,
     TextOptions,
     command,
-    index_list,
 )
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.streams import draw, life, note, screen, write_pieces
+from mhacli.values import index_list
 
 if TYPE_CHECKING:
     from mhacli.record import Record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,9 +18,9 @@ from mhacli.options import (
     SourceOptions,
     TextOptions,
     command,
-    whole,
 )
 from mhacli.streams import draw, life, read_key, screen, write_pieces
+from mhacli.values import triple, whole
 
 if TYPE_CHECKING:
     from mhacli.record import Record
@@ -75,7 +74,7 @@ def trace(
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `walk`, the walkthrough out."""
-    cell = _cell(walking.cell)
+    cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
     from mhacli.commands.sources import make_request, record_command, save_files
@@ -119,12 +118,3 @@ def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
         if step and number and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
             break
     draw(closing(record, on), on)
-
-
-def _cell(word: str | None) -> tuple[int, int, int] | None:
-    if word is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
-    if match is None:
-        raise UsageError(f"cell must be HEAD,QUERY,KEY such as 0,5,1, got {word[:80]!r}")
-    return int(match[1]), int(match[2]), int(match[3])

@@ -11,8 +11,9 @@ import typer
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target, write_whole
-from mhacli.options import ColourOptions, SourceOptions, command, whole
+from mhacli.options import ColourOptions, SourceOptions, command
 from mhacli.streams import draw, life, screen, write_pieces
+from mhacli.values import whole
 
 if TYPE_CHECKING:
     from mhacli.text.read import Decoding

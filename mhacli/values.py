@@ -1,0 +1,78 @@
+"""Values from the words of a command line: numbers, sizes and lists, read strictly, refused with the form that works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from mhacli.errors import UsageError
+from mhacli.files import parse_size
+
+
+def whole(name: str, low: int, high: int) -> Callable[[object], int]:
+    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
+
+    def number(word: object) -> int:
+        value = integer(name)(word)
+        if not low <= value <= high:
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
+        return value
+
+    return number
+
+
+def integer(name: str) -> Callable[[object], int]:
+    """A parser of whole numbers, digits and a sign only; their range is a rule of the config. Raises `UsageError`."""
+
+    def number(word: object) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
+            raise UsageError(f"{name} must be a whole number, got {str(word)[:40]!r}")
+        return int(str(word))
+
+    return number
+
+
+def real(name: str) -> Callable[[object], float]:
+    """A parser of decimal numbers. Raises `UsageError` for words, and for `nan` and `inf`."""
+
+    def number(word: object) -> float:
+        match = re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word))
+        value = float(match[0]) if match else math.inf
+        if math.isinf(value):
+            raise UsageError(f"{name} must be a finite number such as 0.125, got {str(word)[:40]!r}")
+        return value
+
+    return number
+
+
+def size(name: str) -> Callable[[object], int]:
+    """A parser of sizes: `65536`, `64M`, `1.5G`."""
+    return lambda word: word if isinstance(word, int) else parse_size(str(word), name)
+
+
+_MAX_LISTED = 100_000
+
+
+def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
+    """Positions from `0,2` or `0,4-6`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    found: list[int] = []
+    for part in word.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or match[1]) if match else -1
+        if not low <= high < low + _MAX_LISTED - len(found):
+            raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
+        found.extend(range(low, high + 1))
+    return tuple(found)
+
+
+def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
+    """Three positions from `0,5,1`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be HEAD,QUERY,KEY such as 0,5,1, got {word[:80]!r}")
+    return int(match[1]), int(match[2]), int(match[3])
