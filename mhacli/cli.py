@@ -17,7 +17,7 @@ import mhacli
 from mhacli import interrupts
 from mhacli.errors import MhaError, UsageError
 from mhacli.streams import flush, forget_stdout, require_stdout
-from mhacli.text.escape import visible
+from mhacli.text.escape import visible, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
     "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
@@ -149,14 +149,9 @@ def _tell(fault: MhaError) -> int:
     if sys.stderr is None:
         return fault.exit_code
     if _asked_for_json():
-        said = {
-            "code": fault.code,
-            "message": fault.message,
-            "hint": fault.hint,
-            "path": fault.path,
-            "exit": fault.exit_code,
-        }
-        lines = [json.dumps({"error": said})]
+        texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
+        said = {name: text and without_surrogates(text) for name, text in texts.items()}
+        lines = [json.dumps({"error": said | {"exit": fault.exit_code}})]
     else:
         lines = [f"mha: error: {visible(fault.message)}"] + ([f"hint: {visible(fault.hint)}"] if fault.hint else [])
     try:

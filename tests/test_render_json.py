@@ -78,7 +78,7 @@ def test_other_arrays_read_back_as_the_same_numbers(record, name):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_numbers_are_the_shortest_that_read_back(dtype):
-    numbers = np.array([0.1, 1 / 3, 1e-8, 12345678.0, 5e-7, 0.0, -2.5, np.finfo(dtype).max], dtype)
+    numbers = np.array([0.1, 1 / 3, 1e-8, 54321.0, 5e-7, 0.0, -2.5, np.finfo(dtype).max], dtype)
     record = make_record()
     shape = record.arrays["z"].shape
     array = np.resize(numbers, shape)
@@ -89,7 +89,8 @@ def test_numbers_are_the_shortest_that_read_back(dtype):
     for word, number in zip(written, flat, strict=True):
         assert dtype(word) == number
         digits = len(word.split("e")[0].replace(".", "").replace("-", "").strip("0"))
-        shortest = next(n for n in range(1, 18) if dtype(f"{number:.{n - 1}e}") == number)
+        with np.errstate(over="ignore"):
+            shortest = next(n for n in range(1, 18) if dtype(f"{number:.{n - 1}e}") == number)
         assert digits <= shortest
 
 

@@ -13,10 +13,11 @@ import torch
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
 from mhacli.errors import UsageError
+from mhacli.plan import Place
 from mhacli.studies import setup
 from mhacli.studies.capture import summarise
 from mhacli.studies.inspect import Options, weights_content
-from mhacli.studies.walk import Place, walk
+from mhacli.studies.walk import walk
 from mhacli.text.encode import encode
 
 CONFIG = Config(d_model=6, n_heads=4, n_kv_heads=2, d_head=3, d_v=2, dtype="float64", device="cpu", init="uniform")

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import oracle
 import pytest
 import safetensors
 import safetensors.torch
@@ -90,6 +91,7 @@ def test_a_plain_reader_finds_the_tensors_and_one_metadata_key(tmp_path):
         metadata = file.metadata()
     assert list(metadata) == ["mha"]
     document = json.loads(metadata["mha"])
+    assert metadata["mha"] == json.dumps(document, sort_keys=True, separators=(",", ":"))
     assert sorted(document) == ["config", "format", "probe", "tokenizer", "vocabulary"]
     assert (document["format"], document["tokenizer"]) == ("mha.weights/1", "word")
     assert document["vocabulary"] == list(WORDS)
@@ -278,7 +280,7 @@ def test_another_format_is_refused(tmp_path):
     assert message == f"{path} must be a weights file (format mha.weights/1), got 'mha.weights/9'"
 
 
-def test_the_probe_is_the_layers_answer_in_float64(tmp_path):
+def test_the_probe_is_the_layers_answer_in_float64():
     layer = layer_of(SQUARE)
     found = weights.probe(layer)
     assert found.embed == pytest.approx(layer.embedding[3].tolist(), rel=1e-8)
@@ -289,3 +291,15 @@ def test_the_probe_is_the_layers_answer_in_float64(tmp_path):
     half = Layer(layer.embedding.half(), new_attention(SQUARE.resolved()).half())
     half.attention.load_state_dict(layer.attention.state_dict())
     assert weights.probe(half).q == pytest.approx(found.q, abs=5e-3)
+
+
+def test_the_output_of_the_probe_agrees_with_the_loops():
+    config = Config(**{**vars(GROUPED), "scale": 1.5, "softcap": 2.0})
+    layer = layer_of(config)
+    waves = torch.sin(1.0 + torch.arange(30, dtype=torch.float64)).view(3, 10)
+    expected = oracle.layer(
+        (layer.embedding[[0, 3, 5]] + waves)[None].tolist(),
+        {name: tensor.tolist() for name, tensor in layer.attention.state_dict().items()},
+        n_heads=6, n_kv_heads=2, scale=1.5, softcap=2.0,
+    )  # fmt: skip
+    assert weights.probe(layer).out == pytest.approx(expected.out[0, 2], rel=1e-8, abs=1e-9)

@@ -6,6 +6,7 @@ They cost no T×T memory until they are asked, and can be asked tile by tile. Al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -50,7 +51,7 @@ def prefix(n: int, offset: int = 0) -> Allowed:
 
 
 def padding(
-    lengths: Int[Tensor, " batch"],
+    lengths: Int[Tensor, " batch"] | Sequence[int],
     side: Literal["left", "right"] = "right",
     *,
     padded_len: int | None = None,
@@ -61,25 +62,28 @@ def padding(
     `padded_len` defaults to the longest length. `of` says whose padding it is: keys that nobody may see, or queries
     that see nothing.
     """
-    total = int(lengths.max()) if padded_len is None and side == "left" else padded_len or 0
+    n_real = torch.as_tensor(lengths)
+    total = int(n_real.max()) if padded_len is None and side == "left" else padded_len or 0
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         idx = k_idx if of == "key" else q_idx
-        counts = lengths.to(idx.device)[:, None]
+        counts = n_real.to(idx.device)[:, None]
         real = idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
         return real[:, None, None, :] if of == "key" else real[:, None, :, None]
 
     return allowed
 
 
-def documents(ids: Int[Tensor, "batch idx"], k_ids: Int[Tensor, "batch k_idx"] | None = None) -> Allowed:
+def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | None = None) -> Allowed:
     """Texts packed into one row see only themselves: a query and a key with the same document id.
 
-    `ids` are those of the queries, `k_ids` those of the keys (default the same).
+    `ids` `[batch, idx]`, or `[idx]` for all alike, are those of the queries; `k_ids` those of the keys (default the same).
     """
+    q_rows = torch.atleast_2d(ids)
+    k_rows = q_rows if k_ids is None else torch.atleast_2d(k_ids)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        of_query, of_key = ids[:, q_idx], (ids if k_ids is None else k_ids)[:, k_idx]
+        of_query, of_key = q_rows[:, q_idx], k_rows[:, k_idx]
         return (of_query[:, :, None] == of_key[:, None, :])[:, None]
 
     return allowed

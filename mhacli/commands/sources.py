@@ -17,6 +17,7 @@ from mhacli.record import Record
 from mhacli.streams import life, note
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import Encoded, Limits, encode
+from mhacli.text.escape import without_surrogates
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
 from mhacli.trace import Facts
@@ -148,4 +149,4 @@ def save_files(record: Record, request: Request, save: SaveOptions) -> None:
 
 def record_command() -> tuple[str, ...]:
     """The command line as the record tells it."""
-    return ("mha", *sys.argv[1:])
+    return ("mha", *map(without_surrogates, sys.argv[1:]))

@@ -33,6 +33,11 @@ def token_label(token: str) -> str:
     return visible(token).replace(" ", "␣")
 
 
+def without_surrogates(text: str) -> str:
+    """`text` with each byte that was no UTF-8 (a lone surrogate, to Python) as its escape: what strict JSON readers take."""
+    return "".join(_visible_character(c) if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
 @lru_cache(maxsize=4096)
 def _visible_character(character: str) -> str:
     if character in _SHORT:

@@ -1,0 +1,122 @@
+"""The face of the command line: help, panels, streams."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+from mhacli import options
+from mhacli.cli import COMMANDS
+from mhacli.commands import show, trace, vocab
+
+MHA = str(Path(sys.executable).with_name("mha"))
+GROUPS = [
+    kind
+    for room in (options, show, trace, vocab)
+    for kind in vars(room).values()
+    if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
+]
+
+
+def mha(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    home = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "COLUMNS": "100", "LANG": "C.UTF-8"}
+    return subprocess.run([MHA, *words], env=home | environment, capture_output=True, text=True, check=False)
+
+
+def test_there_are_options_to_look_at() -> None:
+    assert len(GROUPS) >= 8
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_every_option_says_what_it_does(group: type) -> None:
+    for name, hint in typing.get_type_hints(group, include_extras=True).items():
+        (info,) = hint.__metadata__
+        assert len(info.help or "") >= 6, f"{group.__name__}.{name} has no help text"
+
+
+@pytest.mark.parametrize(
+    ("command", "panels"),
+    [
+        ("run", ["Text", "Attention", "Device", "View", "Output"]),
+        ("trace", ["Text", "Attention", "Device", "Walkthrough", "Output"]),
+        ("vocab", ["Text", "Output"]),
+        ("show", ["View", "Output"]),
+    ],
+)
+def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
+    help_text = mha(command, "--help").stdout
+    places = [help_text.index(f"─ {panel} ─") for panel in panels]
+    assert places == sorted(places)
+    assert COMMANDS[command].split(":")[0] in " ".join(help_text.split())
+
+
+def test_mha_alone_prints_its_help() -> None:
+    alone = mha()
+    assert alone.returncode == 0
+    assert alone.stdout == mha("--help").stdout
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = mha("rum")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mha: error: no such command 'rum'\nhint: mha --help lists what there is\n"
+
+
+def test_a_text_that_begins_with_a_minus_gets_the_way_out() -> None:
+    done = mha("run", "-5")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "mha: error: no such option: -5\nhint: put -- before a text that begins with a minus: mha run -- '-5'\n"
+    )
+    assert mha("run", "--view", "none", "--", "-5").returncode == 0
+
+
+def test_with_json_an_error_is_one_json_line() -> None:
+    done = mha("run", "the cat", "--heads", "5", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert json.loads(done.stderr) == {
+        "error": {
+            "code": "usage",
+            "message": "d_model (64) must be a multiple of n_heads (5)",
+            "hint": "try --heads 4 or --d-model 65, or set --d-head",
+            "path": None,
+            "exit": 2,
+        }
+    }
+
+
+def test_a_bug_of_ours_is_told_in_one_line_and_shown_on_request() -> None:
+    script = (
+        "import sys, mhacli.cli as cli\n"
+        "def broken(): raise ZeroDivisionError('by [red]zero\\x1b')\n"
+        "cli._run_app = broken\ncli.main()"
+    )
+    plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert plain.returncode == 1
+    assert plain.stderr == (
+        "mha: error: internal error: ZeroDivisionError: by [red]zero\\x1b\n"
+        "hint: this is a bug of mha; MHA_DEBUG=1 shows where it happened\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], env={"MHA_DEBUG": "1"}, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" in told.stderr
+
+
+def test_messages_go_to_stderr_and_data_to_stdout(tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocab.json"
+    vocabulary.write_text('["the"]')
+    done = mha("run", "the cat", "--vocab", str(vocabulary), "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["sequences"][0]["ids"] == [0, 1]
+    assert done.stderr == "mha: 1 of 2 tokens are not in the vocabulary and became <unk>\n"
+
+
+def test_the_same_command_prints_the_same_numbers() -> None:
+    first, second = (json.loads(mha("run", "the cat sat", "a b", "--json").stdout) for _ in range(2))
+    for name in ("qk", "scores", "pattern", "z", "out", "heads", "vocabulary", "self_check"):
+        assert first[name] == second[name], name
