@@ -84,7 +84,9 @@ class Launch:
     terminal: tuple[int, int] | None = None
 
 
-def start(folder: Path, words: Sequence[str | bytes], launch: Launch = Launch(), **streams: Any) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, words: Sequence[str | bytes], launch: Launch = Launch(), **streams: Any
+) -> subprocess.Popen[bytes]:
     """The process, started in `folder`, which is its home and its place for temporary files too."""
     modules = folder / MODULES
     modules.mkdir(exist_ok=True)

@@ -134,7 +134,11 @@ def test_a_sequence_cut_by_the_end_is_named_where_it_begins(tmp_path: Path) -> N
 
 
 def test_a_byte_order_mark_and_line_ends_do_not_change_the_tokens(tmp_path: Path) -> None:
-    for name, content in {"bare": b"the cat\nsat", "bom": b"\xef\xbb\xbfthe cat\nsat", "crlf": b"the cat\r\nsat"}.items():
+    for name, content in {
+        "bare": b"the cat\nsat",
+        "bom": b"\xef\xbb\xbfthe cat\nsat",
+        "crlf": b"the cat\r\nsat",
+    }.items():
         (tmp_path / name).write_bytes(content)
     files = ["--file", "bare", "--file", "bom", "--file", "crlf"]
     done = attempt(
@@ -145,7 +149,9 @@ def test_a_byte_order_mark_and_line_ends_do_not_change_the_tokens(tmp_path: Path
     assert bom == bare
     assert crlf == bare
     for tokenizer in ("word", "char", "byte"):
-        counted = [attempt(tmp_path, "vocab", "--file", f, "--tokenizer", tokenizer).stdout for f in ("bare", "bom", "crlf")]
+        counted = [
+            attempt(tmp_path, "vocab", "--file", f, "--tokenizer", tokenizer).stdout for f in ("bare", "bom", "crlf")
+        ]
         assert counted[1:] == counted[:1] * 2
 
 
@@ -251,7 +257,10 @@ def test_a_hostile_vocabulary_file_is_refused_in_escapes(tmp_path: Path, form: t
 
 
 def test_tokens_that_look_like_markup_are_printed_literally(hostile: Path) -> None:
-    for words in (["vocab", "--file", "text.txt", "--tokenizer", "tokenizer.json", "--all"], ["show", "record", "--all"]):
+    for words in (
+        ["vocab", "--file", "text.txt", "--tokenizer", "tokenizer.json", "--all"],
+        ["show", "record", "--all"],
+    ):
         printed = attempt(hostile, *words).stdout
         for token in MARKUP:
             assert token in printed
@@ -332,7 +341,9 @@ def test_a_file_of_100_mb_is_refused_with_the_limit_in_flat_memory(
 ) -> None:
     (tmp_path / "text.txt").write_bytes(b"many words " * 9_100_000)
     says = ["text.txt", "64.0 MiB", "--max-bytes"]
-    done = attempt(tmp_path, command, "--file", "text.txt", code=1, form=form, says=says, launch=Launch(shell=UNDER_A_LIMIT))
+    done = attempt(
+        tmp_path, command, "--file", "text.txt", code=1, form=form, says=says, launch=Launch(shell=UNDER_A_LIMIT)
+    )
     assert done.seconds < 5
 
 

@@ -111,9 +111,11 @@ def test_modules_import_without_cycles() -> None:
         ("mhacli.record", "import torch", "mhacli.record:1 imports torch into record"),
         ("mhacli.record", "def f():\n    from torch import nn", "mhacli.record:2 imports torch into record"),
         ("mhacli.text.read", "from rich.text import Text", "mhacli.text.read:1 imports rich into text"),
-        ("mhacli.attention.core", "from mhacli.studies.inspect import inspect", "mhacli.attention.core:1: attention imports studies, which lies above it"),
+        ("mhacli.attention.core", "from mhacli.studies.inspect import inspect",
+         "mhacli.attention.core:1: attention imports studies, which lies above it"),
         ("mhacli.render.json", "from mhacli.studies import inspect", "mhacli.render.json:1: render imports studies"),
-        ("mhacli.commands.run", "from mhacli.attention.core import attend", "mhacli.commands.run:1: commands imports attention, which needs torch"),
+        ("mhacli.commands.run", "from mhacli.attention.core import attend",
+         "mhacli.commands.run:1: commands imports attention, which needs torch"),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_named_with_file_and_line(module: str, source: str, fault: str) -> None:

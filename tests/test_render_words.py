@@ -91,7 +91,7 @@ def test_counts_are_told_in_the_unit_that_fits(count, text):
 def test_a_count_has_three_digits_at_most_and_no_exponent(count):
     number, _, unit = count_text(count).partition(" ")
     assert "e" not in number
-    assert float(number) * {"k": 1e3, "M": 1e6}[unit] == pytest.approx(count, rel=0.006)
+    assert float(number) * {"k": 1e3, "M": 1e6, "G": 1e9}[unit] == pytest.approx(count, rel=0.006)
 
 
 def test_sizes_are_powers_of_1024():

@@ -79,8 +79,8 @@ def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | Non
 
     `ids` `[batch, idx]`, or `[idx]` for all alike, are those of the queries; `k_ids` those of the keys (default the same).
     """
-    q_rows = torch.atleast_2d(ids)
-    k_rows = q_rows if k_ids is None else torch.atleast_2d(k_ids)
+    q_rows: Tensor = torch.atleast_2d(ids)
+    k_rows: Tensor = q_rows if k_ids is None else torch.atleast_2d(k_ids)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
         of_query, of_key = q_rows[:, q_idx], k_rows[:, k_idx]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import exp, prod
 
 from rich.console import Group, RenderableType
@@ -19,6 +19,7 @@ from mhacli.render.words import (
     configuration,
     count_text,
     filled,
+    fitted,
     number_text,
     seconds_text,
     sparkline,
@@ -26,7 +27,7 @@ from mhacli.render.words import (
 )
 from mhacli.text.escape import visible
 
-_INDENT, _NUMBER_WIDTH = 3, 9
+_INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
@@ -139,7 +140,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
     yield Text(f"q · k = {shown}{more} = {number_text(cell.qk)}")
     yield Text(_score_line(cell))
-    yield _row_table(record, cell)
+    yield _row_table(record, cell, screen)
     yield _vector(f"v[{cell.key}]", cell.v, screen)
     yield from _share_of_z(cell, key, screen)
 
@@ -152,35 +153,39 @@ def _score_line(cell: Cell) -> str:
     return f"{scaled}{capped} = {number_text(cell.score)}, and the mask allows it"
 
 
-def _row_table(record: Record, cell: Cell) -> RenderableType:
+def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     """The softmax over the query's row: exp of each score less the largest, over their sum. The cell's own is marked."""
     largest = max((score for score in cell.scores_row if score is not None), default=0.0)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("", "key", "score", "exp(score − max)", "pattern"):
+    table = Table(box=None, padding=(0, 2 if screen.width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="dim")
+    exponentials = "exp(score − max)" if screen.width >= _WIDE else "exp"
+    others = len("→") + 2 * (_NUMBER_WIDTH + 1) + max(_NUMBER_WIDTH, len(exponentials)) + 4 * 2
+    room = max(1, screen.width - others - len(f" {len(cell.scores_row)}"))
+    for name in ("", "key", "score", exponentials, "pattern"):
         table.add_column(name, justify="left" if name in ("", "key") else "right", no_wrap=True)
-    for j in _nearby(cell):
+    listed = _nearby(cell)
+    for j in listed:
         score, share = cell.scores_row[j], cell.pattern_row[j]
         style = "bold" if j == cell.key else ""
         exponential = "0" if score is None else number_text(exp(score - largest))
         table.add_row(
             "→" if j == cell.key else "",
-            Text(_named(record.keys[cell.sequence], j)),
+            Text(fitted(token_text(record.keys[cell.sequence], j), room) + f" {j}"),
             "−∞" if score is None else number_text(score),
             exponential,
             number_text(share),
             style=style,
         )
-    hidden = len(cell.scores_row) - len(_nearby(cell))
-    total = sum(exp(score - largest) for score in cell.scores_row if score is not None)
-    table.add_row(
-        "",
-        Text(f"⋮ {hidden} other keys", style="dim") if hidden else "sum",
-        "",
-        number_text(total),
-        number_text(sum(x or 0.0 for x in cell.pattern_row)),
-        style="dim",
-    )
+    hidden = sorted(set(range(len(cell.scores_row))) - set(listed))
+    if hidden:
+        table.add_row("", f"⋮ {len(hidden)} more", "", *_sums(cell, hidden, largest), style="dim")
+    table.add_row("", "sum", "", *_sums(cell, range(len(cell.scores_row)), largest), style="dim")
     return table
+
+
+def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
+    """Over some keys, the sum of the exponentials and of the pattern."""
+    scores = [(cell.scores_row[j], cell.pattern_row[j] or 0.0) for j in keys]
+    return number_text(sum(exp(x - largest) for x, _ in scores if x is not None)), number_text(sum(p for _, p in scores))
 
 
 def _nearby(cell: Cell) -> list[int]:

@@ -43,10 +43,12 @@ def seconds_text(seconds: float | None) -> str:
 
 def count_text(count: int) -> str:
     """A count of operations: `0`, `4608`, `49.5 k`, `2.1 G`."""
-    for factor, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**4, "k")):
-        if count >= factor:
-            return f"{count / (factor if unit != 'k' else 1000):.3g} {unit}"
-    return str(count)
+    if count < 10_000:
+        return str(count)
+    for factor, unit in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
+        if count < 999.5 * factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count / 10**12:.3g} T"
 
 
 def bytes_text(n_bytes: int) -> str:
@@ -87,6 +89,8 @@ def configuration(record: Record, width: int) -> Text:
     parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
     parts += [] if c.positions == "sinusoidal" else [f"positions {c.positions}"]
     parts += ["causal"] if c.causal else []
+    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
+    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
     parts += ["cross-attention"] if record.context is not None else []
     parts += [] if c.bias else ["no bias"]
     parts += [] if c.out_proj else ["no output projection"]
