@@ -6,9 +6,6 @@ import os
 import resource
 from pathlib import Path
 
-from mhacli.errors import MhaError
-from mhacli.files import format_size
-
 SHARE_OF_AVAILABLE = 0.8
 
 
@@ -18,15 +15,9 @@ def available_bytes() -> int:
     return max(0, min(limits, default=1 << 62))
 
 
-def require(needed: int, what: str, ways_out: str, available: int | None = None) -> None:
-    """Raises `MhaError` with both numbers and the ways out unless `needed` bytes fit in 80 % of what is available."""
-    have = available_bytes() if available is None else available
-    if needed > SHARE_OF_AVAILABLE * have:
-        raise MhaError(
-            f"{what} must fit in memory: it needs {format_size(needed)}, and {format_size(have)} is available",
-            hint=ways_out,
-            code="out-of-memory",
-        )
+def fits(needed: int, available: int) -> bool:
+    """Whether so many bytes may be taken: at most 80 % of what is available, so that the rest of the machine lives."""
+    return needed <= SHARE_OF_AVAILABLE * available
 
 
 def _mem_available() -> int | None:

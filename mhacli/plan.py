@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mhacli import memory
 from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, Config
@@ -38,6 +38,12 @@ class Place:
     key: int
 
 
+def facts_of(encoded: Encoded, config: Config) -> Facts:
+    """The sizes of a run, from its text and its resolved config."""
+    cross = encoded.context is not None
+    return Facts(config, len(encoded.sequences), encoded.q_len, encoded.k_len, cross)
+
+
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
     """Which arrays fit into `keep_limit` bytes: all that were asked for, or else those of `DEFAULT_KEEP` that do.
 
@@ -58,23 +64,44 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
     return Plan(tuple(dict.fromkeys(keep)), (), _peak_bytes(facts, total))
 
 
-def require_room(facts: Facts, plan: Plan, available: int | None = None) -> None:
-    """Raises `MhaError`, with both numbers and commands that do fit, when the predicted peak is more than there is."""
+def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int | None = None) -> Plan:
+    """The plan of a run that fits in memory.
+
+    Raises `MhaError` where the predicted peak is more than 80 % of what is available, with both numbers and with the
+    largest lengths and heads that do fit; otherwise as `make_plan`.
+    """
     have = memory.available_bytes() if available is None else available
-    per_pair = (plan.peak_bytes - BASE_BYTES) / (facts.q_len * facts.k_len)
-    room = memory.SHARE_OF_AVAILABLE * have - BASE_BYTES
-    fitting = int((max(0.0, room) / per_pair) ** 0.5)
-    heads = max(1, int(facts.config.n_heads * max(0.0, room) / max(1, plan.peak_bytes - BASE_BYTES)))
-    ways = [
-        f"--max-tokens {fitting} fits" if fitting else "",
-        f"so does --heads {heads}" if heads < facts.config.n_heads else "",
-    ]
-    memory.require(
-        plan.peak_bytes,
-        f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch},",
-        ", ".join(way for way in ways if way) or "use a shorter text",
-        have,
-    )
+    plan = make_plan(facts, keep, keep_limit)
+
+    def fits(other: Facts) -> bool:
+        return memory.fits(make_plan(other, keep, keep_limit).peak_bytes, have)
+
+    if not fits(facts):
+        raise MhaError(
+            f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}, must "
+            f"fit in memory: it needs {format_size(plan.peak_bytes)}, and {format_size(have)} is available",
+            hint=_ways_out(facts, fits),
+            code="out-of-memory",
+        )
+    return plan
+
+
+def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
+    """The longest text and the most heads that fit, as options."""
+    longest, too_long = 0, max(facts.q_len, facts.k_len)
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if fits(replace(facts, q_len=min(middle, facts.q_len), k_len=min(middle, facts.k_len))):
+            longest = middle
+        else:
+            too_long = middle
+    ways = [f"--max-tokens {longest} fits"] if longest else []
+    for n_heads in range(facts.config.n_heads - 1, 0, -1):
+        d_head, rest = divmod(facts.config.d_model, n_heads)
+        fewer = replace(facts.config, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_v=d_head)
+        if not rest and fits(replace(facts, config=fewer)):
+            return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
+    return ways[0] if ways else "use a shorter text"
 
 
 def require_inside(place: Place, encoded: Encoded, config: Config) -> None:

@@ -379,7 +379,7 @@ def test_an_option_that_cannot_work_gets_its_rule_and_a_way_out(
         (["vocab", "a", "--tokenizer", "words"], ["tokenizer", "word, char, byte", "'words'"]),
         (["run", "a", "--colour"], ["--colour", "--color"]),
         (["run", "a", "--heads"], ["--heads"]),
-        (["run", "a", "--top", "0"], ["top", "from 1 to 1000", "'0'"]),
+        (["run", "a", "--top", "0"], ["top", "from 1 to 1000", "got 0"]),
         (["trace", "a", "--cell", "0,1"], ["cell", "HEAD,QUERY,KEY", "'0,1'"]),
     ],
     ids=["view", "view-of-record", "tokenizer", "unknown-option", "no-value", "top", "cell"],

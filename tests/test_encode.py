@@ -22,7 +22,9 @@ def fault_of(*arguments, **options):
 def test_a_text_becomes_tokens_ids_and_offsets():
     encoded = encode(["The cat, the mat"], WORDS)
     assert encoded.sequences == (
-        TokenSequence("The cat, the mat", ("the", "cat", "the", "mat"), (2, 0, 2, 1), ((0, 3), (4, 7), (9, 12), (13, 16))),
+        TokenSequence(
+            "The cat, the mat", ("the", "cat", "the", "mat"), (2, 0, 2, 1), ((0, 3), (4, 7), (9, 12), (13, 16))
+        ),
     )
     assert encoded.vocabulary.tokens == ("cat", "mat", "the")
     assert (encoded.context, encoded.notes, encoded.q_len, encoded.k_len) == (None, (), 4, 4)
@@ -130,7 +132,9 @@ def test_the_limit_on_word_length_is_passed_on():
 def tokenizer_file(tmp_path):
     path = tmp_path / "tokenizer.json"
     model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
-    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}))
+    path.write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model})
+    )
     return str(path)
 
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from mhacli.text.escape import token_label, visible
 
-HIDDEN = "\x1b\x07\x00\x7f\x9b\u061c\u200b\u200d\u200e\u202e\u2028\u2029\u2060\u2066\u2069\ufeff\u00ad\U000e0041\ufe0f\u3164"
+HIDDEN = (
+    "\x1b\x07\x00\x7f\x9b\u061c\u200b\u200d\u200e\u202e\u2028\u2029\u2060\u2066\u2069\ufeff\u00ad\U000e0041\ufe0f\u3164"
+)
 alphabet = st.characters() | st.sampled_from(HIDDEN + "\\\n\t\u0301\u00a0xu0123abc ")
 texts = st.text(alphabet, max_size=12)
 

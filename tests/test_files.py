@@ -20,13 +20,23 @@ def fault_of(action, *arguments, **options):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("512", 512), ("64M", 64 * 1024**2), ("1.5GiB", 3 * 2**29), ("2kb", 2048), (" 1 T ", 2**40), ("0.5k", 512), ("7B", 7)],
+    [
+        ("512", 512),
+        ("64M", 64 * 1024**2),
+        ("1.5GiB", 3 * 2**29),
+        ("2kb", 2048),
+        (" 1 T ", 2**40),
+        ("0.5k", 512),
+        ("7B", 7),
+    ],
 )
 def test_sizes_are_read(text, size):
     assert parse_size(text, "limit") == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "0.0001", "-1", "1_0", "1e3", "M", "1 0", "nan", "inf", "9" * 5000, "1P", "٣"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.0001", "-1", "1_0", "1e3", "M", "1 0", "nan", "inf", "9" * 5000, "1P", "٣"]
+)
 def test_what_is_no_size_is_refused_with_the_forms_that_work(text):
     with pytest.raises(UsageError) as caught:
         parse_size(text, "limit")

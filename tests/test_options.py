@@ -72,7 +72,9 @@ def test_lists_of_positions_are_read(word, indices):
     assert index_list(word, "head") == indices
 
 
-@pytest.mark.parametrize("word", ["", ",", "0,", "-1", "4-2", "1-", "a", "1_0", "0-999999999", "1.5", "0--1", "9" * 5000])
+@pytest.mark.parametrize(
+    "word", ["", ",", "0,", "-1", "4-2", "1-", "a", "1_0", "0-999999999", "1.5", "0--1", "9" * 5000]
+)
 def test_what_is_no_list_of_positions_is_refused_with_the_form(word):
     message = f"head must be a list such as 0,2 or 0,4-6, got {word[:80]!r}"
     assert fault_of(lambda it: index_list(it, "head"), word) == message

@@ -11,7 +11,7 @@ import pytest
 
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.plan import BASE_BYTES, Plan, array_bytes, make_plan, require_room
+from mhacli.plan import BASE_BYTES, array_bytes, foresee, make_plan
 from mhacli.trace import SITES, Facts
 
 MIB = 1 << 20
@@ -85,17 +85,17 @@ def test_the_prediction_grows_by_what_is_kept():
 
 def test_a_run_that_fits_passes_without_a_word():
     plan = make_plan(facts(), None)
-    require_room(facts(), plan, available=plan.peak_bytes * 5 // 4 + 1)
+    assert foresee(facts(), None, DEFAULT_KEEP_LIMIT, available=plan.peak_bytes * 5 // 4 + 1) == plan
 
 
 def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
     large = facts(batch=1, q_len=20_000, k_len=20_000, cross=False)
-    plan = Plan((), (), BASE_BYTES + 90 * 1024 * MIB)
     with pytest.raises(MhaError) as caught:
-        require_room(large, plan, available=16 * 1024 * MIB)
+        foresee(large, (), 0, available=16 * 1024 * MIB)
+    needed = make_plan(large, ()).peak_bytes / 1024**3
     assert caught.value.message == (
         "attention of 20000 × 20000 tokens, 9 heads, batch 1, must fit in memory: "
-        "it needs 90.3 GiB, and 16.0 GiB is available"
+        f"it needs {needed:.1f} GiB, and 16.0 GiB is available"
     )
     assert re.fullmatch(r"--max-tokens \d+ fits, so does --heads \d+", caught.value.hint)
     assert (caught.value.code, caught.value.exit_code) == ("out-of-memory", 1)
@@ -104,7 +104,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
 def ways_out(of, keep, limit, available):
     """The counts of tokens and of heads that the refusal says would fit."""
     with pytest.raises(MhaError) as caught:
-        require_room(of, make_plan(of, keep, limit), available)
+        foresee(of, keep, limit, available)
     found = [re.search(pattern, caught.value.hint) for pattern in (r"--max-tokens (\d+)", r"--heads (\d+)")]
     return [match and int(match[1]) for match in found]
 
@@ -119,7 +119,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_does_fit(available, keep, limi
     large = facts(1, *lengths, d_model=64, n_heads=16, n_kv_heads=16)
     n_tokens, _ = ways_out(large, keep, limit, available)
     shorter = facts(1, *(min(n_tokens, length) for length in lengths), d_model=64, n_heads=16, n_kv_heads=16)
-    require_room(shorter, make_plan(shorter, keep, limit), available)
+    foresee(shorter, keep, limit, available)
 
 
 @pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
@@ -128,7 +128,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_is_not_far_below_what_does(ava
     n_tokens, _ = ways_out(large, (), 0, available)
     longer = facts(1, int(1.05 * n_tokens), int(1.05 * n_tokens), d_model=64, n_heads=16, n_kv_heads=16)
     with pytest.raises(MhaError):
-        require_room(longer, make_plan(longer, (), 0), available)
+        foresee(longer, (), 0, available)
 
 
 @pytest.mark.parametrize("length", [2000, 6000, 9000, 20_000])
@@ -138,13 +138,13 @@ def test_the_number_of_heads_that_is_said_to_fit_does_fit_and_divides_the_width(
     _, n_heads = ways_out(Facts(Config(n_heads=64).resolved(), 1, length, length), keep, limit, available)
     if n_heads is not None:
         fewer = Facts(Config(n_heads=n_heads).resolved(), 1, length, length)
-        require_room(fewer, make_plan(fewer, keep, limit), available)
+        foresee(fewer, keep, limit, available)
 
 
 def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
     single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
     with pytest.raises(MhaError) as caught:
-        require_room(single, make_plan(single, None), available=BASE_BYTES)
+        foresee(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)
     assert caught.value.hint == "use a shorter text"
 
 

@@ -91,9 +91,7 @@ def test_the_offset_of_a_bad_byte_counts_bytes(tmp_path_factory, good, bad, size
     assert message.endswith(f" at offset {len(good.encode())}")
 
 
-@pytest.mark.parametrize(
-    ("errors", "expected"), [("replace", "a\ufffdb\ufffd"), ("escape", "a\\xffb\\xe2\\x82")]
-)
+@pytest.mark.parametrize(("errors", "expected"), [("replace", "a\ufffdb\ufffd"), ("escape", "a\\xffb\\xe2\\x82")])
 @pytest.mark.parametrize("size", [1, 2, 1 << 20])
 def test_bad_bytes_can_be_replaced_or_escaped(file, monkeypatch, errors, expected, size):
     in_chunks(monkeypatch, size)
@@ -141,7 +139,10 @@ def test_a_closed_stdin_is_told(monkeypatch):
 
 def test_an_argument_is_text_with_one_kind_of_line_end():
     assert argument_text("a\r\nb\rc", Decoding()) == "a\nb\rc"
-    assert fault_of(argument_text, "", Decoding()) == ("text must have at least one character, got an empty argument", None)
+    assert fault_of(argument_text, "", Decoding()) == (
+        "text must have at least one character, got an empty argument",
+        None,
+    )
 
 
 def test_bytes_of_an_argument_obey_the_rule_for_bad_bytes():

@@ -107,10 +107,17 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "cell",
     ]
     assert document["schema"] == "mha.record/1"
-    assert document["sequences"][1] == {"text": "a dog", "tokens": ["a", "dog"], "ids": [0, 2], "offsets": [[0, 1], [2, 5]]}
+    assert document["sequences"][1] == {
+        "text": "a dog",
+        "tokens": ["a", "dog"],
+        "ids": [0, 2],
+        "offsets": [[0, 1], [2, 5]],
+    }
     assert document["context"] is None
     assert list(document["self_check"]) == ["max_abs_error", "tolerance", "ok"]
-    assert {"d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "seed", "tokenizer"} <= document["config"].keys()
+    assert {"d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "seed", "tokenizer"} <= document[
+        "config"
+    ].keys()
     assert {"site", "axes", "shape", "dtype", "formula", "meaning", "layout", "flops", "bytes", "time_s"} <= (
         document["trace"][0].keys()
     )
@@ -141,9 +148,7 @@ def test_a_file_that_is_no_record_is_refused(path):
     assert fault_of(path, other, {}) == "must be a record (schema mha.record/1), got 'mha.weights/1'"
 
 
-@pytest.mark.parametrize(
-    "name", ["qk", "scores", "pattern", "z", "out", "allowed", "entropy", "strongest_key"]
-)
+@pytest.mark.parametrize("name", ["qk", "scores", "pattern", "z", "out", "allowed", "entropy", "strongest_key"])
 def test_an_array_whose_shape_does_not_fit_its_tokens_is_refused(path, name):
     record = RECORDS["batch"]
     whole = record.arrays[name]
@@ -187,7 +192,8 @@ def test_a_pattern_that_holds_no_shares_is_refused(path, share):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("ids", [0]), ("offsets", [[0, 1]]), ("tokens", ["the"]), ("tokens", ["a"] * 9), ("tokens", [])]
+    ("field", "value"),
+    [("ids", [0]), ("offsets", [[0, 1]]), ("tokens", ["the"]), ("tokens", ["a"] * 9), ("tokens", [])],
 )
 @pytest.mark.parametrize("family", ["sequences", "context"])
 def test_tokens_ids_and_offsets_must_match(path, family, field, value):
@@ -205,7 +211,9 @@ def test_sequences_must_be_there_and_have_their_contexts(path, change):
     assert fault_of(path, document, arrays_of(record)) == "must hold sequences, and as many contexts if any"
 
 
-@pytest.mark.parametrize("change", [{"n_heads": 0}, {"d_head": -1}, {"n_kv_heads": 3}, {"window": [-1, 2]}, {"dtype": "int8"}])
+@pytest.mark.parametrize(
+    "change", [{"n_heads": 0}, {"d_head": -1}, {"n_kv_heads": 3}, {"window": [-1, 2]}, {"dtype": "int8"}]
+)
 def test_a_config_that_breaks_a_rule_is_refused_by_the_file(path, change):
     document = RECORDS["one"].document()
     document["config"] |= change

@@ -25,7 +25,9 @@ def test_there_is_a_line_for_every_cell_that_is_no_padding():
     record = make_record(("the", "cat", "sat"), ("a", "dog"))
     places = [tuple(map(int, (row[0], row[1], row[2], row[4]))) for row in table_of(record)]
     lengths = [3, 2]
-    assert places == [(b, h, i, j) for b in (0, 1) for h in (0, 1) for i in range(lengths[b]) for j in range(lengths[b])]
+    assert places == [
+        (b, h, i, j) for b in (0, 1) for h in (0, 1) for i in range(lengths[b]) for j in range(lengths[b])
+    ]
 
 
 def test_shares_and_permissions_are_those_of_the_record():
@@ -58,7 +60,13 @@ def test_a_share_that_is_not_a_number_is_empty():
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.text(min_size=1) | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", ",", '"', "\r\n", "\ud800"]), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.text(min_size=1) | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", ",", '"', "\r\n", "\ud800"]),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_any_token_is_given_back_and_none_begins_a_formula(tokens):
     record = make_record(tokens)
     rows = table_of(record)

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from io import StringIO
 
@@ -48,7 +49,7 @@ def test_glyphs_grow_with_the_level():
 def test_the_ramp_passes_its_points_and_gets_brighter_all_the_way():
     assert (ramp_colour(0), ramp_colour(255)) == (RAMP[0], RAMP[-1])
     luminance = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(ramp_colour, range(256))]
-    assert all(b > a - 0.5 for a, b in zip(luminance, luminance[1:], strict=False))
+    assert all(b > a - 0.5 for a, b in itertools.pairwise(luminance))
     assert luminance[255] > luminance[128] > luminance[0]
 
 
@@ -150,7 +151,9 @@ def test_what_is_not_a_number_is_neither_small_nor_forbidden(count, colour):
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 1] = np.nan
     record = replace(record, arrays={**record.arrays, "pattern": pattern})
-    assert (pooled(head_of(record), 1.0, count, count).levels[1] == NOT_A_NUMBER).tolist() == [True, True] + [False] * (count - 2)
+    assert (pooled(head_of(record), 1.0, count, count).levels[1] == NOT_A_NUMBER).tolist() == [True, True] + [False] * (
+        count - 2
+    )
     assert "?" in "".join(lines_of(record, colour=colour))
     caption = scale_caption(record, 0.5, Screen(200, colour), 2).plain
     assert caption.endswith(" from small to large, a blank is not allowed, ? is not a number")

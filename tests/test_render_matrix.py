@@ -85,7 +85,16 @@ def test_a_query_without_keys_says_so():
     pattern = record.arrays["pattern"].copy()
     pattern[0, :, 1] = 0
     record = replace(record, arrays={**record.arrays, "allowed": allowed, "pattern": pattern})
-    assert lines_of(record)[2].split() == ["cat", "0", "0", "0", ".00", lines_of(record)[2].split()[5], "none", "allowed"]
+    assert lines_of(record)[2].split() == [
+        "cat",
+        "0",
+        "0",
+        "0",
+        ".00",
+        lines_of(record)[2].split()[5],
+        "none",
+        "allowed",
+    ]
 
 
 # --------------------------------------------------------------------------------------------- what does not fit a screen
@@ -96,7 +105,8 @@ def parsed(lines, tokens):
     header = lines[0]
     gap = re.search(r"(?:… (\d+) …|\+(\d+))", header)
     before, after = (
-        [tokens.index(word) for word in part.split() if word in tokens] for part in (header[: gap.start()], header[gap.end() :])
+        [tokens.index(word) for word in part.split() if word in tokens]
+        for part in (header[: gap.start()], header[gap.end() :])
     )
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if not line.startswith("⋮")}
     return before, after, int(gap[1] or gap[2]), rows
@@ -142,7 +152,9 @@ def test_the_hidden_rows_are_counted(width):
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("texts", [(HOSTILE,), (numbered(60),), (numbered(1000),), (("a",),), (("the", "cat"), HOSTILE)])
+@pytest.mark.parametrize(
+    "texts", [(HOSTILE,), (numbered(60),), (numbered(1000),), (("a",),), (("the", "cat"), HOSTILE)]
+)
 def test_every_number_of_a_row_is_whole(width, texts):
     record = make_record(*texts)
     for sequence in range(len(texts)):
@@ -170,7 +182,9 @@ def test_everything_shows_every_key_of_every_query(width):
             continue
         for key, cell in zip(keys, words[1:], strict=False):
             seen[words[0], key] = value(cell)
-    expected = {(q, k): record.arrays["pattern"][0, 0, i, j] for i, q in enumerate(tokens) for j, k in enumerate(tokens)}
+    expected = {
+        (q, k): record.arrays["pattern"][0, 0, i, j] for i, q in enumerate(tokens) for j, k in enumerate(tokens)
+    }
     assert seen == pytest.approx(expected, abs=0.0051)
 
 

@@ -63,7 +63,9 @@ def test_a_pattern_with_nan_is_drawn_in_every_view(kind, colour):
 
 
 def titles(lines):
-    return [tuple(map(int, found.groups())) for line in lines if (found := re.match(r"sequence (\d+) · head (\d+)", line))]
+    return [
+        tuple(map(int, found.groups())) for line in lines if (found := re.match(r"sequence (\d+) · head (\d+)", line))
+    ]
 
 
 def test_every_head_of_every_sequence_is_drawn_under_its_title():
@@ -90,7 +92,10 @@ def test_everything_draws_all():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"heads": (2,)}, "head must be from 0 to 1, got 2"), ({"sequences": (3,)}, "sequence must be from 0 to 0, got 3")],
+    [
+        ({"heads": (2,)}, "head must be from 0 to 1, got 2"),
+        ({"sequences": (3,)}, "sequence must be from 0 to 0, got 3"),
+    ],
 )
 def test_a_choice_that_does_not_exist_is_refused(options, message):
     with pytest.raises(UsageError) as caught:
@@ -116,9 +121,7 @@ def test_training_shows_the_pattern_before_and_after_dropout():
 def test_the_scale_is_printed_with_its_range_and_kind():
     record = RECORDS["batch"]
     shares, allowed = record.arrays["pattern"], record.arrays["allowed"]
-    rows = [
-        shares[b, h, i].max() for b in range(2) for h in range(2) for i in range(3) if allowed[b, 0, i].sum() > 1
-    ]
+    rows = [shares[b, h, i].max() for b in range(2) for h in range(2) for i in range(3) if allowed[b, 0, i].sum() > 1]
     largest = f"{max(rows):.3f}".lstrip("0")
     assert f"shade linear, 0 … {largest}, the same for all heads" in " ".join(view(record, precision=3))
     assert f"scale linear, 0 … {largest}, the same for all heads" in " ".join(view(record, precision=3, view="heatmap"))
@@ -142,7 +145,7 @@ def tokens_of(record, width=80, index=0, **options):
 
 def test_tokens_are_listed_with_id_and_offsets_and_padding_as_padding():
     assert [line.split() for line in tokens_of(RECORDS["batch"], index=1)] == [
-        "sequence 1: 2 tokens + 1 padding, vocabulary of 5".split(),
+        ["sequence", "1:", "2", "tokens", "+", "1", "padding,", "vocabulary", "of", "5"],
         ["index", "token", "id", "offsets"],
         ["0", "a", "0", "0–1"],
         ["1", "dog", "2", "2–5"],
@@ -211,7 +214,12 @@ def test_formulas_are_shown_where_there_is_room():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_heads_have_their_entropy_as_number_share_and_bar(width):
-    heads = (HeadStatistics(0, 1.25, 0.5), HeadStatistics(1, None, None), HeadStatistics(2, 0.0, 0.0), HeadStatistics(3, 2.0, 1.0))
+    heads = (
+        HeadStatistics(0, 1.25, 0.5),
+        HeadStatistics(1, None, None),
+        HeadStatistics(2, 0.0, 0.0),
+        HeadStatistics(3, 2.0, 1.0),
+    )
     record = replace(RECORDS["small"], heads=heads)
     rows = drawn(head_table(record, balanced(4, 4), Screen(width, False)), width)[-4:]
     bar = min(20, width - 34)

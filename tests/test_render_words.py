@@ -1,3 +1,4 @@
+import itertools
 import unicodedata
 from dataclasses import replace
 
@@ -81,7 +82,15 @@ def test_durations_are_told_in_the_unit_that_fits(seconds, text):
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0"), (4608, "4608"), (9999, "9999"), (49536, "49.5 k"), (10**6, "1 M"), (2_100_000_000, "2.1 G"), (5 * 10**12, "5 T")],
+    [
+        (0, "0"),
+        (4608, "4608"),
+        (9999, "9999"),
+        (49536, "49.5 k"),
+        (10**6, "1 M"),
+        (2_100_000_000, "2.1 G"),
+        (5 * 10**12, "5 T"),
+    ],
 )
 def test_counts_are_told_in_the_unit_that_fits(count, text):
     assert count_text(count) == text
@@ -106,9 +115,7 @@ def test_a_sparkline_has_a_bar_for_every_count_that_is_not_zero(counts, line):
 
 
 def cells(text):
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 @given(st.text(st.sampled_from("abcé漢字 …"), max_size=12), st.integers(1, 10))
@@ -137,7 +144,7 @@ def test_filled_lines_hold_every_part_whole_and_in_order(parts, width):
     lines = filled(parts, width)
     assert " · ".join(lines).split(" · ") == parts
     assert max(map(len, lines)) <= width
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         assert len(line) + 3 + len(following.split(" · ")[0]) > width
 
 

@@ -61,10 +61,19 @@ def test_unknown_fields_and_fields_that_are_no_json_are_ignored():
         ({"kind": "fir"}, "file.kind must be one of oak, elm, got 'fir'"),
         ({"kind": ["oak"]}, "file.kind must be one of oak, elm, got ['oak']"),
         ({"kind": "oak", "leaves": {}}, "file.leaves must be a list, got {}"),
-        ({"kind": "oak", "leaves": [{"name": "a"}, {}]}, "file.leaves[1] must have the fields name, got none of that name"),
+        (
+            {"kind": "oak", "leaves": [{"name": "a"}, {}]},
+            "file.leaves[1] must have the fields name, got none of that name",
+        ),
         ({"kind": "oak", "leaves": [{"name": None}]}, "file.leaves[0].name must be a value of type str, got None"),
-        ({"kind": "oak", "leaves": [{"name": "a", "size": 1.0}]}, "file.leaves[0].size must be a value of type int, got 1.0"),
-        ({"kind": "oak", "leaves": [{"name": "a", "size": True}]}, "file.leaves[0].size must be a value of type int, got True"),
+        (
+            {"kind": "oak", "leaves": [{"name": "a", "size": 1.0}]},
+            "file.leaves[0].size must be a value of type int, got 1.0",
+        ),
+        (
+            {"kind": "oak", "leaves": [{"name": "a", "size": True}]},
+            "file.leaves[0].size must be a value of type int, got True",
+        ),
         ({"kind": "oak", "pair": [1]}, "file.pair must be a list of 2, got [1]"),
         ({"kind": "oak", "pair": [1, "x"]}, "file.pair[1] must be a value of type float, got 'x'"),
         ({"kind": "oak", "pair": [1, True]}, "file.pair[1] must be a value of type float, got True"),
@@ -79,7 +88,9 @@ def test_a_fault_is_told_with_its_place_and_the_rule(value, message):
 
 
 def test_a_whole_number_too_large_for_a_float_is_refused():
-    assert fault_of(decode, Tree, {"kind": "oak", "by_name": {"x": 10**400}}, "file").startswith("file.by_name.x must be ")
+    assert fault_of(decode, Tree, {"kind": "oak", "by_name": {"x": 10**400}}, "file").startswith(
+        "file.by_name.x must be "
+    )
 
 
 def test_a_whole_number_too_large_for_any_count_is_refused():

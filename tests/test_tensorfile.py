@@ -67,7 +67,10 @@ def test_a_file_without_our_metadata_has_none(tmp_path):
             content({}, length=100_000_001),
             "must have a header of at most 100000000 bytes, got a header length of 100000001",
         ),
-        (content({}, length=2**64 - 1), f"must have a header of at most 100000000 bytes, got a header length of {2**64 - 1}"),
+        (
+            content({}, length=2**64 - 1),
+            f"must have a header of at most 100000000 bytes, got a header length of {2**64 - 1}",
+        ),
         (content("{}", length=3), "must hold its whole header of 3 bytes, got a file of 10 bytes"),
         (content([]), "must have a JSON object as header, got list"),
         (content({"__metadata__": [1]}), "must have metadata that maps names to strings, got [1]"),

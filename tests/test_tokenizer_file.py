@@ -38,7 +38,8 @@ def byte_level(tmp_path_factory):
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
-        ["the cat sat on the mat"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+        ["the cat sat on the mat"] * 9,
+        trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False),
     )
     path = tmp_path_factory.mktemp("byte_level") / "tokenizer.json"
     made.save(str(path))

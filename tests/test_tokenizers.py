@@ -156,7 +156,9 @@ def test_a_word_beyond_the_limit_is_refused_with_the_way_out():
     assert (caught.value.message, caught.value.hint) == (LONG[0].format(5), LONG[1])
 
 
-@pytest.mark.parametrize("pieces", [["ab fifth ab"], ["ab fi", "fth ab"], ["f", "i", "f", "t", "h"], ["fifth"], [" ", "fifth"]])
+@pytest.mark.parametrize(
+    "pieces", [["ab fifth ab"], ["ab fi", "fth ab"], ["f", "i", "f", "t", "h"], ["fifth"], [" ", "fifth"]]
+)
 def test_counting_refuses_a_long_word_however_the_text_is_cut(pieces):
     with pytest.raises(MhaError) as caught:
         WordTokenizer(max_token_len=4).count(pieces)

@@ -12,7 +12,7 @@ from mhacli.errors import UsageError
 from mhacli.files import check_target, describe, write_whole
 from mhacli.layerfile import LayerFile, read_layer_file
 from mhacli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
-from mhacli.plan import make_plan, require_room
+from mhacli.plan import facts_of, foresee
 from mhacli.record import Record
 from mhacli.streams import life, note
 from mhacli.text import vocabulary as vocabularies
@@ -20,7 +20,6 @@ from mhacli.text.encode import Encoded, Limits, encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
-from mhacli.trace import Facts
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ def make_request(
     for said in encoded.notes:
         note(said)
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
-    _require_fit(encoded, config, keep, save.keep_limit)
+    if config.device in ("auto", "cpu"):  # other memory is asked when torch is there
+        foresee(facts_of(encoded, config), keep, save.keep_limit)
     return Request(encoded, config, weights, keep)
 
 
@@ -126,14 +126,6 @@ def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Voc
     if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
         return vocabularies.as_stored(weights.metadata.vocabulary), weights.path
     return None, "the vocabulary"
-
-
-def _require_fit(encoded: Encoded, config: Config, keep: tuple[str, ...] | None, keep_limit: int) -> None:
-    """Raises `MhaError` before torch is loaded when the run cannot fit in memory."""
-    facts = Facts(config, len(encoded.sequences), encoded.q_len, encoded.k_len, encoded.context is not None)
-    plan = make_plan(facts, keep, keep_limit)
-    if config.device in ("auto", "cpu"):
-        require_room(facts, plan)
 
 
 def save_files(record: Record, request: Request, save: SaveOptions) -> None:

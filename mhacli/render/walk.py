@@ -156,36 +156,39 @@ def _score_line(cell: Cell) -> str:
 def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     """The softmax over the query's row: exp of each score less the largest, over their sum. The cell's own is marked."""
     largest = max((score for score in cell.scores_row if score is not None), default=0.0)
-    table = Table(box=None, padding=(0, 2 if screen.width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="dim")
-    exponentials = "exp(score − max)" if screen.width >= _WIDE else "exp"
-    others = len("→") + 2 * (_NUMBER_WIDTH + 1) + max(_NUMBER_WIDTH, len(exponentials)) + 4 * 2
-    room = max(1, screen.width - others - len(f" {len(cell.scores_row)}"))
-    for name in ("", "key", "score", exponentials, "pattern"):
+    listed, everywhere = _nearby(cell), range(len(cell.scores_row))
+    hidden = sorted(set(everywhere) - set(listed))
+    is_wide = screen.width >= _WIDE
+    headers = ("score", "exp(score − max)" if is_wide else "exp", "pattern")
+    numbers = [_softmax_step(cell, j, largest) for j in listed]
+    sums = [("", *_sums(cell, keys, largest)) for keys in (hidden, everywhere)]
+    widths = [max(map(len, column)) for column in zip(headers, *numbers, *sums, strict=True)]
+    gap = 2 if is_wide else 1
+    room = screen.width - len("→") - sum(widths) - 4 * gap
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("", "key", *headers):
         table.add_column(name, justify="left" if name in ("", "key") else "right", no_wrap=True)
-    listed = _nearby(cell)
-    for j in listed:
-        score, share = cell.scores_row[j], cell.pattern_row[j]
-        style = "bold" if j == cell.key else ""
-        exponential = "0" if score is None else number_text(exp(score - largest))
-        table.add_row(
-            "→" if j == cell.key else "",
-            Text(fitted(token_text(record.keys[cell.sequence], j), room) + f" {j}"),
-            "−∞" if score is None else number_text(score),
-            exponential,
-            number_text(share),
-            style=style,
-        )
-    hidden = sorted(set(range(len(cell.scores_row))) - set(listed))
+    for j, step in zip(listed, numbers, strict=True):
+        key = f"{fitted(token_text(record.keys[cell.sequence], j), max(1, room - len(f' {j}')))} {j}"
+        table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
     if hidden:
-        table.add_row("", f"⋮ {len(hidden)} more", "", *_sums(cell, hidden, largest), style="dim")
-    table.add_row("", "sum", "", *_sums(cell, range(len(cell.scores_row)), largest), style="dim")
+        table.add_row("", f"⋮ {len(hidden)} more", *sums[0], style="dim")
+    table.add_row("", "sum", *sums[1], style="dim")
     return table
+
+
+def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
+    """Of a key: its score, the exponential of it, and its share."""
+    score, share = cell.scores_row[key], number_text(cell.pattern_row[key])
+    return ("−∞", "0", share) if score is None else (number_text(score), number_text(exp(score - largest)), share)
 
 
 def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
     """Over some keys, the sum of the exponentials and of the pattern."""
     scores = [(cell.scores_row[j], cell.pattern_row[j] or 0.0) for j in keys]
-    return number_text(sum(exp(x - largest) for x, _ in scores if x is not None)), number_text(sum(p for _, p in scores))
+    return number_text(sum(exp(x - largest) for x, _ in scores if x is not None)), number_text(
+        sum(p for _, p in scores)
+    )
 
 
 def _nearby(cell: Cell) -> list[int]:

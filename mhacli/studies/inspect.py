@@ -15,10 +15,10 @@ from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.layerfile import LayerFile
-from mhacli.plan import Plan, make_plan, require_room
+from mhacli.plan import Plan, facts_of, foresee
 from mhacli.record import HeadStatistics, Record, SelfCheck, Step, Timing
 from mhacli.studies.capture import Capture, require_finite, to_array
-from mhacli.studies.setup import Setup, facts_of, make_setup
+from mhacli.studies.setup import Setup, free_bytes, make_setup
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
@@ -58,9 +58,7 @@ def inspect(
         else encode([text] if isinstance(text, str) else text, resolved, context=context)
     )
     facts = facts_of(encoded, resolved)
-    plan = make_plan(facts, options.keep, options.keep_limit)
-    if resolved.device in ("auto", "cpu"):
-        require_room(facts, plan)
+    plan = foresee(facts, options.keep, options.keep_limit, free_bytes(resolved.device))
     setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
     with torch.no_grad():
         observed = observe(setup, plan.keep)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import mhacli
+from mhacli import memory
 from mhacli.attention import masks, weights
 from mhacli.attention.blocks import embed_tokens, new_embedding
 from mhacli.attention.core import Allowed, Tap, no_tap
@@ -20,6 +21,7 @@ from mhacli.attention.weights import Layer
 from mhacli.config import Config
 from mhacli.errors import MhaError
 from mhacli.layerfile import LayerFile
+from mhacli.plan import facts_of
 from mhacli.record import Environment, TokenSequence
 from mhacli.text.encode import Encoded
 from mhacli.trace import Facts
@@ -53,12 +55,6 @@ class Setup:
             context = embed_tokens(self.context_ids, self.layer.embedding, positions=self.config.positions)
             tap("context", context)
         return ROUTES[route](self.layer.attention, x, context, self.allowed, tap)
-
-
-def facts_of(encoded: Encoded, config: Config) -> Facts:
-    """The sizes of a run, from its text and its resolved config."""
-    cross = encoded.context is not None
-    return Facts(config, len(encoded.sequences), encoded.q_len, encoded.k_len, cross)
 
 
 def make_setup(
@@ -108,6 +104,12 @@ def choose_device(name: str) -> torch.device:
             f"device mps must be present, got none: {built}", hint="--device cpu works everywhere", code="no-device"
         )
     return torch.device(name)
+
+
+def free_bytes(device_name: str) -> int:
+    """What a run on the device may still allocate: the device's own memory where it has its own."""
+    device = choose_device(device_name)
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_bytes()
 
 
 def _require_cuda(name: str, index: int) -> None:

@@ -12,11 +12,11 @@ from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
 from mhacli.layerfile import LayerFile
-from mhacli.plan import Place, make_plan, require_inside, require_room
+from mhacli.plan import Place, facts_of, foresee, require_inside
 from mhacli.record import Cell, Record, RouteCheck
 from mhacli.studies.capture import require_finite
 from mhacli.studies.inspect import TOLERANCE, Observed, Options, make_record, observe
-from mhacli.studies.setup import Setup, facts_of, make_setup
+from mhacli.studies.setup import Setup, free_bytes, make_setup
 from mhacli.text.encode import Encoded
 
 
@@ -38,9 +38,7 @@ def walk(
     facts = facts_of(encoded, resolved)
     if place is not None:
         require_inside(place, encoded, resolved)
-    plan = make_plan(facts, options.keep, options.keep_limit)
-    if resolved.device in ("auto", "cpu"):
-        require_room(facts, plan)
+    plan = foresee(facts, options.keep, options.keep_limit, free_bytes(resolved.device))
     setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
     with torch.no_grad():
         observed = observe(setup, (*plan.keep, "scores", "z"), route=route, values=values)
