@@ -1,6 +1,28 @@
-"""`python -m mhacli` is `mha`."""
+"""The entry of `mha` and of `python -m mhacli`: signals first, for the imports take long enough to be interrupted."""
 
-from mhacli.cli import main
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+from mhacli import interrupts
+
+
+def main() -> NoReturn:
+    """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says no, 130/143 interrupted."""
+    code = 0
+    try:
+        interrupts.install()
+        from mhacli import cli
+
+        code = cli.main()
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except interrupts.Terminated:
+        code = 128 + signal.SIGTERM
+    os._exit(code)  # nothing is left to flush, and torch takes its time to leave
+
 
 if __name__ == "__main__":
     main()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 import mhacli
-from mhacli import interrupts
 from mhacli.errors import MhaError, UsageError
-from mhacli.streams import flush, forget_stdout, require_stdout
+from mhacli.streams import flush, forget_stdout, require_stdout, wants_colour
 from mhacli.text.escape import visible, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
@@ -64,6 +63,7 @@ app = typer.Typer(
     context_settings=_SETTINGS,
 )
 
+_STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 _CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
@@ -82,21 +82,32 @@ def _root(
     raise typer.Exit
 
 
-def main() -> NoReturn:
-    """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says no, 130/143 interrupted."""
-    interrupts.install()
+def main() -> int:
+    """Runs the command line; every way in which it can end is told on stderr where need be, and is an exit code."""
+    if "_MHA_COMPLETE" in os.environ:  # the shell asks what could stand at the cursor
+        typer.main.get_command(app).main(prog_name="mha")
     code = _guarded(_run_app)
-    code = _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
-    os._exit(code)
+    return _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
 
 
 def _run_app() -> int:
+    """The command that the arguments name. Typer's own `main` would answer a broken pipe with 1."""
     require_stdout()
-    return int(typer.main.get_command(app).main(prog_name="mha", standalone_mode=False) or 0)
+    if not wants_colour("auto", sys.stdout):  # Typer's help would colour a pipe on some build servers
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("mha", sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except SystemExit:  # how rich ends where the reader of a help text has gone
+        raise BrokenPipeError from None
+    return 0
 
 
 def _guarded(step: Callable[[], int]) -> int:
-    """Runs one step; every way in which it can end becomes an exit code, told on stderr where there is something to tell."""
+    """Runs one step; its faults become an exit code."""
     try:
         return step()
     except MhaError as fault:
@@ -104,10 +115,6 @@ def _guarded(step: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader has what it wanted
         forget_stdout()
         return 0
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except interrupts.Terminated:
-        return 128 + signal.SIGTERM
     except Exception as fault:
         return _tell(_as_error(fault))
 
@@ -120,6 +127,9 @@ def _as_error(fault: Exception) -> MhaError:
         return MhaError(
             "memory must suffice, got none left", hint="a shorter text or fewer heads need less", code="out-of-memory"
         )
+    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # a help text, printed by Typer itself
+        forget_stdout()
+        return MhaError(f"stdout cannot be written: {fault.strerror}", code="unwritable")
     if isinstance(fault, OSError):
         return MhaError(f"the system refused: {fault.strerror or fault}", code="system", path=fault.filename)
     if os.environ.get("MHA_DEBUG"):

@@ -18,6 +18,7 @@ OnBadBytes = Literal["strict", "replace", "escape"]
 MAX_HEADS = 1024
 MAX_WIDTH = 65_536
 MAX_SEED = 2**64 - 1
+MAX_THREADS = 1024
 DEFAULT_MAX_BYTES = 64 << 20
 """Most bytes of text from one source."""
 DEFAULT_MAX_TOKENS = 32_768
@@ -114,7 +115,7 @@ def _check_numbers(full: Config) -> None:
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {full.device!r}")
     _check_range("seed", full.seed, 0, MAX_SEED)
     if full.threads is not None:
-        _check_range("threads", full.threads, 1, 1024)
+        _check_range("threads", full.threads, 1, MAX_THREADS)
     for name in ("scale", "softcap"):
         value = getattr(full, name)
         if value is not None and not math.isfinite(value):

@@ -167,9 +167,21 @@ def _reason(fault: OSError) -> str:
 # --------------------------------------------------------------------------------------------------------------- out
 
 
+def _followed(path: str) -> str:
+    """The absolute path that the links of `path` lead to. Raises `MhaError` where it begins at a folder that is gone."""
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError as fault:
+        raise MhaError(
+            f"{path} must lie in a folder that exists, got a working directory that was deleted",
+            code="unwritable",
+            path=path,
+        ) from fault
+
+
 def check_target(path: str, *, force: bool) -> None:
     """Refuses, before any work is done, a path that `write_whole` would refuse. Raises `MhaError`."""
-    target = os.path.realpath(path)
+    target = _followed(path)
     try:
         status = os.stat(target)
     except FileNotFoundError:
@@ -203,7 +215,7 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
     `force` an existing file is never replaced. Raises `MhaError`; a failure leaves no temporary file.
     """
     check_target(path, force=force)
-    target = os.path.realpath(path)
+    target = _followed(path)
     folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _write_then_name(folder, os.path.basename(target), data, force=force)

@@ -19,6 +19,10 @@ from mhacli.config import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_TOKEN_LEN,
     DEFAULT_MAX_TOKENS,
+    MAX_HEADS,
+    MAX_SEED,
+    MAX_THREADS,
+    MAX_WIDTH,
     Dtype,
     Init,
     OnBadBytes,
@@ -103,7 +107,7 @@ class SourceOptions:
         typer.Option(
             parser=size("max-bytes"),
             metavar="SIZE",
-            help=f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 256 MiB)",
+            help=f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 128 MiB)",
             rich_help_panel=_TEXT,
         ),
     ] = None
@@ -151,17 +155,25 @@ class LayerOptions:
     d_model: Annotated[
         int | None,
         typer.Option(
-            parser=integer("d_model"), metavar="N", help="Width of the model. (default: 64)", rich_help_panel=_LAYER
+            parser=integer("d_model", 1, MAX_WIDTH),
+            metavar="N",
+            help="Width of the model. (default: 64)",
+            rich_help_panel=_LAYER,
         ),
     ] = None
     heads: Annotated[
         int | None,
-        typer.Option(parser=integer("n_heads"), metavar="N", help="Query heads. (default: 4)", rich_help_panel=_LAYER),
+        typer.Option(
+            parser=integer("n_heads", 1, MAX_HEADS),
+            metavar="N",
+            help="Query heads. (default: 4)",
+            rich_help_panel=_LAYER,
+        ),
     ] = None
     d_head: Annotated[
         int | None,
         typer.Option(
-            parser=integer("d_head"),
+            parser=integer("d_head", 1, MAX_WIDTH),
             metavar="N",
             help="Width of queries and keys per head. (default: d_model / heads)",
             rich_help_panel=_LAYER,
@@ -170,7 +182,7 @@ class LayerOptions:
     d_v: Annotated[
         int | None,
         typer.Option(
-            parser=integer("d_v"),
+            parser=integer("d_v", 1, MAX_WIDTH),
             metavar="N",
             help="Width of values per head. (default: d_head)",
             rich_help_panel=_LAYER,
@@ -227,7 +239,10 @@ class LayerOptions:
     seed: Annotated[
         int | None,
         typer.Option(
-            parser=integer("seed"), metavar="N", help="Seed of the random weights. (default: 0)", rich_help_panel=_LAYER
+            parser=integer("seed", 0, MAX_SEED),
+            metavar="N",
+            help="Seed of the random weights. (default: 0)",
+            rich_help_panel=_LAYER,
         ),
     ] = None
     weights: Annotated[
@@ -257,7 +272,7 @@ class DeviceOptions:
     threads: Annotated[
         int | None,
         typer.Option(
-            parser=integer("threads"),
+            parser=integer("threads", 1, MAX_THREADS),
             metavar="N",
             help="CPU threads. (default: torch's choice)",
             rich_help_panel=_DEVICE,

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from mhacli.errors import MhaError
 
 T = TypeVar("T")
+MAX_WHOLE = 2**64
 
 
 def load_json(text: str | bytes, source: str) -> Any:
@@ -66,6 +67,8 @@ def _decode(kind: Any, value: Any, place: str) -> Any:
         return _decode_tuple(arguments, value, place)
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if abs(value) < 1e308 else _refuse("a finite number", value, place)
+    if kind is int and isinstance(value, int) and abs(value) > MAX_WHOLE:
+        return _refuse(f"a whole number of at most {MAX_WHOLE}", "a larger one", place)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         return _refuse(f"a value of type {kind.__name__}", value, place)
     return value

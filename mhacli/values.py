@@ -10,25 +10,25 @@ from mhacli.errors import UsageError
 from mhacli.files import parse_size
 
 
-def whole(name: str, low: int, high: int) -> Callable[[object], int]:
-    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
+def integer(name: str, low: int, high: int) -> Callable[[object], int]:
+    """A parser of whole numbers, digits and a sign only. Raises `UsageError` with the range, which it leaves to the config."""
 
     def number(word: object) -> int:
-        value = integer(name)(word)
-        if not low <= value <= high:
-            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
-        return value
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {str(word)[:40]!r}")
+        return int(str(word))
 
     return number
 
 
-def integer(name: str) -> Callable[[object], int]:
-    """A parser of whole numbers, digits and a sign only; their range is a rule of the config. Raises `UsageError`."""
+def whole(name: str, low: int, high: int) -> Callable[[object], int]:
+    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
 
     def number(word: object) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
-            raise UsageError(f"{name} must be a whole number, got {str(word)[:40]!r}")
-        return int(str(word))
+        value = integer(name, low, high)(word)
+        if not low <= value <= high:
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
+        return value
 
     return number
 

@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import re
-import resource
 import struct
 import subprocess
 import sys
@@ -90,6 +89,8 @@ def start(
     """The process, started in `folder`, which is its home and its place for temporary files too."""
     modules = folder / MODULES
     modules.mkdir(exist_ok=True)
+    for stale in {path.stem for path in modules.glob("*.py")} - launch.modules.keys():
+        (modules / f"{stale}.py").unlink()
     for name, code in launch.modules.items():
         (modules / f"{name}.py").write_text(code)
     surroundings = {
@@ -149,7 +150,7 @@ def _run(folder: Path, words: Sequence[str | bytes], form: Sequence[str], launch
         out.seek(0)
         err.seek(0)
         stdout_text, stderr_text = (shown or out.read()).decode(), err.read().decode()
-    return Outcome(process.returncode, stdout_text, stderr_text, seconds, usage.ru_maxrss * 1024, form)
+    return Outcome(shell_code(process.returncode), stdout_text, stderr_text, seconds, usage.ru_maxrss * 1024, form)
 
 
 def _open_terminal(columns: int, rows: int) -> tuple[int, int]:
@@ -167,6 +168,11 @@ def _read_terminal(ours: int, theirs: int) -> bytes:
             pieces.append(piece)
     os.close(ours)
     return b"".join(pieces).replace(b"\r\n", b"\n")
+
+
+def shell_code(returncode: int) -> int:
+    """The exit code as a shell reports it: 128 and the signal for a process that a signal ended."""
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def require_invariants(outcome: Outcome, codes: Collection[int], *, colour: bool = False) -> None:
@@ -237,8 +243,3 @@ def is_root() -> bool:
 def limited_memory(n_bytes: int) -> str:
     """A shell script that lets the process have this much address space."""
     return f"ulimit -v {n_bytes // 1024}; {SHELL}"
-
-
-def address_space_is_unlimited() -> bool:
-    """Whether a limit of ours can be set below the one that is there."""
-    return resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY

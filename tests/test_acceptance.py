@@ -419,19 +419,19 @@ def test_no_text_on_a_terminal_is_a_usage_error_and_no_wait(
 # ---------------------------------------------------------------------------------------------------------------- paths
 
 READERS = pytest.mark.parametrize(
-    "words",
+    ("words", "form"),
     [
-        ["run", "--file"],
-        ["run", "a", "--weights"],
-        ["run", "a", "--vocab"],
-        ["vocab", "a", "--tokenizer"],
-        ["show"],
+        (["run", "--file"], ()),
+        (["run", "a", "--weights"], ("--json",)),
+        (["trace", "a", "--vocab"], ()),
+        (["vocab", "a", "--tokenizer"], ("--json",)),
+        (["vocab", "--file"], ("--json",)),
+        (["show"], ()),
     ],
-    ids=" ".join,
+    ids=["run-file", "run-weights-json", "trace-vocab", "vocab-tokenizer-json", "vocab-file-json", "show"],
 )
 
 
-@forms
 @READERS
 @pytest.mark.parametrize(
     ("name", "why"),
@@ -459,7 +459,6 @@ def test_a_path_that_cannot_be_read_is_named_with_the_reason(
         assert done.error["path"] == name
 
 
-@forms
 @READERS
 def test_a_file_without_permission_is_named(tmp_path: Path, words: list[str], form: tuple[str, ...]) -> None:
     (tmp_path / "secret.x").write_text("a")
@@ -471,7 +470,7 @@ def test_a_file_without_permission_is_named(tmp_path: Path, words: list[str], fo
 # ------------------------------------------------------------------------------------------------------- tokenizer files
 
 
-@commands
+@pytest.mark.parametrize(("command", "form"), [("run", ()), ("vocab", ("--json",))], ids=["run-plain", "vocab-json"])
 @pytest.mark.parametrize(
     "content",
     [

@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -325,7 +326,7 @@ def test_a_file_that_is_lost_while_in_use_does_no_harm(tmp_path: Path, saved: by
     weights = tmp_path / "w"
     weights.write_bytes(saved)
     words = ["run", "--weights", "w", "-", "--repeat", "1", "--view", "none"]
-    process = start(tmp_path, words, Launch(WITH_TORCH), stdin=-1, stdout=-1, stderr=-1)
+    process = start(tmp_path, words, Launch(WITH_TORCH), stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert process.stdin is not None
     process.stdin.write(b" " * 100_000)  # more than a pipe takes: once it is written, the weights have been read
     process.stdin.flush()
@@ -413,7 +414,7 @@ def test_matrices_that_do_not_fit_are_refused_before_torch_with_a_size_that_does
     (tmp_path / "text.txt").write_text("the cat sat on " * 5000)
     words = [command, "--file", "text.txt", "--d-model", "64", "--heads", "8", "--device", "cpu"]
     launch = Launch(shell=limited_memory(8 << 30))
-    says = ["20000 × 20000 tokens", "8 heads", "it needs", "available", "--max-tokens", "--heads"]
+    says = ["20000 × 20000 tokens", "8 heads", "it needs", "is available", "--max-tokens"]
     done = attempt(tmp_path, *words, code=1, form=form, says=says, launch=launch)
     ways_out = re.findall(r"(--max-tokens|--heads) (\d+)", done.told)
     assert ways_out

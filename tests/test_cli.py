@@ -93,7 +93,7 @@ def test_a_bug_of_ours_is_told_in_one_line_and_shown_on_request() -> None:
     script = (
         "import sys, mhacli.cli as cli\n"
         "def broken(): raise ZeroDivisionError('by [red]zero\\x1b')\n"
-        "cli._run_app = broken\ncli.main()"
+        "cli._run_app = broken\nsys.exit(cli.main())"
     )
     plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert plain.returncode == 1

@@ -56,7 +56,7 @@ def test_what_is_shown_can_be_read_back(text):
         ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
         ("back\\slash", "back\\\\slash"),
         ("\u202eevil", "\\u202eevil"),
-        ("no\u00a0break", "no\\xa0break"),
+        ("no\u00a0break", "no\\u00a0break"),
         ("\U000e0041", "\\U000e0041"),
         ("café 漢字 🙂", "café 漢字 🙂"),
         ("\u0301", "◌\u0301"),

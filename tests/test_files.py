@@ -109,14 +109,19 @@ def test_a_nul_in_a_name_is_told():
 def test_a_pipe_is_read_to_its_end(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    writer = threading.Thread(target=lambda: path.write_bytes(b"x" * 100_000))
-    reader_ready = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    waiting = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer need not wait for a reader
+    writing = os.open(path, os.O_WRONLY)
+    content = b"x" * 100_000  # more than a pipe holds: the writer is there until the reader is
+
+    def write():
+        with open(writing, "wb") as file:
+            file.write(content)
+
+    writer = threading.Thread(target=write)
     writer.start()
-    try:
-        assert b"".join(read_chunks(str(path), 1 << 20, "--max")) == b"x" * 100_000
-    finally:
-        os.close(reader_ready)
-        writer.join()
+    assert b"".join(read_chunks(str(path), 1 << 20, "--max")) == content
+    os.close(waiting)
+    writer.join()
 
 
 def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path):

@@ -19,7 +19,7 @@ def fault_of(parser, word):
 @pytest.mark.parametrize(("word", "number"), [("7", 7), ("+7", 7), ("007", 7), ("0", 0), (9, 9)])
 def test_whole_numbers_are_read(word, number):
     assert whole("n", 0, 10)(word) == number
-    assert integer("n")(word) == number
+    assert integer("n", 0, 9)(word) == number
 
 
 def test_the_range_of_a_whole_number_is_told():
@@ -29,11 +29,11 @@ def test_the_range_of_a_whole_number_is_told():
 
 @pytest.mark.parametrize("word", ["1_0", "1e3", "1.0", "", " 7", "7\n", "--7", "0x7", "٧", "seven"])
 def test_what_is_no_whole_number_is_refused(word):
-    assert fault_of(integer("n"), word) == f"n must be a whole number, got {word!r}"
+    assert fault_of(integer("n", 0, 9), word) == f"n must be a whole number from 0 to 9, got {word!r}"
     assert fault_of(whole("n", 0, 10), word).startswith("n must be a whole number")
 
 
-@pytest.mark.parametrize("parser", [integer("n"), whole("n", 0, 10), real("n")])
+@pytest.mark.parametrize("parser", [integer("n", 0, 9), whole("n", 0, 10), real("n")])
 def test_thousands_of_digits_are_refused_in_a_short_message(parser):
     message = fault_of(parser, "9" * 5000)
     assert message.startswith("n must be ")
@@ -42,7 +42,7 @@ def test_thousands_of_digits_are_refused_in_a_short_message(parser):
 
 @given(st.integers(-(10**29), 10**29))
 def test_every_whole_number_in_decimal_is_read_back(number):
-    assert integer("n")(str(number)) == number
+    assert integer("n", 0, 9)(str(number)) == number
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import make_record, walked
 from rich.console import Console, Group
 from safetensors.numpy import save
 
@@ -17,7 +18,6 @@ from mhacli.render import json as json_view
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.terminal import run_view
 from mhacli.render.walk import closing, step_blocks
-from tests.records import make_record, walked
 
 DOG = ("a", "dog")
 RECORDS = {
@@ -301,7 +301,7 @@ PATHS = [place for place in paths_in(DOCUMENT) if place]
 HOSTILE = [None, True, -1, 0, 3, 2**40, 10**400, 1e307, "", "\x1b[2J\u202e\ud800", [], [[]], {}, {"a": 1}]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(PATHS), change=st.sampled_from(["delete", "twice", *range(len(HOSTILE))]))
 def test_a_header_that_was_altered_is_refused_or_drawn_but_never_breaks(place, change, tmp_path_factory):
     record = make_record(("the", "cat", "sat"), DOG, dropout=0.25)

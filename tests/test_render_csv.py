@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import make_record
 
 from mhacli.errors import MhaError
 from mhacli.render.csv import pieces
-from tests.records import make_record
 
 HEADER = ["sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern"]
 

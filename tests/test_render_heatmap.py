@@ -4,6 +4,7 @@ from io import StringIO
 
 import numpy as np
 import pytest
+from records import drawn, make_record
 from rich.color import ColorTriplet
 from rich.console import Console
 
@@ -11,7 +12,6 @@ from mhacli.render.colours import RAMP, glyph, half_block, level_of, ramp_colour
 from mhacli.render.heatmap import FORBIDDEN, NOT_A_NUMBER, heatmap, pooled, scale_caption
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions
-from tests.records import drawn, make_record
 
 PLAIN, COLOUR = Screen(80, False), Screen(80, True)
 GLYPHS = "·░▒▓█"

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from records import make_record, walked
 
 from mhacli.render.json import pieces
-from tests.records import make_record, walked
 
 
 def no_constant(word):

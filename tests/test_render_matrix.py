@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import drawn, make_record
 
 from mhacli.record import Record
 from mhacli.render.matrix import Head, largest_share, matrix
 from mhacli.render.options import Screen, ViewOptions
-from tests.records import drawn, make_record
 
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]", "…", "0")
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from records import drawn, make_record, walked
 
 from mhacli.errors import UsageError
 from mhacli.record import HeadStatistics, SelfCheck, Step, Timing
@@ -16,7 +17,6 @@ from mhacli.render.terminal import (
     timing_table,
     token_table,
 )
-from tests.records import drawn, make_record, walked
 
 WIDTHS = [40, 80, 200]
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]b[/bold]", "")

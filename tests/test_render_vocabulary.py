@@ -1,11 +1,11 @@
 import re
 
 import pytest
+from records import drawn
 
 from mhacli.render.options import Screen
 from mhacli.render.vocabulary import vocabulary_table
 from mhacli.text.vocabulary import Entry
-from tests.records import drawn
 
 
 def entries(count):

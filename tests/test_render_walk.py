@@ -3,11 +3,11 @@ from dataclasses import replace
 from math import exp
 
 import pytest
+from records import drawn, make_record, walked
 
 from mhacli.record import Parameter, Step, Timing, Values
 from mhacli.render.options import Screen
 from mhacli.render.walk import closing, step_blocks
-from tests.records import drawn, make_record, walked
 
 WIDTHS = [40, 80, 200]
 

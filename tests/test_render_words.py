@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import make_record
 
 from mhacli.config import Config
 from mhacli.errors import UsageError
@@ -22,7 +23,6 @@ from mhacli.render.words import (
     sparkline,
     token_text,
 )
-from tests.records import make_record
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def report(code):
     real_exit(code)
 os._exit = report
 sys.argv[0] = "mha"
-from mhacli.cli import main
+from mhacli.__main__ import main
 main()
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,16 @@ def make_request(
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
     if config.device in ("auto", "cpu"):  # other memory is asked when torch is there
         foresee(facts_of(encoded, config), keep, save.keep_limit)
+    _leave_deleted_folder()
     return Request(encoded, config, weights, keep)
+
+
+def _leave_deleted_folder() -> None:
+    """torch's library for matrices ends the process in a folder that is gone. Nothing relative can be saved there anyway."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def given_choices(source: SourceOptions, layer: LayerOptions, device: DeviceOptions) -> dict[str, Any]:

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.config import Config
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.options import ColourOptions, SourceOptions, command
 from mhacli.streams import draw, life, screen, write_pieces
 from mhacli.values import whole
 
 if TYPE_CHECKING:
-    from mhacli.text.read import Decoding
+    from collections import Counter
 
-DEFAULT_MAX_BYTES = 256 << 20
+    from mhacli.text.read import Decoding
+    from mhacli.text.tokenizers import Tokenizer
+
+DEFAULT_MAX_BYTES = 128 << 20
 _OUTPUT = "Output"
 
 
@@ -65,10 +68,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
     tokenizer = make_tokenizer(config, source.max_token_len)
     with life("counting"):
         counts: Counter[str] = Counter()
-        for pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
-            counts.update(tokenizer.count(pieces))
-    if not counts:
-        raise MhaError("the text must have at least one token, got none", code="no-tokens")
+        for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
+            counts.update(_counted(tokenizer, path, pieces))
     rows = vocabularies.entries(counts, tokenizer.vocabulary)
     if wanted.save is not None:
         write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
@@ -85,12 +86,34 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
     )
 
 
-def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[Iterable[str]]:
-    """Every text, each in pieces."""
+def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
+    """Every text in pieces, with its path (None for an argument)."""
     from mhacli.text.read import argument_text, stream_text
 
     for word in source.text or ():
         if word != "-":
-            yield [argument_text(word, decoding)]
+            yield None, [argument_text(word, decoding)]
     for path in paths:
-        yield stream_text(path, decoding)
+        yield path, stream_text(path, decoding)
+
+
+def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
+    """How often each token occurs. Raises `MhaError` for a text without any, with the reason."""
+    from mhacli.files import describe
+    from mhacli.text.encode import no_tokens
+    from mhacli.text.read import empty
+
+    is_empty = is_blank = True
+
+    def noticed() -> Iterator[str]:
+        nonlocal is_empty, is_blank
+        for piece in pieces:
+            is_empty, is_blank = False, is_blank and piece.isspace()
+            yield piece
+
+    counts = tokenizer.count(noticed())
+    if not counts and is_empty and path is not None:
+        raise empty(path)
+    if not counts:
+        raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
+    return counts

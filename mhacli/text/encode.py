@@ -120,8 +120,7 @@ def _tokens(tokenizer: Tokenizer, text: str, limits: Limits, name: str) -> tuple
     limit = DEFAULT_MAX_TOKENS if limits.max_tokens is None else limits.max_tokens
     tokens = list(islice(tokenizer.tokens(text), limit + 1))
     if not tokens:
-        why, hint = _why_no_tokens(tokenizer, text)
-        raise MhaError(f"{name} must have at least one token, got none: {why}", hint=hint, code="no-tokens")
+        raise no_tokens(tokenizer, name, is_blank=not text.strip())
     if len(tokens) <= limit:
         return tokens, None
     if limits.max_tokens is None:
@@ -133,13 +132,16 @@ def _tokens(tokenizer: Tokenizer, text: str, limits: Limits, name: str) -> tuple
     return tokens[:limit], f"{name} is cut to its first {limit} tokens (--max-tokens)"
 
 
-def _why_no_tokens(tokenizer: Tokenizer, text: str) -> tuple[str, str | None]:
-    """The reason, and a hint where there is one."""
-    if not text.strip():
-        return "it holds nothing but white space", None
-    if tokenizer.vocabulary is not None:
-        return "the tokenizer makes nothing of it", None
-    return "it holds nothing but punctuation", "--punctuation keep makes every mark a token"
+def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
+    """The error for a text of which no token is left, with the reason."""
+    hint = None
+    if is_blank:
+        why = "it holds nothing but white space"
+    elif tokenizer.vocabulary is not None:
+        why = "the tokenizer makes nothing of it"
+    else:
+        why, hint = "it holds nothing but punctuation", "--punctuation keep makes every mark a token"
+    return MhaError(f"{name} must have at least one token, got none: {why}", hint=hint, code="no-tokens")
 
 
 def _sequence(text: str, tokens: Sequence[Token], known: Vocabulary, source: str) -> TokenSequence:

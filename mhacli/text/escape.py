@@ -10,6 +10,7 @@ _INVISIBLE = frozenset(
     [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0]
     + [point for low, high in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0)) for point in range(low, high)]
 )
+_OURS = "␣◌"
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
@@ -47,6 +48,6 @@ def _visible_character(character: str) -> str:
         return f"\\x{point - 0xDC00:02x}"
     category = unicodedata.category(character)
     hidden = category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")
-    if not hidden and point not in _INVISIBLE:
+    if not hidden and point not in _INVISIBLE and character not in _OURS:
         return character
-    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+    return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -51,8 +51,13 @@ def read_text(path: str, decoding: Decoding) -> str:
     """The whole text of a file, pipe or (`-`) stdin; as `stream_text`. Raises `MhaError` also when it is empty."""
     text = "".join(stream_text(path, decoding))
     if not text:
-        raise MhaError(f"{describe(path)} must hold some text, got an empty file", code="no-tokens", path=path)
+        raise empty(path)
     return text
+
+
+def empty(path: str) -> MhaError:
+    """The error for a source that holds nothing at all."""
+    return MhaError(f"{describe(path)} must hold some text, got an empty file", code="no-tokens", path=path)
 
 
 def argument_text(argument: str, decoding: Decoding) -> str:
@@ -98,9 +103,14 @@ def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path:
 
 
 def _with_end(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Each chunk and whether it is the last; of at least two bytes, so that a byte order mark is never cut."""
+    held = b""
     for chunk in chunks:
-        yield chunk, False
-    yield b"", True
+        held += chunk
+        if len(held) >= 2:
+            yield held, False
+            held = b""
+    yield held, True
 
 
 def _bad_bytes(
