@@ -45,7 +45,10 @@ WEIGHTS_NAME = "w\x1b[2J\u202e[red].safetensors"
 
 
 def escaped(token: str) -> str:
-    """What a reader must see of a token: everything that is obeyed or hidden as an escape, a backslash doubled."""
+    """What a reader must see of a token: everything that is obeyed or hidden as an escape, a backslash doubled.
+
+    From 0x80 on `\\x` is left to bytes that are no UTF-8.
+    """
 
     def shown(character: str) -> str:
         point = ord(character)
@@ -53,7 +56,7 @@ def escaped(token: str) -> str:
             return "\\\\"
         if not obeyed_or_hidden(character):
             return character
-        return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+        return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
     return "".join(map(shown, token))
 
