@@ -16,7 +16,7 @@ import typer.core
 import mhacli
 from mhacli.errors import MhaError, UsageError
 from mhacli.streams import flush, forget_stdout, require_stdout, wants_colour
-from mhacli.text.escape import visible, without_surrogates
+from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
     "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
@@ -163,7 +163,9 @@ def _tell(fault: MhaError) -> int:
         said = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": said | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {visible(fault.message)}"] + ([f"hint: {visible(fault.hint)}"] if fault.hint else [])
+        lines = [f"mha: error: {message_text(fault.message)}"] + (
+            [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+        )
     try:
         sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong
     except OSError:

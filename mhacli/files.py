@@ -29,7 +29,7 @@ def parse_size(text: str, name: str) -> int:
 def format_size(n_bytes: float) -> str:
     """A size to read: `0 B`, `1.5 KiB`, `12.8 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(n_bytes) < 1024:
+        if abs(n_bytes) < (1023.5 if unit == "B" else 1023.95):
             return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:.1f} TiB"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from mhacli.errors import MhaError
-from mhacli.text.escape import visible
+from mhacli.text.escape import message_text, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -130,7 +130,7 @@ def _output_faults() -> Iterator[None]:
 def note(text: str) -> None:
     """A message on stderr, one line, harmless whatever it holds."""
     if sys.stderr is not None:
-        sys.stderr.write(f"mha: {visible(text)}\n")
+        sys.stderr.write(f"mha: {message_text(text)}\n")
 
 
 @contextmanager

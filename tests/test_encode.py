@@ -146,7 +146,7 @@ def test_a_tokenizer_file_brings_ids_and_vocabulary(tokenizer_file):
 
 
 def test_a_tokenizer_file_takes_no_other_vocabulary(tokenizer_file):
-    message = f"vocab must not be given with a tokenizer.json, which brings its own, got {tokenizer_file}"
+    message = f"vocab must be left to {tokenizer_file}, which brings its own, got another"
     kind, said, _ = fault_of(["a"], Config(tokenizer=tokenizer_file), vocabulary=with_unknown(["a"]))
     assert (kind, said) == (UsageError, message)
 

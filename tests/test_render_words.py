@@ -169,7 +169,7 @@ def test_the_configuration_tells_what_was_computed_and_where():
 @pytest.mark.parametrize(
     ("choices", "part"),
     [
-        ({"n_kv_heads": 1}, "1 kv heads"),
+        ({"n_kv_heads": 1}, "1 kv head"),
         ({"d_v": 5}, "d_v 5"),
         ({"positions": "none"}, "positions none"),
         ({"causal": True}, "causal"),

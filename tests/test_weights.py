@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 import sys
 
@@ -18,6 +19,9 @@ from mhacli.attention.weights import Layer, from_file, new_attention, to_bytes
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.layerfile import expected_shapes, read_layer_file
+from mhacli.studies.inspect import inspect, weights_content
+from mhacli.text.encode import encode
+from mhacli.text.vocabulary import as_stored
 
 GROUPED = Config(d_model=10, n_heads=6, n_kv_heads=2, d_head=3, d_v=5, init="uniform", dtype="float64")
 SQUARE = Config(d_model=6, n_heads=3, init="uniform", dtype="float64")
@@ -283,7 +287,9 @@ def test_another_format_is_refused(tmp_path):
 def test_the_probe_is_the_layers_answer_in_float64():
     layer = layer_of(SQUARE)
     found = weights.probe(layer)
-    assert found.embed == pytest.approx(layer.embedding[3].tolist(), rel=1e-8)
+    rows = layer.embedding.tolist()
+    blend = [sum(math.sin(1 + i) * row[j] for i, row in enumerate(rows)) for j in range(len(rows[0]))]
+    assert found.embed == pytest.approx(blend, rel=1e-8)
     rows = layer.embedding[3] + torch.sin(1.0 + torch.arange(6, 12, dtype=torch.float64))
     for name in "qkv":
         projection = getattr(layer.attention, f"{name}_proj")
@@ -303,3 +309,19 @@ def test_the_output_of_the_probe_agrees_with_the_loops():
         n_heads=6, n_kv_heads=2, scale=1.5, softcap=2.0,
     )  # fmt: skip
     assert weights.probe(layer).out == pytest.approx(expected.out[0, 2], rel=1e-8, abs=1e-9)
+
+
+def test_weights_of_a_tokenizer_file_load_with_that_file_again(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "[U]": 2}, unk_token="[U]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    config = Config(tokenizer=str(tmp_path / "tokenizer.json"))
+    encoded = encode(["the cat"], config.resolved())
+    (tmp_path / "w.safetensors").write_bytes(weights_content(encoded, config.resolved()))
+    source = read_layer_file(str(tmp_path / "w.safetensors"), {})
+    stored = as_stored(source.metadata.vocabulary)
+    again = encode(["the cat"], source.config, vocabulary=stored, vocabulary_source="w.safetensors")
+    assert again.sequences == encoded.sequences
+    first, second = inspect(encoded, config), inspect(again, source=source)
+    assert (first.arrays["pattern"] == second.arrays["pattern"]).all()

@@ -96,7 +96,8 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 def probe(layer: Layer) -> Probe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
 
-    One row of each projection, and of the output, is enough to notice any exchange of rows or columns.
+    One row of each projection and of the output, and a blend of all rows of the embedding, are enough to notice any
+    exchange of rows or columns.
     """
     embedding = layer.embedding.detach().double().cpu()
     ids = torch.tensor([0, len(embedding) // 2, len(embedding) - 1])
@@ -105,7 +106,8 @@ def probe(layer: Layer) -> Probe:
     _double_copy(layer.attention)(
         (embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor})
     )
-    rows = {"embed": embedding[ids[1]], "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
+    blend = torch.sin(1.0 + torch.arange(len(embedding), dtype=torch.float64)) @ embedding
+    rows = {"embed": blend, "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in rows.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
@@ -56,6 +57,7 @@ def run(
         save_files(record, request, save)
     output(record, options, machine, colour)
     require_self_check(record)
+    tell_notes(record, request.encoded.notes)
 
 
 def view_options(drawing: DrawingOptions) -> ViewOptions:
@@ -91,6 +93,12 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
 
         on = screen(colour.color)
         draw(run_view(record, options, on), on)
+
+
+def tell_notes(record: Record, notes: Sequence[str]) -> None:
+    """What a reader should know of a run that worked, on stderr: after the output, so that an error stands alone."""
+    for said in notes:
+        note(said)
     if record.not_kept:
         note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
 

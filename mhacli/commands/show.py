@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mhacli.commands.run import output, require_one_format, view_options
+from mhacli.commands.run import output, require_one_format, tell_notes, view_options
 from mhacli.options import ColourOptions, DrawingOptions, MachineOptions, command
 from mhacli.render.options import require_choices
 
@@ -29,3 +29,4 @@ def show(file: RecordOptions, drawing: DrawingOptions, machine: MachineOptions, 
     record = Record.load(file.record)
     require_choices(record.config.n_heads, len(record.sequences), options)
     output(record, options, machine, colour)
+    tell_notes(record, ())

@@ -54,8 +54,6 @@ def make_request(
     limits = Limits(text.max_tokens, source.max_token_len)
     with life("reading the text"):
         encoded = encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
-    for said in encoded.notes:
-        note(said)
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
     if config.device in ("auto", "cpu"):  # other memory is asked when torch is there
         foresee(facts_of(encoded, config), keep, save.keep_limit)

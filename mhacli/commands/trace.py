@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mhacli.commands.run import require_self_check
+from mhacli.commands.run import require_self_check, tell_notes
 from mhacli.errors import UsageError
 from mhacli.options import (
     ColourOptions,
@@ -107,6 +107,7 @@ def trace(
     else:
         _walk_through(record, colour, step=walking.step)
     require_self_check(record)
+    tell_notes(record, request.encoded.notes)
 
 
 def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:

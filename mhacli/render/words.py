@@ -85,7 +85,7 @@ def configuration(record: Record, width: int) -> Text:
     """What was computed, and where: one line, or broken between its parts where `width` is too small."""
     c, e = record.config, record.environment
     parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
-    parts += [f"{c.n_kv_heads} kv heads"] if c.n_kv_heads != c.n_heads else []
+    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
     parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
     parts += [] if c.positions == "sinusoidal" else [f"positions {c.positions}"]
     parts += ["causal"] if c.causal else []

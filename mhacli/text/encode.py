@@ -71,14 +71,15 @@ def encode(
             hint="leave --causal or --context out",
         )
     tokenizer = make_tokenizer(config, limits.max_token_len)
-    if vocabulary is not None and tokenizer.vocabulary is not None:
-        raise UsageError(f"vocab must not be given with a tokenizer.json, which brings its own, got {config.tokenizer}")
+    own = tokenizer.vocabulary
+    if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
+        raise UsageError(f"vocab must be left to {config.tokenizer}, which brings its own, got another")
     cut = [_tokens(tokenizer, text, limits, _name(i, len(texts), "text")) for i, text in enumerate(texts)]
     cut_context = [
         _tokens(tokenizer, text, limits, _name(i, len(context), "context")) for i, text in enumerate(context)
     ]
     words = (token.text for tokens, _ in (*cut, *cut_context) for token in tokens)
-    known = tokenizer.vocabulary or vocabulary or vocabularies.build(words)
+    known = own or vocabulary or vocabularies.build(words)
     sequences = [
         _sequence(text, tokens, known, vocabulary_source) for text, (tokens, _) in zip(texts, cut, strict=True)
     ]
@@ -87,7 +88,7 @@ def encode(
         for text, (tokens, _) in zip(context, cut_context, strict=True)
     ]
     notes = [note for _, note in (*cut, *cut_context) if note]
-    unknown = _count_unknown(sequences + keys, known) if vocabulary is not None else 0
+    unknown = _count_unknown(sequences + keys, known) if own is None and vocabulary is not None else 0
     if unknown:
         notes.append(
             f"{unknown} of {sum(len(s.tokens) for s in sequences + keys)} tokens are not in the vocabulary and became {UNKNOWN}"

@@ -29,6 +29,11 @@ def visible(text: str) -> str:
     return "◌" + shown if unicodedata.category(text[0]).startswith("M") and shown[0] == text[0] else shown
 
 
+def message_text(text: str) -> str:
+    """A message as `visible`, but with its backslashes as they are: what it quotes is escaped by `repr` already."""
+    return visible(text).replace("\\\\", "\\")
+
+
 def token_label(token: str) -> str:
     """A token as tables show it: `visible`, with each space as `␣`, so that no two tokens look alike."""
     return visible(token).replace(" ", "␣")
