@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from mhacli.errors import MhaError, UsageError
 
 READ_CHUNK_BYTES = 1 << 20
+_UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
+"""Opens a file without a name, where the system has such; elsewhere it fails as on a file system that has none."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -216,24 +218,25 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
     """
     check_target(path, force=force)
     target = _followed(path)
-    folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _write_then_name(folder, os.path.basename(target), data, force=force)
-        os.fsync(folder)
+        folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _write_then_name(folder, os.path.basename(target), data, force=force)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except FileExistsError as fault:
         raise MhaError(
             f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path
         ) from fault
     except OSError as fault:
         raise MhaError(f"{path} cannot be written: {fault.strerror or fault}", code="unwritable", path=path) from fault
-    finally:
-        os.close(folder)
 
 
 def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> None:
     temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
-        fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        fd = os.open(".", _UNNAMED | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
         named = False
     except OSError as fault:
         if fault.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):

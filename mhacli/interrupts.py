@@ -20,12 +20,13 @@ def install() -> None:
 
     Python raises only between bytecodes, and a matrix product can take seconds. A thread that the signal's file
     descriptor wakes waits a moment, then ends the process with the code that a shell reports, 128 + the signal's number.
-    Nothing is lost by that: files are written to unnamed ones first.
+    Files are safe from that: they take their names when they are whole.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job keeps ignoring it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     threading.Thread(target=_end_in_time, args=(reading,), daemon=True).start()
 

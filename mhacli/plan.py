@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from mhacli import memory
 from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import format_size
+from mhacli.layerfile import expected_shapes
+from mhacli.record import TokenSequence
 from mhacli.text.encode import Encoded
 from mhacli.trace import SITES, Facts
 
@@ -41,7 +44,14 @@ class Place:
 def facts_of(encoded: Encoded, config: Config) -> Facts:
     """The sizes of a run, from its text and its resolved config."""
     cross = encoded.context is not None
-    return Facts(config, len(encoded.sequences), encoded.q_len, encoded.k_len, cross)
+    padded = any(len(s.tokens) < length for family, length in _families(encoded) for s in family)
+    return Facts(
+        config, len(encoded.sequences), encoded.q_len, encoded.k_len, cross, padded, len(encoded.vocabulary.tokens)
+    )
+
+
+def _families(encoded: Encoded) -> tuple[tuple[tuple[TokenSequence, ...], int], ...]:
+    return (encoded.sequences, encoded.q_len), (encoded.context or encoded.sequences, encoded.k_len)
 
 
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
@@ -54,6 +64,7 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
     for name in keep:
         if name not in SITES:
             raise UsageError(f"keep must name sites, got {name!r}", hint=f"sites: {' '.join(SITES)}")
+    keep = tuple(dict.fromkeys(keep))
     total = sum(array_bytes(facts, name) for name in keep)
     if total > keep_limit:
         raise MhaError(
@@ -61,7 +72,7 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
             hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern keeps less",
             code="too-large",
         )
-    return Plan(tuple(dict.fromkeys(keep)), (), _peak_bytes(facts, total))
+    return Plan(keep, (), _peak_bytes(facts, total))
 
 
 def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int | None = None) -> Plan:
@@ -101,7 +112,7 @@ def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
         fewer = replace(facts.config, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_v=d_head)
         if not rest and fits(replace(facts, config=fewer)):
             return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
-    return ways[0] if ways else "use a shorter text"
+    return ways[0] if ways else "use a shorter text or a smaller --d-model"
 
 
 def require_inside(place: Place, encoded: Encoded, config: Config) -> None:
@@ -143,4 +154,11 @@ def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
     matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
     widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
     rows = facts.batch * (facts.q_len + facts.k_len) * widths * item
-    return BASE_BYTES + kept_bytes + matrices + rows
+    return BASE_BYTES + kept_bytes + matrices + rows + _weight_bytes(facts)
+
+
+def _weight_bytes(facts: Facts) -> int:
+    """The weights as float32 and in their dtype, and the float64 numbers that the largest of them is drawn from."""
+    counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
+    item = ITEM_BYTES[facts.config.dtype]
+    return sum(counts) * (_FLOAT32_BYTES + (0 if item == _FLOAT32_BYTES else item)) + 2 * 8 * max(counts)

@@ -44,7 +44,7 @@ _PLAIN = str.maketrans(
             "∞=i",
         ]
     )
-    | dict(zip("▁▂▃▄▅▆▇█░▒▓", "._-=+*##.:%", strict=True))
+    | dict(zip("▁▂▃▄▅▆▇█░▒▓▀", "._-=+*##.:%#", strict=True))
 )
 
 

@@ -15,13 +15,16 @@ from mhacli.config import Config
 
 @dataclass(frozen=True)
 class Facts:
-    """What formulas and counts depend on: a resolved config, the lengths, and whether keys come from another text."""
+    """What formulas and counts depend on: a resolved config, the lengths, whether keys come from another text, whether some
+    sequence is shorter than the others, and the size of the vocabulary."""
 
     config: Config
     batch: int
     q_len: int
     k_len: int
     cross: bool = False
+    padded: bool = False
+    n_tokens: int = 0
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -125,7 +128,7 @@ def _scores_meaning(f: Facts) -> str:
     rules += (
         [f"keys from {f.config.window[0]} left to {f.config.window[1]} right of the query"] if f.config.window else []
     )
-    rules += ["padding is never seen"] if f.batch > 1 else []
+    rules += ["padding is never seen"] if f.padded else []
     return "scaled so that the softmax does not saturate, then masked: " + (", ".join(rules) or "every key is allowed")
 
 
@@ -176,7 +179,7 @@ _ORDER = (
         _axes("batch key d_model"),
         lambda f: "c = E[context ids]" + ("" if f.config.positions == "none" else " + positions"),
         "the other text, embedded alike: keys and values come from it, queries do not",
-        flops=lambda f: 0 if f.config.positions == "none" else f.batch * f.k_len * f.config.d_model,
+        flops=lambda f: 0 if f.config.positions == "none" else (f.batch + 2) * f.k_len * f.config.d_model,
         parameters=("embed",),
     ),
     Site(

@@ -17,7 +17,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.layerfile import read_layer_file
 from mhacli.record import Record
 from mhacli.studies import setup
-from mhacli.studies.inspect import TOLERANCE, Options, inspect, weights_content
+from mhacli.studies.inspect import TOLERANCE, Options, inspect, largest_difference, weights_content
 from mhacli.text.encode import encode
 from mhacli.text.vocabulary import Vocabulary
 
@@ -82,7 +82,7 @@ def plain_weights(texts, config, context=()):
 @pytest.mark.parametrize("context", [(), CONTEXT, CONTEXT[1:]])
 def test_every_array_of_the_record_agrees_with_the_loops(choices, allowed, context):
     config = config_with(**choices)
-    if config.causal and context:
+    if (config.causal or config.window) and context:
         with pytest.raises(UsageError):
             record_of(TEXTS, config, context=context)
         return
@@ -112,7 +112,7 @@ def entropy(shares):
         ({}, (), lambda i, j: True),
         ({}, CONTEXT, lambda i, j: True),
         ({"causal": True}, (), lambda i, j: j <= i),
-        ({"window": (1, 0)}, CONTEXT, lambda i, j: j in (i - 1, i)),
+        ({"window": (1, 0)}, (), lambda i, j: j in (i - 1, i)),
     ],
 )
 def test_statistics_of_heads_are_means_over_real_queries_that_have_a_choice(choices, context, allowed):
@@ -319,3 +319,21 @@ def test_timings_cover_every_site_and_their_sum():
     assert list(record.timings) == [*sites, "total"]
     assert [step.time_s for step in record.trace] == [record.timings[site].median_s for site in sites]
     assert record.timings["total"].samples_s == (pytest.approx(sum(record.timings[s].samples_s[0] for s in sites)),)
+
+
+def test_the_self_check_of_a_tiny_output_still_bites():
+    honest = inspect("a b c", Config(init="normal", dtype="bfloat16", out_proj=True))
+    assert honest.self_check.ok
+    assert honest.self_check.tolerance < 0.2 * abs(honest.arrays["out"]).max()
+
+
+def test_an_output_that_is_not_finite_where_it_should_be_fails_the_comparison():
+    nan, one = torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])
+    assert largest_difference(nan, nan) == 0
+    assert largest_difference(nan, one) == float("inf")
+    assert largest_difference(one, one + 0.5) == 0.5
+
+
+def test_a_site_that_was_not_passed_is_named_as_not_kept():
+    record = inspect("a b", Config(), options=Options(keep=("pattern", "qkv")))
+    assert record.not_kept == ("qkv",)

@@ -145,7 +145,7 @@ def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
     single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
     with pytest.raises(MhaError) as caught:
         foresee(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)
-    assert caught.value.hint == "use a shorter text"
+    assert caught.value.hint == "use a shorter text or a smaller --d-model"
 
 
 MEASURED = """

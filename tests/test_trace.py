@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mhacli.config import Config
@@ -123,7 +125,8 @@ def test_an_axis_joins_products_and_sums_of_words():
 
 def test_the_meaning_of_the_scores_names_the_rules_of_the_mask():
     start = "scaled so that the softmax does not saturate, then masked: "
-    assert SITES["scores"].meaning_for(SELF) == start + "padding is never seen"
+    assert SITES["scores"].meaning_for(replace(SELF, padded=True)) == start + "padding is never seen"
+    assert SITES["scores"].meaning_for(SELF) == start + "every key is allowed"
     single = Facts(Config(d_model=10, n_heads=2, causal=True, window=(3, 1)).resolved(), 1, 7, 7)
     assert SITES["scores"].meaning_for(single) == (
         start + "no token sees a later one, keys from 3 left to 1 right of the query"

@@ -103,7 +103,8 @@ def by_counting(facts):
         "ids": 0, "embed": 0, "q": 0, "k": 0, "v": 0, "concat": 0,
         "positions": counted(lambda: [(Counted() * Counted()).function() for _ in range(q * m)]),
         "x": counted(lambda: [Counted() + Counted() for _ in range(b * q * m)]),
-        "context": counted(lambda: [Counted() + Counted() for _ in range(b * k * m)]),
+        "context": counted(lambda: [Counted() + Counted() for _ in range(b * k * m)])
+        + counted(lambda: [(Counted() * Counted()).function() for _ in range(k * m)]),
         "q_proj": counted(lambda: product(b * q, h * d, m, bias)),
         "q_per_head": counted(lambda: [product(b * q, d, m, bias) for _ in range(h)]),
         "k_proj": counted(lambda: product(b * k, g * d, m, bias)),

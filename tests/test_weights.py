@@ -284,9 +284,13 @@ def test_another_format_is_refused(tmp_path):
     assert message == f"{path} must be a weights file (format mha.weights/1), got 'mha.weights/9'"
 
 
+def answers(layer):
+    return weights.probe(layer, scale=layer.attention.scale, softcap=layer.attention.softcap)
+
+
 def test_the_probe_is_the_layers_answer_in_float64():
     layer = layer_of(SQUARE)
-    found = weights.probe(layer)
+    found = answers(layer)
     rows = layer.embedding.tolist()
     blend = [sum(math.sin(1 + i) * row[j] for i, row in enumerate(rows)) for j in range(len(rows[0]))]
     assert found.embed == pytest.approx(blend, rel=1e-8)
@@ -296,7 +300,7 @@ def test_the_probe_is_the_layers_answer_in_float64():
         assert getattr(found, name) == pytest.approx(projection(rows).tolist(), rel=1e-8)
     half = Layer(layer.embedding.half(), new_attention(SQUARE.resolved()).half())
     half.attention.load_state_dict(layer.attention.state_dict())
-    assert weights.probe(half).q == pytest.approx(found.q, abs=5e-3)
+    assert answers(half).q == pytest.approx(found.q, abs=5e-3)
 
 
 def test_the_output_of_the_probe_agrees_with_the_loops():
@@ -308,7 +312,7 @@ def test_the_output_of_the_probe_agrees_with_the_loops():
         {name: tensor.tolist() for name, tensor in layer.attention.state_dict().items()},
         n_heads=6, n_kv_heads=2, scale=1.5, softcap=2.0,
     )  # fmt: skip
-    assert weights.probe(layer).out == pytest.approx(expected.out[0, 2], rel=1e-8, abs=1e-9)
+    assert answers(layer).out == pytest.approx(expected.out[0, 2], rel=1e-8, abs=1e-9)
 
 
 def test_weights_of_a_tokenizer_file_load_with_that_file_again(tmp_path):
@@ -325,3 +329,16 @@ def test_weights_of_a_tokenizer_file_load_with_that_file_again(tmp_path):
     assert again.sequences == encoded.sequences
     first, second = inspect(encoded, config), inspect(again, source=source)
     assert (first.arrays["pattern"] == second.arrays["pattern"]).all()
+
+
+def test_weights_can_be_looked_at_with_another_scale_than_they_were_saved_with(tmp_path):
+    path = saved(tmp_path / "w.safetensors", SQUARE)
+    layer = from_file(read_layer_file(str(path), {"scale": 2.0}), allow_nonfinite=False)
+    assert layer.attention.scale == 2.0
+
+
+def test_loading_leaves_the_global_generator_alone(tmp_path):
+    path = saved(tmp_path / "w.safetensors", SQUARE)
+    before = torch.get_rng_state()
+    from_file(read_layer_file(str(path), {}), allow_nonfinite=False)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -74,7 +74,7 @@ class MultiHeadAttention(nn.Module):
         tap: Tap | None = None,
     ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"]]:
         """`(out, pattern)`: the result, and the shares before dropout. `key` defaults to `query`, `value` to `key`."""
-        tap = tap or no_tap
+        tap = no_tap if tap is None else tap
         key = query if key is None else key
         value = key if value is None else value
         q = self._projected("q", self.q_proj, query, self.n_heads, tap)
@@ -123,7 +123,7 @@ def split_heads(
 
 
 def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query head*d_v"]:
-    """The heads side by side again: the reverse of `split_heads`. A copy, unless there is one head."""
+    """The heads side by side again: the reverse of `split_heads`. A copy, unless there is one head or one query."""
     return z.transpose(1, 2).flatten(2)
 
 
@@ -144,14 +144,14 @@ def embed_tokens(
     tap: Tap = no_tap,
 ) -> Rows:
     """Rows of the embedding for ids, plus where each token stands. Padding (id −1) gets zeros. Taps to `x`."""
-    real = ids >= 0
+    padding = (ids < 0)[..., None]
     tap("ids", ids)
-    x = embedding[ids.clamp(min=0)] * real[..., None]
+    x = embedding[ids.clamp(min=0)].masked_fill(padding, 0.0)
     tap("embed", x)
     if positions == "sinusoidal":
         p = sinusoidal(ids.shape[1], embedding.shape[1], dtype=x.dtype, device=x.device)
         tap("positions", p)
-        x = x + p * real[..., None]
+        x = (x + p).masked_fill(padding, 0.0)
     tap("x", x)
     return x
 
@@ -168,7 +168,7 @@ def initialise(linear: nn.Linear, init: Init, generator: torch.Generator | None)
     """New random numbers in a projection, drawn in float64 and rounded once.
 
     `xavier`: uniform within `±√(6 / (d_in + d_out))`, biases 0 (Glorot and Bengio 2010, equation 16). `normal`: deviation
-    0.02, biases 0 (Radford et al. 2019, GPT-2). `uniform`: weights and biases within `±1/√d_in`, as `torch.nn.Linear`.
+    0.02, biases 0 (Radford et al. 2018, GPT, section 4.1). `uniform`: weights and biases within `±1/√d_in`, as `torch.nn.Linear`.
     """
     d_out, d_in = linear.weight.shape
     if init == "normal":

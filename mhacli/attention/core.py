@@ -47,7 +47,8 @@ def attend(
     `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
     (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores), mask, softmax.
     16-bit inputs get their softmax in float32. A key that is not allowed has exactly the share 0; a query without any
-    allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
+    allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`. Source of the softcap: Gemma Team
+    2024, "Gemma 2", section 2.
 
     Two tokens that match themselves twice as well as each other, one head, d_head 1, scale 1:
 
@@ -55,7 +56,7 @@ def attend(
     >>> attend(q, k, v, scale=1.0)[0, 0, 0].item()  # e² / (e¹ + e²)
     0.7310585975646973
     """
-    tap = tap or no_tap
+    tap = no_tap if tap is None else tap
     keep = visible_cells(allowed, q, k)
     pattern = attention_pattern(q, k, keep=keep, bias=bias, scale=scale, softcap=softcap, tap=tap)
     return weighted_sum(pattern, v, keep=keep, tap=tap)

@@ -6,6 +6,7 @@ answer. The format is described in `mhacli.layerfile`.
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict
 from typing import NamedTuple
@@ -53,7 +54,7 @@ def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes
         "config": choices,
         "vocabulary": vocabulary,
         "tokenizer": config.tokenizer,
-        "probe": asdict(probe(layer)),
+        "probe": asdict(probe(layer, scale=config.scale, softcap=config.softcap)),
     }
     header = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
@@ -71,11 +72,12 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
     if not allow_nonfinite:
         require_finite(tensors, source.path)
     embedding = tensors.pop(EMBEDDING)
-    attention = new_attention(source.config).double()  # holds every saved dtype exactly
+    attention = new_attention(source.config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
-    layer = Layer(embedding, attention)
     if source.metadata is not None and not allow_nonfinite:
-        _require_probe(probe(layer), source.metadata.probe, source.path)
+        saved = source.metadata.config.resolved()
+        found = probe(Layer(embedding, attention), scale=saved.scale, softcap=saved.softcap)
+        _require_probe(found, source.metadata.probe, source.path)
     dtype = getattr(torch, source.config.dtype)
     return Layer(embedding.to(dtype), attention.to(dtype))
 
@@ -93,8 +95,10 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 
 
 @torch.no_grad()
-def probe(layer: Layer) -> Probe:
+def probe(layer: Layer, *, scale: float | None, softcap: float | None) -> Probe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
+
+    `scale` and `softcap` are those that the weights are saved with: a run may look at them with others.
 
     One row of each projection and of the output, and a blend of all rows of the embedding, are enough to notice any
     exchange of rows or columns.
@@ -103,22 +107,12 @@ def probe(layer: Layer) -> Probe:
     ids = torch.tensor([0, len(embedding) // 2, len(embedding) - 1])
     waves = torch.sin(1.0 + torch.arange(3 * embedding.shape[1], dtype=torch.float64)).view(3, -1)
     seen: dict[str, Tensor] = {}
-    _double_copy(layer.attention)(
-        (embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor})
-    )
+    attention = copy.deepcopy(layer.attention).double().cpu().eval()
+    attention.scale, attention.softcap = scale, softcap
+    attention((embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
     blend = torch.sin(1.0 + torch.arange(len(embedding), dtype=torch.float64)) @ embedding
     rows = {"embed": blend, "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in rows.items()})
-
-
-def _double_copy(attention: MultiHeadAttention) -> MultiHeadAttention:
-    copy = MultiHeadAttention(
-        attention.q_proj.in_features, attention.n_heads, n_kv_heads=attention.n_kv_heads, d_head=attention.d_head,
-        d_v=attention.d_v, bias=attention.q_proj.bias is not None, out_proj=attention.o_proj is not None,
-        scale=attention.scale, softcap=attention.softcap,
-    ).double().eval()  # fmt: skip
-    copy.load_state_dict(attention.state_dict())
-    return copy
 
 
 def _require_probe(found: Probe, stored: Probe, path: str) -> None:

@@ -104,11 +104,20 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
 
 
 def require_self_check(record: Record) -> None:
-    """Raises `MhaError` with exit code 3 when the output does not follow from the pattern that was shown."""
-    if not record.self_check.ok or not all(route.ok for route in record.routes):
+    """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
+    check = record.self_check
+    if not check.ok:
         raise MhaError(
-            f"the output must follow from the pattern shown, got a difference of {record.self_check.max_abs_error}"
-            f" against a tolerance of {record.self_check.tolerance:.3g}",
+            f"the output must follow from the pattern shown within {check.tolerance:.3g}, got a difference of "
+            f"{check.max_abs_error}",
             code="self-check",
             exit_code=EXIT_CHECK,
         )
+    for route in record.routes:
+        if not route.ok:
+            raise MhaError(
+                f"the route {route.route} must agree with the separate one within {route.tolerance:.3g}, got a difference "
+                f"of {route.max_abs_difference}",
+                code="self-check",
+                exit_code=EXIT_CHECK,
+            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class Capture:
         )
 
     def _view_of(self, site: Site, tensor: Tensor) -> str | None:
-        """The source whose memory the tensor shares. Small sources stay alive, so that their memory is not reused."""
+        """The source whose memory the tensor shares. Sources stay alive, so that their memory is not used again."""
         storage = tensor.untyped_storage().data_ptr()
         found = next((source for source in site.sources if self._storages.get(source) == storage), None)
         if any(site.name in other.sources for other in SITES.values()):
@@ -80,21 +79,22 @@ class Capture:
 
 def summarise(tensor: Tensor) -> Values:
     """The one-line summary of a tensor's numbers; moments in float64 over the finite ones, deviation of the population."""
-    finite_mask = torch.isfinite(tensor)
-    finite = tensor[finite_mask].double()
+    tensor = tensor.detach().cpu()  # not every device has float64
+    finite = tensor[torch.isfinite(tensor)].double()
     n_nan, n_inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()) if tensor.is_floating_point() else 0
-    flat = tensor.detach().double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
+    flat = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
     numbers = None if flat is None else tuple(x if abs(x) != float("inf") and x == x else None for x in flat)
     if not finite.numel():
         return Values(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
     low, high = finite.min().item(), finite.max().item()
-    counts = np.histogram(finite.cpu().numpy(), bins=HISTOGRAM_BINS, range=(low, high if high > low else low + 1))[0]
+    place = (finite - low) / (high - low) * HISTOGRAM_BINS if high > low else torch.zeros_like(finite)
+    counts = torch.bincount(place.long().clamp(0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS).tolist()
     return Values(
         low,
         high,
         finite.mean().item(),
         finite.std(correction=0).item(),
-        tuple(int(n) for n in counts),
+        tuple(counts),
         n_nan,
         n_inf,
         numbers,

@@ -11,6 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mhacli.attention import stats, weights
+from mhacli.attention.blocks import merge_heads
 from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
@@ -22,7 +23,7 @@ from mhacli.studies.setup import Setup, free_bytes, make_setup
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
-"""Largest error of an output in each dtype, relative to the largest output or 1."""
+"""Largest error of an output in each dtype, relative to the magnitudes that it is the sum of."""
 _BLOCK_CELLS = 1 << 22
 
 
@@ -64,7 +65,7 @@ def inspect(
         observed = observe(setup, plan.keep)
         if not options.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
-        timings = time_stages(lambda tap: setup.run(tap), observed.first_s, setup.device, options.repeat)
+        timings = time_stages(setup.run, observed.first_s, setup.device, options.repeat)
         return make_record(setup, plan, observed, timings, options.command)
 
 
@@ -98,7 +99,8 @@ def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", value
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
     visible = setup.allowed(*(torch.arange(n, device=setup.device) for n in (setup.facts.q_len, setup.facts.k_len)))
-    return Observed(tuple(capture.steps), capture.tensors, visible, watch.seconds)
+    tensors = {name: tensor.cpu() for name, tensor in capture.tensors.items()}
+    return Observed(tuple(capture.steps), tensors, visible.cpu(), watch.seconds)
 
 
 def make_record(
@@ -124,36 +126,57 @@ def make_record(
         self_check=_self_check(setup, observed),
         environment=setup.environment,
         weights=setup.weights,
-        not_kept=plan.not_kept,
+        not_kept=(*plan.not_kept, *(name for name in plan.keep if name not in observed.tensors)),
         arrays=arrays,
     )
 
 
 def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStatistics, ...]:
-    real, n_visible = setup.ids >= 0, observed.visible.sum(dim=-1)
+    real, n_visible = setup.ids.cpu() >= 0, observed.visible.sum(dim=-1)
     had_choice = real & (n_visible[:, 0] > 1)
     share = stats.entropy_share(entropy, n_visible)
     means, shares = stats.mean_over(entropy, real).tolist(), stats.mean_over(share, had_choice).tolist()
-    pairs = zip(map(_finite, means), map(_finite, shares), strict=True)
+    pairs = zip(map(finite, means), map(finite, shares), strict=True)
     return tuple(HeadStatistics(head, *pair) for head, pair in enumerate(pairs))
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
+    """The number, or None where it is NaN or infinite, as records hold it."""
     return number if math.isfinite(number) else None
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
-    """The output again, in float64, from the shares that are shown: blocks of queries, to bound the memory."""
+    """The output again, in float64, from the shares that are shown: blocks of queries, to bound the memory.
+
+    The tolerance is relative to the largest sum of magnitudes behind an output, which is what bounds its rounding.
+    """
     shares, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
     v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
     block = max(1, _BLOCK_CELLS // (shares.shape[0] * shares.shape[1] * shares.shape[3]))
-    error, largest = 0.0, 1.0
+    error, magnitude = 0.0, 0.0
     for start in range(0, shares.shape[2], block):
-        rows = (shares[:, :, start : start + block].double() @ v).transpose(1, 2).flatten(2)
-        if o_proj is not None:
-            rows = rows @ o_proj.weight.double().T + (0.0 if o_proj.bias is None else o_proj.bias.double())
-        rows, shown = torch.nan_to_num(rows), torch.nan_to_num(out[:, start : start + block].double())
-        error = max(error, (rows - shown).abs().max().item())
-        largest = max(largest, rows.abs().max().item())
-    tolerance = TOLERANCE[setup.config.dtype] * largest
-    return SelfCheck(error, tolerance, error <= tolerance)
+        rows = shares[:, :, start : start + block].double()
+        again, sums = _output(rows @ v, o_proj), _output(rows @ v.abs(), o_proj, magnitudes=True)
+        error = max(error, largest_difference(again, out[:, start : start + block]))
+        magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
+    tolerance = TOLERANCE[setup.config.dtype] * magnitude
+    return SelfCheck(finite(error), tolerance, error <= tolerance)
+
+
+def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = False) -> Tensor:
+    """Heads to output in float64, or with `magnitudes` the sum of the absolute values of what is added up."""
+    concat = merge_heads(z)
+    if o_proj is None:
+        return concat
+    weight, bias = (None if p is None else p.detach().cpu().double() for p in (o_proj.weight, o_proj.bias))
+    if magnitudes:
+        weight, bias = (None if p is None else p.abs() for p in (weight, bias))
+    return torch.nn.functional.linear(concat, weight, bias)
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """The largest distance of finite cells; infinite where only one of two cells is finite."""
+    one, other = one.cpu().double(), other.cpu().double()
+    if bool((one.isfinite() != other.isfinite()).any()):
+        return math.inf
+    return torch.where(one.isfinite(), (one - other).abs(), 0.0).max().item()

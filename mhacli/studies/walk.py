@@ -15,7 +15,7 @@ from mhacli.layerfile import LayerFile
 from mhacli.plan import Place, facts_of, foresee, require_inside
 from mhacli.record import Cell, Record, RouteCheck
 from mhacli.studies.capture import require_finite
-from mhacli.studies.inspect import TOLERANCE, Observed, Options, make_record, observe
+from mhacli.studies.inspect import Observed, Options, finite, largest_difference, make_record, observe
 from mhacli.studies.setup import Setup, free_bytes, make_setup
 from mhacli.text.encode import Encoded
 
@@ -45,29 +45,26 @@ def walk(
         if not options.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
         timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
+        record = make_record(setup, plan, observed, timings, options.command)
         return replace(
-            make_record(setup, plan, observed, timings, options.command),
-            routes=compare_routes(setup),
+            record,
+            routes=compare_routes(setup, tolerance=2 * record.self_check.tolerance),
             cell=None if place is None else follow(setup, observed, place),
         )
 
 
-def compare_routes(setup: Setup) -> tuple[RouteCheck, ...]:
+def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
     """Every route's output against that of the separate projections, with the sites that it passes.
 
-    The tolerance is twice that of one output, since both may err, relative to the largest output or 1.
+    `tolerance` is twice that of one output, since both may err.
     """
-    outs: dict[str, Tensor] = {}
-    sites: dict[str, list[str]] = {}
-    for name in ROUTES:
-        sites[name] = []
-        outs[name] = setup.run(lambda site, tensor, sites=sites[name], **_: sites.append(site), name)
-    reference = outs["separate"].double()
-    tolerance = 2 * TOLERANCE[setup.config.dtype] * max(1.0, reference.abs().max().item())
+    reference = setup.run()
     checks = []
-    for name, out in outs.items():
-        difference = (out.double() - reference).abs().max().item()
-        checks.append(RouteCheck(name, tuple(sites[name]), difference, tolerance, difference <= tolerance))
+    for name in ROUTES:
+        sites: list[str] = []
+        out = setup.run(lambda site, tensor, passed=sites, **_: passed.append(site), name)
+        difference = largest_difference(out, reference)
+        checks.append(RouteCheck(name, tuple(sites), finite(difference), tolerance, difference <= tolerance))
     return tuple(checks)
 
 

@@ -65,10 +65,11 @@ def encode(
         raise UsageError("text must be given", hint='try mha run "the cat sat on the mat", --file PATH, or - for stdin')
     if len(context) not in (0, 1, len(texts)):
         raise UsageError(f"context must be given once, or once for each of the {len(texts)} texts, got {len(context)}")
-    if config.causal and context:
+    ordered = "causal" if config.causal else "window" if config.window is not None else None
+    if ordered and context:
         raise UsageError(
-            "causal must be off with a context, got both: a context has no order relative to the text",
-            hint="leave --causal or --context out",
+            f"{ordered} must be off with a context, got both: a context has no order relative to the text",
+            hint=f"leave --{ordered} or --context out",
         )
     tokenizer = make_tokenizer(config, limits.max_token_len)
     own = tokenizer.vocabulary

@@ -67,9 +67,11 @@ class FileTokenizer:
         try:
             with _silent_stderr():
                 return call()
-        except (KeyboardInterrupt, SystemExit, MemoryError):
+        except MemoryError:
             raise
         except BaseException as fault:
+            if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+                raise  # an interrupt is none of the file's faults
             raise self._refused("a tokenizer that the tokenizers library can use", f"{fault!s:.200}") from None
 
     def _refused(self, rule: str, got: str) -> MhaError:

@@ -138,7 +138,7 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """Every byte of the UTF-8 text is a token: ASCII by its character, others as `\\xe2`."""
+    """Every byte of the UTF-8 text is a token: ASCII by its character, others as `<0xE2>`."""
 
     vocabulary = None
 
@@ -157,7 +157,7 @@ class ByteTokenizer:
 
 
 def _byte_name(byte: int) -> str:
-    return chr(byte) if byte < 0x80 else f"\\x{byte:02x}"
+    return chr(byte) if byte < 0x80 else f"<0x{byte:02X}>"
 
 
 def _cut_at_white_space(pieces: Iterable[str], max_token_len: int | None) -> Iterator[str]:
