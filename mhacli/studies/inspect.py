@@ -58,15 +58,32 @@ def inspect(
         if isinstance(text, Encoded)
         else encode([text] if isinstance(text, str) else text, resolved, context=context)
     )
-    facts = facts_of(encoded, resolved)
-    plan = foresee(facts, options.keep, options.keep_limit, free_bytes(resolved.device))
-    setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
+    setup, plan = prepare(encoded, resolved, source, options)
     with torch.no_grad():
-        observed = observe(setup, plan.keep)
-        if not options.allow_nonfinite:
-            require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
-        timings = time_stages(setup.run, observed.first_s, setup.device, options.repeat)
-        return make_record(setup, plan, observed, timings, options.command)
+        return record_run(setup, plan, options)[0]
+
+
+def prepare(encoded: Encoded, config: Config, source: LayerFile | None, options: Options) -> tuple[Setup, Plan]:
+    """A run made ready, with the plan of what to keep. Raises `MhaError` before the first large tensor if it cannot fit."""
+    plan = foresee(facts_of(encoded, config), options.keep, options.keep_limit, free_bytes(config.device))
+    return make_setup(encoded, config, source=source, allow_nonfinite=options.allow_nonfinite), plan
+
+
+def record_run(
+    setup: Setup,
+    plan: Plan,
+    options: Options,
+    *,
+    route: str = "separate",
+    values: bool = False,
+    also: Sequence[str] = (),
+) -> tuple[Record, Observed]:
+    """One observed run and its repetitions as a record, and what was observed, with the sites of `also` besides."""
+    observed = observe(setup, (*plan.keep, *also), route=route, values=values)
+    if not options.allow_nonfinite:
+        require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
+    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
+    return make_record(setup, plan, observed, timings, options.command), observed
 
 
 def weights_content(encoded: Encoded, config: Config, source: LayerFile | None = None) -> bytes:

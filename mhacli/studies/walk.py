@@ -7,16 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mhacli.attention.clock import time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
 from mhacli.layerfile import LayerFile
-from mhacli.plan import Place, facts_of, foresee, require_inside
+from mhacli.plan import Place, require_inside
 from mhacli.record import Cell, Record, RouteCheck
-from mhacli.studies.capture import require_finite
-from mhacli.studies.inspect import Observed, Options, finite, largest_difference, make_record, observe
-from mhacli.studies.setup import Setup, free_bytes, make_setup
+from mhacli.studies.inspect import Observed, Options, finite, largest_difference, prepare, record_run
+from mhacli.studies.setup import Setup
 from mhacli.text.encode import Encoded
 
 
@@ -35,17 +33,11 @@ def walk(
     `place` adds the cell's whole story. Raises `MhaError` as `inspect` does, and `UsageError` for a place outside.
     """
     resolved = config.resolved() if source is None else source.config
-    facts = facts_of(encoded, resolved)
     if place is not None:
         require_inside(place, encoded, resolved)
-    plan = foresee(facts, options.keep, options.keep_limit, free_bytes(resolved.device))
-    setup = make_setup(encoded, resolved, source=source, allow_nonfinite=options.allow_nonfinite)
+    setup, plan = prepare(encoded, resolved, source, options)
     with torch.no_grad():
-        observed = observe(setup, (*plan.keep, "scores", "z"), route=route, values=values)
-        if not options.allow_nonfinite:
-            require_finite(observed.tensors["qk"], observed.tensor("out"), resolved.dtype)
-        timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
-        record = make_record(setup, plan, observed, timings, options.command)
+        record, observed = record_run(setup, plan, options, route=route, values=values, also=("scores", "z"))
         return replace(
             record,
             routes=compare_routes(setup, tolerance=2 * record.self_check.tolerance),
