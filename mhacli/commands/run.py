@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -17,12 +14,8 @@ from mhacli.options import (
     TextOptions,
     command,
 )
-from mhacli.render.options import ViewOptions, require_choices
-from mhacli.streams import draw, life, note, screen, write_pieces
-from mhacli.values import index_list
-
-if TYPE_CHECKING:
-    from mhacli.record import Record
+from mhacli.render.options import require_choices
+from mhacli.streams import life
 
 
 @command
@@ -58,66 +51,3 @@ def run(
     output(record, options, machine, colour)
     require_self_check(record)
     tell_notes(record, request.encoded.notes)
-
-
-def view_options(drawing: DrawingOptions) -> ViewOptions:
-    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none."""
-    return ViewOptions(
-        view=drawing.view,
-        heads=index_list(drawing.head, "head"),
-        sequences=index_list(drawing.sequence, "sequence"),
-        top=drawing.top,
-        precision=drawing.precision,
-        everything=drawing.all,
-    )
-
-
-def require_one_format(machine: MachineOptions) -> None:
-    """Raises `UsageError` when two formats are asked for on one stdout."""
-    if machine.json and machine.csv:
-        raise UsageError("json and csv must not be given together: stdout holds one of them")
-
-
-def output(record: Record, options: ViewOptions, machine: MachineOptions, colour: ColourOptions) -> None:
-    """The record on stdout, in the format asked for."""
-    if machine.json:
-        from mhacli.render import json
-
-        write_pieces(json.pieces(record))
-    elif machine.csv:
-        from mhacli.render import csv
-
-        write_pieces(csv.pieces(record))
-    else:
-        from mhacli.render.terminal import run_view
-
-        on = screen(colour.color)
-        draw(run_view(record, options, on), on)
-
-
-def tell_notes(record: Record, notes: Sequence[str]) -> None:
-    """What a reader should know of a run that worked, on stderr: after the output, so that an error stands alone."""
-    for said in notes:
-        note(said)
-    if record.not_kept:
-        note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
-
-
-def require_self_check(record: Record) -> None:
-    """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
-    check = record.self_check
-    if not check.ok:
-        raise MhaError(
-            f"the output must follow from the pattern shown within {check.tolerance:.3g}, got a difference of "
-            f"{check.max_abs_error}",
-            code="self-check",
-            exit_code=EXIT_CHECK,
-        )
-    for route in record.routes:
-        if not route.ok:
-            raise MhaError(
-                f"the route {route.route} must agree with the separate one within {route.tolerance:.3g}, got a difference "
-                f"of {route.max_abs_difference}",
-                code="self-check",
-                exit_code=EXIT_CHECK,
-            )

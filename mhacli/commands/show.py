@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mhacli.commands.run import output, require_one_format, tell_notes, view_options
+from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.options import ColourOptions, DrawingOptions, MachineOptions, command
 from mhacli.render.options import require_choices
 

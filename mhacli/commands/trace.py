@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mhacli.commands.run import require_self_check, tell_notes
+from mhacli.commands.output import require_self_check, tell_notes
 from mhacli.errors import UsageError
 from mhacli.options import (
     ColourOptions,
