@@ -28,3 +28,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those not imported yet too, for completion at a prompt."""
+    return __all__

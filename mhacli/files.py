@@ -183,6 +183,8 @@ def _followed(path: str) -> str:
 
 def check_target(path: str, *, force: bool) -> None:
     """Refuses, before any work is done, a path that `write_whole` would refuse. Raises `MhaError`."""
+    if not path:
+        raise MhaError("the file to save to must have a name, got an empty one", code="unwritable")
     target = _followed(path)
     try:
         status = os.stat(target)

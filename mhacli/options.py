@@ -107,7 +107,7 @@ class SourceOptions:
         typer.Option(
             parser=size("max-bytes"),
             metavar="SIZE",
-            help=f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 128 MiB)",
+            help=f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
             rich_help_panel=_TEXT,
         ),
     ] = None
@@ -341,7 +341,12 @@ class MachineOptions:
         bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel=_OUTPUT)
     ] = False
     csv: Annotated[
-        bool, typer.Option("--csv", help="Print one line per sequence, head, query and key.", rich_help_panel=_OUTPUT)
+        bool,
+        typer.Option(
+            "--csv",
+            help="Print one line per sequence, head, query and key; tokens as JSON strings.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False
 
 

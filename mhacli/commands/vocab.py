@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mhacli.text.read import Decoding
     from mhacli.text.tokenizers import Tokenizer
 
-DEFAULT_MAX_BYTES = 128 << 20
+DEFAULT_MAX_BYTES = 100 << 20
 _OUTPUT = "Output"
 
 
