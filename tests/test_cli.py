@@ -120,3 +120,9 @@ def test_the_same_command_prints_the_same_numbers() -> None:
     first, second = (json.loads(mha("run", "the cat sat", "a b", "--json").stdout) for _ in range(2))
     for name in ("qk", "scores", "pattern", "z", "out", "heads", "vocabulary", "self_check"):
         assert first[name] == second[name], name
+
+
+def test_a_byte_has_one_byte_whatever_its_name() -> None:
+    rows = json.loads(mha("vocab", "né né", "--tokenizer", "byte", "--json").stdout)["tokens"]
+    found = [(row["token"], row["count"], row["bytes"]) for row in rows]
+    assert found == [(" ", 1, 1), ("<0xA9>", 2, 1), ("<0xC3>", 2, 1), ("n", 2, 1)]

@@ -70,7 +70,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
         counts: Counter[str] = Counter()
         for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
             counts.update(_counted(tokenizer, path, pieces))
-    rows = vocabularies.entries(counts, tokenizer.vocabulary)
+    n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
+    rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
     if wanted.save is not None:
         write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
     if wanted.top is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,11 +76,21 @@ def as_stored(tokens: Sequence[str]) -> Vocabulary:
     return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
 
 
-def entries(counts: Counter[str], vocabulary: Vocabulary | None = None) -> list[Entry]:
-    """The counted tokens with their ids, in the order of the ids; ids are alphabetical unless a vocabulary gives them."""
+def utf8_bytes(token: str) -> int:
+    """The size of a token in UTF-8."""
+    return len(token.encode("utf-8", "surrogatepass"))
+
+
+def entries(
+    counts: Counter[str], vocabulary: Vocabulary | None = None, *, n_bytes: Callable[[str], int] = utf8_bytes
+) -> list[Entry]:
+    """The counted tokens with their ids, in the order of the ids; ids are alphabetical unless a vocabulary gives them.
+
+    `n_bytes` tells a token's size where its name is not its text, as with single bytes.
+    """
     known = vocabulary or build(counts)
     rows = ((known.id_of[token], token, count) for token, count in counts.items())
-    return [Entry(token, i, count, len(token.encode("utf-8", "surrogatepass"))) for i, token, count in sorted(rows)]
+    return [Entry(token, i, count, n_bytes(token)) for i, token, count in sorted(rows)]
 
 
 def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
