@@ -18,8 +18,8 @@ from peak import peak_mib
 
 from mhacli.attention import attend, masks
 from mhacli.config import Config
+from mhacli.facts import Facts
 from mhacli.plan import make_plan
-from mhacli.trace import Facts
 
 MHA = str(Path(sys.executable).with_name("mha"))
 ROUNDS = 15

@@ -9,7 +9,9 @@ from typing import Literal, get_args, get_type_hints
 
 from mhacli.errors import UsageError
 
-Positions = Literal["sinusoidal", "none"]
+Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
+Distribution = Literal["normal", "uniform"]
+Side = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Punctuation = Literal["drop", "keep"]
@@ -19,6 +21,11 @@ MAX_HEADS = 1024
 MAX_WIDTH = 65_536
 MAX_SEED = 2**64 - 1
 MAX_THREADS = 1024
+MAX_LENGTH = 10**9
+"""Most tokens that an option can name; memory sets the real limit."""
+MAX_RANDOM = 1 << 20
+"""Most random sequences, and most rows in one."""
+ROPE = ("rope", "rope-interleaved")
 DEFAULT_MAX_BYTES = 64 << 20
 """Most bytes of text from one source."""
 DEFAULT_MAX_TOKENS = 32_768
@@ -35,9 +42,15 @@ class Config:
     """The choices behind one attention layer and its run.
 
     Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from
-    `d_model / n_heads`, `d_v` from `d_head`, `scale` as `d_head ** -0.5`, `threads` as torch chooses. `resolved()` fills
-    those in and checks every rule; code that computes takes a resolved config. `window` is (left, right) keys around
-    the query, `softcap` the bound `c` of `c · tanh(score / c)`, `dropout` a probability that acts only with `train`.
+    `d_model / n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch
+    chooses. `resolved()` fills those in and checks every rule; code that computes takes a resolved config.
+
+    `window` is (left, right) keys around the query, `prefix` how many first tokens everyone sees, whatever the window (the
+    others causally), `sink` how many first tokens stay visible outside the window, `documents` the separator at which a
+    text is cut into documents that see only themselves. `softcap` is the bound `c` of `c · tanh(score / c)`, `score_bias`
+    the file of an additive bias, `dropout` a probability that acts only with `train`. `random` (batch, length) takes
+    random rows of `distribution` instead of text. `max_positions` is the length of the table of learned positions, and
+    `padding` the side on which shorter sequences are filled up.
     """
 
     d_model: int = 64
@@ -45,13 +58,21 @@ class Config:
     n_kv_heads: int | None = None
     d_head: int | None = None
     d_v: int | None = None
+    d_input: int | None = None
     bias: bool = True
     out_proj: bool = True
     positions: Positions = "sinusoidal"
+    rope_theta: float = 10_000.0
+    max_positions: int = 1024
     causal: bool = False
     window: tuple[int, int] | None = None
+    prefix: int | None = None
+    sink: int | None = None
+    documents: str | None = None
+    padding: Side = "right"
     scale: float | None = None
     softcap: float | None = None
+    score_bias: str | None = None
     dropout: float = 0.0
     train: bool = False
     init: Init = "xavier"
@@ -62,39 +83,48 @@ class Config:
     tokenizer: str = "word"
     keep_case: bool = False
     punctuation: Punctuation = "drop"
+    random: tuple[int, int] | None = None
+    distribution: Distribution = "normal"
 
     @property
-    def d_input(self) -> int:
-        """Width of the rows that the projections read: for text, the width of the embedding."""
-        return self.d_model
+    def needs_order(self) -> str | None:
+        """The first choice that compares the place of a query with that of a key; None where none does."""
+        for name in ("causal", "window", "prefix"):
+            if getattr(self, name):
+                return name
+        return f"positions {self.positions}" if self.positions in (*ROPE, "alibi") else None
 
     def resolved(self) -> Config:
         """This config with every derived width filled in. Raises `UsageError` naming the rule that is broken."""
         _check_choices(self)
         _check_range("d_model", self.d_model, 1, MAX_WIDTH)
         _check_range("n_heads", self.n_heads, 1, MAX_HEADS, _nearest_heads_hint(self))
-        d_head = self.d_head if self.d_head is not None else _split_evenly(self.d_model, self.n_heads)
+        d_head = self.d_head if self.d_head is not None else _split_evenly(self)
         n_kv_heads = self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
         full = replace(
             self,
             d_head=d_head,
             d_v=self.d_v if self.d_v is not None else d_head,
+            d_input=self.d_input if self.d_input is not None else self.d_model,
             n_kv_heads=n_kv_heads,
             scale=float(self.scale) if self.scale is not None else d_head**-0.5 if d_head > 0 else None,
         )
         _check_numbers(full)
+        _check_positions(full)
+        _check_mask(full)
         return full
+
+
+_CHOICES = ("Positions", "Init", "Dtype", "Punctuation", "Distribution", "Side")
 
 
 def _check_choices(config: Config) -> None:
     hints = get_type_hints(Config)
     for field in fields(Config):
-        choices = get_args(hints[field.name]) if field.type in ("Positions", "Init", "Dtype", "Punctuation") else ()
+        choices = get_args(hints[field.name]) if field.type in _CHOICES else ()
         value = getattr(config, field.name)
         if choices and value not in choices:
             raise UsageError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-    if config.window is not None and (len(config.window) != 2 or min(config.window) < 0):
-        raise UsageError(f"window must be two counts of keys, left and right, from 0 up, got {config.window!r}")
 
 
 def _check_range(name: str, value: int, low: int, high: int, hint: str | None = None) -> None:
@@ -103,13 +133,13 @@ def _check_range(name: str, value: int, low: int, high: int, hint: str | None = 
 
 
 def _check_numbers(full: Config) -> None:
-    for name in ("d_head", "d_v"):
+    for name in ("d_head", "d_v", "d_input"):
         _check_range(name, getattr(full, name), 1, MAX_WIDTH)
     _check_range("n_kv_heads", full.n_kv_heads or 0, 1, full.n_heads)
     if full.n_heads % (full.n_kv_heads or 1):
         raise UsageError(
             f"n_heads ({full.n_heads}) must be a multiple of n_kv_heads ({full.n_kv_heads})",
-            hint=f"n_kv_heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works",
+            hint=f"--kv-heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works",
         )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {full.device!r}")
@@ -128,20 +158,60 @@ def _check_numbers(full: Config) -> None:
         raise UsageError("train must come with a dropout above 0, got dropout 0", hint="try --train --dropout 0.1")
 
 
-def _split_evenly(d_model: int, n_heads: int) -> int:
+def _check_positions(full: Config) -> None:
+    d_head = full.d_head or 0
+    if full.positions in ROPE and d_head % 2:
+        raise UsageError(
+            f"d_head ({d_head}) must be even with positions {full.positions}, which turns pairs of columns",
+            hint=f"--d-head {d_head + 1} works",
+        )
+    if not (math.isfinite(full.rope_theta) and full.rope_theta > 0):
+        raise UsageError(f"rope_theta must be a finite number above 0, got {full.rope_theta}", hint="try 10000")
+    _check_range("max_positions", full.max_positions, 1, MAX_WIDTH * 16)
+
+
+def _check_mask(full: Config) -> None:
+    if full.window is not None and (len(full.window) != 2 or min(full.window) < 0):
+        raise UsageError(f"window must be two counts of keys, left and right, from 0 up, got {full.window!r}")
+    for name in ("prefix", "sink"):
+        if getattr(full, name) is not None:
+            _check_range(name, getattr(full, name), 1, MAX_LENGTH)
+    if full.sink is not None and full.window is None:
+        raise UsageError(
+            "sink must come with a window, to which it is the exception, got no window",
+            hint=f"try --window 8 --sink {full.sink}",
+        )
+    if full.documents is not None and (not full.documents or full.random is not None):
+        given = "random rows" if full.documents else "an empty one"
+        raise UsageError(f"documents must be the separator of a text, got {given}", hint="try --documents '|'")
+    if full.random is not None:
+        for name, value in zip(("random's batch", "random's length"), full.random, strict=True):
+            _check_range(name, value, 1, MAX_RANDOM, "--random BATCH,LENGTH, such as 2,5")
+
+
+def _split_evenly(config: Config) -> int:
+    d_model, n_heads = config.d_model, config.n_heads
     if d_model % n_heads:
-        heads, width = _nearest_divisor(d_model, n_heads), _nearest_multiple(d_model, n_heads)
+        width = _nearest_multiple(d_model, n_heads * (2 if config.positions in ROPE else 1))
+        heads = _nearest_heads(config)
+        more_heads = "" if heads is None else f"--heads {heads} or "
         raise UsageError(
             f"d_model ({d_model}) must be a multiple of n_heads ({n_heads})",
-            hint=f"try --heads {heads} or --d-model {width}, or set --d-head",
+            hint=f"try {more_heads}--d-model {width}, or set --d-head",
         )
     return d_model // n_heads
 
 
 def _nearest_heads_hint(config: Config) -> str | None:
-    if not 1 <= config.d_model <= MAX_WIDTH:
-        return None
-    return f"try --heads {_nearest_divisor(config.d_model, config.n_heads)}"
+    heads = _nearest_heads(config) if 1 <= config.d_model <= MAX_WIDTH else None
+    return None if heads is None else f"try --heads {heads}"
+
+
+def _nearest_heads(config: Config) -> int | None:
+    """The count of heads nearest to the one asked for that divides d_model, into even parts where positions are rotary."""
+    if config.positions not in ROPE:
+        return _nearest_divisor(config.d_model, config.n_heads)
+    return None if config.d_model % 2 else _nearest_divisor(config.d_model // 2, config.n_heads)
 
 
 def _nearest_divisor(of: int, to: int) -> int:

@@ -18,15 +18,22 @@ from mhacli.tensorfile import TensorFile, TensorInfo, read_tensor_file, shown_na
 FORMAT = "mha.weights/1"
 MAX_FILE_BYTES = 64 << 30
 EMBEDDING = "embed.weight"
+POSITION_EMBEDDING = "embed_positions.weight"
+"""The table of learned positions; a file may hold one that a run with other positions leaves alone."""
 DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-RUN_CHOICES = ("train", "device", "threads", "seed", "init")
+RUN_CHOICES = (
+    "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
+)  # fmt: skip
 """Choices of a run, not of its weights: they are not saved."""
-_SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "out_proj")
+_SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions")
 _OPTION_OF = {
     "d_model": "--d-model",
     "n_heads": "--heads",
+    "n_kv_heads": "--kv-heads",
     "d_head": "--d-head",
     "d_v": "--d-v",
+    "d_input": "--d-input",
+    "max_positions": "--max-positions",
     "bias": "--bias",
     "out_proj": "--no-out-proj",
 }
@@ -41,6 +48,7 @@ class Probe:
     k: tuple[float, ...]
     v: tuple[float, ...]
     out: tuple[float, ...]
+    embed_positions: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,9 +94,12 @@ def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]
     """The tensors of a layer by name, with their shapes."""
     q_width, k_width = config.n_heads * (config.d_head or 0), (config.n_kv_heads or 0) * (config.d_head or 0)
     v_width, z_width = (config.n_kv_heads or 0) * (config.d_v or 0), config.n_heads * (config.d_v or 0)
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, config.d_model)}
+    d_input = config.d_input or config.d_model
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
+    if config.positions == "learned":
+        shapes[POSITION_EMBEDDING] = (config.max_positions, d_input)
     for name, width in (("q_proj", q_width), ("k_proj", k_width), ("v_proj", v_width)):
-        shapes[f"{name}.weight"] = (width, config.d_input)
+        shapes[f"{name}.weight"] = (width, d_input)
         shapes |= {f"{name}.bias": (width,)} if config.bias else {}
     if config.out_proj:
         shapes["o_proj.weight"] = (config.d_model, z_width)
@@ -122,21 +133,7 @@ def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, An
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
-    missing = [
-        name for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight") if name not in file.tensors
-    ]
-    flat = [
-        name
-        for name in (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
-        if name in file.tensors and len(file.tensors[name].shape) != 2
-    ]
-    if missing or flat:
-        raise MhaError(
-            f"{file.path} must hold the matrices {', '.join(missing + flat)}, got {_listed(file.tensors)}",
-            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, o_proj.weight",
-            code="bad-file",
-            path=file.path,
-        )
+    _require_matrices(file)
     rows = {name: file.tensors[f"{name}.weight"].shape[0] for name in ("q_proj", "k_proj", "v_proj")}
     if "n_heads" not in given:
         raise UsageError(
@@ -146,17 +143,36 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
         )
     n_heads = given["n_heads"]
     d_head = given.get("d_head", max(1, rows["q_proj"] // max(1, n_heads)))
-    n_kv_heads = max(1, rows["k_proj"] // d_head)
+    n_kv_heads = given.get("n_kv_heads", max(1, rows["k_proj"] // d_head))
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    d_input, table, w_o = (shapes.get(name, ()) for name in (EMBEDDING, POSITION_EMBEDDING, "o_proj.weight"))
     return Config(
-        d_model=file.tensors[EMBEDDING].shape[1],
+        d_model=w_o[0] if w_o else d_input[1],
+        d_input=d_input[1],
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
-        d_v=max(1, rows["v_proj"] // n_kv_heads),
+        d_v=max(1, rows["v_proj"] // max(1, n_kv_heads)),
         bias="q_proj.bias" in file.tensors,
-        out_proj="o_proj.weight" in file.tensors,
+        out_proj=bool(w_o),
+        positions="learned" if table else "sinusoidal",
+        max_positions=table[0] if table else Config.max_positions,
         dtype=DTYPES[file.tensors["q_proj.weight"].dtype],  # type: ignore[arg-type]
     )
+
+
+def _require_matrices(file: TensorFile) -> None:
+    """Raises `MhaError` where a matrix that every layer has is missing, or is none."""
+    names = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
+    missing = [name for name in names if name not in file.tensors]
+    flat = [name for name in names if name in file.tensors and len(file.tensors[name].shape) != 2]
+    if missing or flat:
+        raise MhaError(
+            f"{file.path} must hold the matrices {', '.join(missing + flat)}, got {_listed(file.tensors)}",
+            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, o_proj.weight",
+            code="bad-file",
+            path=file.path,
+        )
 
 
 def _require_floats(file: TensorFile) -> None:
@@ -174,7 +190,11 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     n_tokens = (file.tensors[EMBEDDING].shape or (0,))[0] if EMBEDDING in file.tensors else 0
     expected = expected_shapes(config, n_tokens)
     faults = [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in file.tensors]
-    faults += [f"{shown_name(name)} is not expected" for name in sorted(file.tensors.keys() - expected.keys())[:20]]
+    unknown = file.tensors.keys() - expected.keys() - {POSITION_EMBEDDING}
+    faults += [f"{shown_name(name)} is not expected" for name in sorted(unknown)[:20]]
+    table, width = file.tensors.get(POSITION_EMBEDDING), config.d_input or config.d_model
+    if table is not None and (len(table.shape) != 2 or table.shape[1] != width):
+        faults.append(f"{POSITION_EMBEDDING} must be [places, {width}], got {list(table.shape)}")
     faults += [
         f"{name} must be {list(shape)}, got {list(file.tensors[name].shape)}"
         for name, shape in expected.items()

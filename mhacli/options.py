@@ -20,14 +20,17 @@ from mhacli.config import (
     DEFAULT_MAX_TOKEN_LEN,
     DEFAULT_MAX_TOKENS,
     MAX_HEADS,
+    MAX_LENGTH,
     MAX_SEED,
     MAX_THREADS,
     MAX_WIDTH,
+    Distribution,
     Dtype,
     Init,
     OnBadBytes,
     Positions,
     Punctuation,
+    Side,
 )
 from mhacli.files import format_size
 from mhacli.render.options import View
@@ -60,7 +63,23 @@ def _parameters(group: Any) -> list[inspect.Parameter]:
     return found
 
 
-_TEXT, _LAYER, _DEVICE, _VIEW, _OUTPUT = "Text", "Attention", "Device", "View", "Output"
+_TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and scores"
+_DEVICE, _VIEW, _OUTPUT = "Device", "View", "Output"
+
+
+def _option(panel: str, text: str, *names: str, **how: Any) -> Any:
+    """An option in a panel of the help."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **how)
+
+
+def _number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N") -> Any:
+    """An option whose word a parser of ours reads."""
+    return typer.Option(*names, parser=parser, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+def _switch(panel: str, names: str, text: str) -> Any:
+    """An option of two names, on and off, that may also be left open."""
+    return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
 
 
 @dataclass(frozen=True)
@@ -73,185 +92,159 @@ class SourceOptions:
     ] = None
     file: Annotated[
         list[str] | None,
-        typer.Option(
-            "--file", "-f", help="A text file, one sequence; repeatable. - reads stdin.", rich_help_panel=_TEXT
-        ),
+        _option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f"),
     ] = None
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Each non-empty line of a file is a sequence.", rich_help_panel=_TEXT)
-    ] = False
+    lines: Annotated[bool, _option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
-            rich_help_panel=_TEXT,
+        _option(
+            _TEXT,
+            "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
             autocompletion=lambda: ["word", "char", "byte"],
         ),
     ] = None
-    keep_case: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep-case/--lower-case", help="Do not lower-case words.", rich_help_panel=_TEXT, show_default=False
-        ),
-    ] = None
+    keep_case: Annotated[bool | None, _switch(_TEXT, "--keep-case/--lower-case", "Do not lower-case words.")] = None
     punctuation: Annotated[
-        Punctuation | None,
-        typer.Option(help="drop marks, or keep each as a token. (default: drop)", rich_help_panel=_TEXT),
+        Punctuation | None, _option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
     ] = None
-    encoding: Annotated[str, typer.Option(help="Encoding of files and stdin.", rich_help_panel=_TEXT)] = "utf-8"
-    errors: Annotated[
-        OnBadBytes, typer.Option(help="What to do with bytes that the encoding does not have.", rich_help_panel=_TEXT)
-    ] = "strict"
+    encoding: Annotated[str, _option(_TEXT, "Encoding of files and stdin.")] = "utf-8"
+    errors: Annotated[OnBadBytes, _option(_TEXT, "What to do with bytes that the encoding does not have.")] = "strict"
     max_bytes: Annotated[
         int | None,
-        typer.Option(
-            parser=size("max-bytes"),
+        _number(
+            _TEXT,
+            size("max-bytes"),
+            f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
             metavar="SIZE",
-            help=f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
-            rich_help_panel=_TEXT,
         ),
     ] = None
     max_token_len: Annotated[
         int,
-        typer.Option(
-            parser=whole("max-token-len", 1, 10**9),
-            metavar="N",
-            help="Most characters in a word.",
-            rich_help_panel=_TEXT,
+        _number(
+            _TEXT, whole("max-token-len", 1, 10**9), f"Most characters in a word. (default: {DEFAULT_MAX_TOKEN_LEN})"
         ),
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What else a run takes from text: a context, a vocabulary, a length."""
+    """What else a run takes from text: a context, documents, a vocabulary, a length; or random rows instead."""
 
     context: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Cross-attention: keys and values come from this text; once, or once per sequence.",
-            rich_help_panel=_TEXT,
-        ),
+        _option(_TEXT, "Cross-attention: keys and values come from this text; once, or once per sequence."),
     ] = None
-    vocab: Annotated[
+    documents: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A vocabulary file; other words become <unk>.", rich_help_panel=_TEXT),
+        _option(_TEXT, "Cut each text here into documents that see only themselves.", metavar="SEPARATOR"),
     ] = None
+    vocab: Annotated[str | None, _option(_TEXT, "A vocabulary file; other words become <unk>.", metavar="FILE")] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            parser=whole("max-tokens", 1, 10**9),
-            metavar="N",
-            help=f"Take the first N tokens of each sequence. Without it, more than {DEFAULT_MAX_TOKENS} are refused.",
-            rich_help_panel=_TEXT,
+        _number(
+            _TEXT,
+            whole("max-tokens", 1, MAX_LENGTH),
+            f"Take the first N tokens of each sequence. Without it, more than {DEFAULT_MAX_TOKENS} are refused.",
         ),
+    ] = None
+    random: Annotated[
+        str | None, _option(_TEXT, "Random rows of this shape instead of text.", metavar="BATCH,LENGTH")
+    ] = None
+    distribution: Annotated[
+        Distribution | None, _option(_TEXT, "Of random rows: N(0, 1), or from 0 to 1. (default: normal)")
     ] = None
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """The attention layer: its sizes, its variants, its weights."""
+    """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
     d_model: Annotated[
-        int | None,
-        typer.Option(
-            parser=integer("d_model", 1, MAX_WIDTH),
-            metavar="N",
-            help="Width of the model. (default: 64)",
-            rich_help_panel=_LAYER,
-        ),
+        int | None, _number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)")
     ] = None
-    heads: Annotated[
+    heads: Annotated[int | None, _number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)")] = None
+    kv_heads: Annotated[
         int | None,
-        typer.Option(
-            parser=integer("n_heads", 1, MAX_HEADS),
-            metavar="N",
-            help="Query heads. (default: 4)",
-            rich_help_panel=_LAYER,
+        _number(
+            _LAYER,
+            integer("n_kv_heads", 1, MAX_HEADS),
+            "Key and value heads, shared by groups of query heads. (default: heads)",
         ),
     ] = None
     d_head: Annotated[
         int | None,
-        typer.Option(
-            parser=integer("d_head", 1, MAX_WIDTH),
-            metavar="N",
-            help="Width of queries and keys per head. (default: d_model / heads)",
-            rich_help_panel=_LAYER,
+        _number(
+            _LAYER,
+            integer("d_head", 1, MAX_WIDTH),
+            "Width of queries and keys per head. (default: d_model / heads)",
         ),
     ] = None
     d_v: Annotated[
+        int | None, _number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of values per head. (default: d_head)")
+    ] = None
+    d_input: Annotated[
         int | None,
-        typer.Option(
-            parser=integer("d_v", 1, MAX_WIDTH),
-            metavar="N",
-            help="Width of values per head. (default: d_head)",
-            rich_help_panel=_LAYER,
-        ),
+        _number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
     ] = None
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--no-causal", help="No token sees a later one.", rich_help_panel=_LAYER, show_default=False
-        ),
-    ] = None
-    positions: Annotated[
-        Positions | None,
-        typer.Option(help="How tokens know their place. (default: sinusoidal)", rich_help_panel=_LAYER),
-    ] = None
-    bias: Annotated[
-        bool | None,
-        typer.Option(
-            "--bias/--no-bias",
-            help="Projections add a bias. (default: bias)",
-            rich_help_panel=_LAYER,
-            show_default=False,
-        ),
-    ] = None
-    no_out_proj: Annotated[
-        bool,
-        typer.Option("--no-out-proj", help="No output projection: the heads side by side.", rich_help_panel=_LAYER),
-    ] = False
-    scale: Annotated[
-        float | None,
-        typer.Option(
-            parser=real("scale"),
-            metavar="X",
-            help="Factor on the dot products. (default: 1/√d_head)",
-            rich_help_panel=_LAYER,
-        ),
-    ] = None
+    bias: Annotated[bool | None, _switch(_LAYER, "--bias/--no-bias", "Projections add a bias. (default: bias)")] = None
+    no_out_proj: Annotated[bool, _option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
+        False
+    )
     dropout: Annotated[
         float | None,
-        typer.Option(
-            parser=real("dropout"),
-            metavar="P",
-            help="Dropout on the pattern; acts only with --train. (default: 0)",
-            rich_help_panel=_LAYER,
-        ),
+        _number(_LAYER, real("dropout"), "Dropout on the pattern; acts only with --train. (default: 0)", metavar="P"),
     ] = None
-    train: Annotated[
-        bool,
-        typer.Option("--train", help="Apply dropout, and show the pattern before and after.", rich_help_panel=_LAYER),
-    ] = False
-    init: Annotated[
-        Init | None, typer.Option(help="How random weights are drawn. (default: xavier)", rich_help_panel=_LAYER)
-    ] = None
+    train: Annotated[bool, _option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
+    init: Annotated[Init | None, _option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
     seed: Annotated[
+        int | None, _number(_LAYER, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")
+    ] = None
+    weights: Annotated[str | None, _option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
+    allow_nonfinite: Annotated[
+        bool, _option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
+    ] = False
+    positions: Annotated[
+        Positions | None,
+        _option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)"),
+    ] = None
+    rope_theta: Annotated[
+        float | None,
+        _number(_POSITIONS, real("rope_theta"), "Base of the rotary angles. (default: 10000)", metavar="X"),
+    ] = None
+    max_positions: Annotated[
         int | None,
-        typer.Option(
-            parser=integer("seed", 0, MAX_SEED),
-            metavar="N",
-            help="Seed of the random weights. (default: 0)",
-            rich_help_panel=_LAYER,
+        _number(
+            _POSITIONS,
+            integer("max_positions", 1, 16 * MAX_WIDTH),
+            "Rows in the table of learned positions. (default: 1024)",
         ),
     ] = None
-    weights: Annotated[
+    causal: Annotated[bool | None, _switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
+    window: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Weights from a safetensors file instead.", rich_help_panel=_LAYER),
+        _option(_MASK, "Only keys so far left and right of the query. (default of RIGHT: 0)", metavar="LEFT[,RIGHT]"),
     ] = None
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Look at NaN and Inf instead of stopping.", rich_help_panel=_LAYER)
-    ] = False
+    prefix: Annotated[
+        int | None,
+        _number(_MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens; the others causally."),
+    ] = None
+    sink: Annotated[
+        int | None,
+        _number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window."),
+    ] = None
+    padding: Annotated[
+        Side | None, _option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
+    ] = None
+    scale: Annotated[
+        float | None, _number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")
+    ] = None
+    softcap: Annotated[
+        float | None, _number(_MASK, real("softcap"), "Bend scores into ±X with a tanh.", metavar="X")
+    ] = None
+    score_bias: Annotated[
+        str | None,
+        _option(_MASK, "Add a tensor of a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -260,32 +253,19 @@ class DeviceOptions:
 
     device: Annotated[
         str | None,
-        typer.Option(
-            help="auto, cpu, cuda, cuda:N or mps. (default: auto)",
-            rich_help_panel=_DEVICE,
+        _option(
+            _DEVICE,
+            "auto, cpu, cuda, cuda:N or mps. (default: auto)",
             autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
         ),
     ] = None
-    dtype: Annotated[Dtype | None, typer.Option(help="Number format. (default: float32)", rich_help_panel=_DEVICE)] = (
-        None
-    )
+    dtype: Annotated[Dtype | None, _option(_DEVICE, "Number format. (default: float32)")] = None
     threads: Annotated[
-        int | None,
-        typer.Option(
-            parser=integer("threads", 1, MAX_THREADS),
-            metavar="N",
-            help="CPU threads. (default: torch's choice)",
-            rich_help_panel=_DEVICE,
-        ),
+        int | None, _number(_DEVICE, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
     ] = None
     repeat: Annotated[
         int | None,
-        typer.Option(
-            parser=whole("repeat", 1, 100_000),
-            metavar="N",
-            help="Timed runs after the first. (default: 5, fewer if slow)",
-            rich_help_panel=_DEVICE,
-        ),
+        _number(_DEVICE, whole("repeat", 1, 100_000), "Timed runs after the first. (default: 5, fewer if slow)"),
     ] = None
 
 
@@ -293,32 +273,18 @@ class DeviceOptions:
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, typer.Option(help="How each head is drawn.", rich_help_panel=_VIEW)] = "matrix"
+    view: Annotated[View, _option(_VIEW, "How each head is drawn.")] = "matrix"
     head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Heads to draw, such as 0,2 or 0-3. (default: all that fit)", rich_help_panel=_VIEW
-        ),
+        str | None, _option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
     ] = None
     sequence: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Sequences to draw, such as 0,2. (default: all that fit)", rich_help_panel=_VIEW
-        ),
+        str | None, _option(_VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
     ] = None
     top: Annotated[
-        int,
-        typer.Option(
-            parser=whole("top", 1, 1000), metavar="K", help="Keys per query in --view top.", rich_help_panel=_VIEW
-        ),
+        int, _number(_VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
     ] = 3
-    precision: Annotated[
-        int,
-        typer.Option(parser=whole("precision", 1, 9), metavar="N", help="Decimals of a share.", rich_help_panel=_VIEW),
-    ] = 2
-    all: Annotated[
-        bool, typer.Option("--all", help="Hide nothing: every row, column, head and sequence.", rich_help_panel=_VIEW)
-    ] = False
+    precision: Annotated[int, _number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, _option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
 
 
 @dataclass(frozen=True)
@@ -327,9 +293,7 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        typer.Option(
-            help="Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal.", rich_help_panel=_OUTPUT
-        ),
+        _option(_OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
     ] = "auto"
 
 
@@ -337,16 +301,10 @@ class ColourOptions:
 class MachineOptions:
     """Output for programs."""
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel=_OUTPUT)
-    ] = False
+    json: Annotated[bool, _option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
     csv: Annotated[
         bool,
-        typer.Option(
-            "--csv",
-            help="Print one line per sequence, head, query and key; tokens as JSON strings.",
-            rich_help_panel=_OUTPUT,
-        ),
+        _option(_OUTPUT, "Print one line per sequence, head, query and key; tokens as JSON strings.", "--csv"),
     ] = False
 
 
@@ -354,26 +312,23 @@ class MachineOptions:
 class SaveOptions:
     """Files to write, and what to keep in them."""
 
-    save: Annotated[str | None, typer.Option(metavar="FILE", help="Save the record.", rich_help_panel=_OUTPUT)] = None
-    save_weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Save the weights.", rich_help_panel=_OUTPUT)
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel=_OUTPUT)] = False
+    save: Annotated[str | None, _option(_OUTPUT, "Save the record.", metavar="FILE")] = None
+    save_weights: Annotated[str | None, _option(_OUTPUT, "Save the weights.", metavar="FILE")] = None
+    force: Annotated[bool, _option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
     keep: Annotated[
         str | None,
-        typer.Option(
+        _option(
+            _OUTPUT,
+            "Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
             metavar="SITES",
-            help="Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None
     keep_limit: Annotated[
         int,
-        typer.Option(
-            parser=size("keep-limit"),
+        _number(
+            _OUTPUT,
+            size("keep-limit"),
+            f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
             metavar="SIZE",
-            help=f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
-            rich_help_panel=_OUTPUT,
-            show_default=False,
         ),
     ] = DEFAULT_KEEP_LIMIT

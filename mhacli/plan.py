@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from mhacli import memory
-from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, Config
+from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE, Config
 from mhacli.errors import MhaError, UsageError
+from mhacli.facts import Facts
 from mhacli.files import format_size
 from mhacli.layerfile import expected_shapes
-from mhacli.record import TokenSequence
 from mhacli.text.encode import Encoded
-from mhacli.trace import SITES, Facts
+from mhacli.trace import SITES
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
@@ -43,15 +43,17 @@ class Place:
 
 def facts_of(encoded: Encoded, config: Config) -> Facts:
     """The sizes of a run, from its text and its resolved config."""
-    cross = encoded.context is not None
-    padded = any(len(s.tokens) < length for family, length in _families(encoded) for s in family)
+    families = (encoded.sequences, encoded.q_len), (encoded.context or encoded.sequences, encoded.k_len)
     return Facts(
-        config, len(encoded.sequences), encoded.q_len, encoded.k_len, cross, padded, len(encoded.vocabulary.tokens)
+        config,
+        len(encoded.sequences),
+        encoded.q_len,
+        encoded.k_len,
+        cross=encoded.context is not None,
+        padded=any(len(s.tokens) < length for family, length in families for s in family),
+        packed=any(len(set(s.documents)) > 1 for s in encoded.sequences),
+        n_tokens=len(encoded.vocabulary.tokens),
     )
-
-
-def _families(encoded: Encoded) -> tuple[tuple[tuple[TokenSequence, ...], int], ...]:
-    return (encoded.sequences, encoded.q_len), (encoded.context or encoded.sequences, encoded.k_len)
 
 
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
@@ -106,11 +108,13 @@ def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
             longest = middle
         else:
             too_long = middle
-    ways = [f"--max-tokens {longest} fits"] if longest else []
+    shorter = f"--max-tokens {longest}" if facts.config.random is None else f"--random {facts.batch},{longest}"
+    ways = [f"{shorter} fits"] if longest else []
     for n_heads in range(facts.config.n_heads - 1, 0, -1):
         d_head, rest = divmod(facts.config.d_model, n_heads)
         fewer = replace(facts.config, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_v=d_head)
-        if not rest and fits(replace(facts, config=fewer)):
+        is_odd = facts.config.positions in ROPE and d_head % 2
+        if not rest and not is_odd and fits(replace(facts, config=fewer)):
             return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
     return ways[0] if ways else "use a shorter text or a smaller --d-model"
 
@@ -127,6 +131,36 @@ def require_inside(place: Place, encoded: Encoded, config: Config) -> None:
     ):
         if not 0 <= value < count:
             raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
+
+
+def decodable(config: Config, encoded: Encoded, prompt_len: int) -> Config:
+    """The resolved config with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
+    longest = encoded.q_len
+    if not 0 <= prompt_len <= longest:
+        raise UsageError(f"prompt_len must be from 0 to the {longest} tokens of the text, got {prompt_len}")
+    if encoded.context is not None:
+        raise UsageError("context must be left out of decode, which follows one text", hint="mha run shows it")
+    if config.train:
+        raise UsageError(
+            "train must be off in decode: dropout would differ from the recomputation", hint="leave it out"
+        )
+    needed = _prefix_end(config, encoded)
+    if needed > prompt_len:
+        raise UsageError(
+            f"prompt_len must hold the prefix, whose tokens see each other at once, got {prompt_len} of {needed} tokens",
+            hint=f"--prompt-len {needed} works",
+        )
+    return config if config.prefix is not None else replace(config, causal=True)
+
+
+def _prefix_end(config: Config, encoded: Encoded) -> int:
+    """Behind which column no token of a prefix comes that an earlier one sees: 0 where there is none."""
+    end = 0
+    for sequence in encoded.sequences:
+        first = encoded.q_len - len(sequence.tokens) if config.padding == "left" else 0
+        seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
+        end = max(end, first + seen[-1] + 1) if seen else end
+    return end
 
 
 def array_bytes(facts: Facts, site: str) -> int:
@@ -152,6 +186,9 @@ def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
     """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
     item = ITEM_BYTES[facts.config.dtype]
     matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
+    matrices += (
+        facts.cells() * _FLOAT32_BYTES * ((facts.config.positions == "alibi") + (facts.config.score_bias is not None))
+    )
     widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
     rows = facts.batch * (facts.q_len + facts.k_len) * widths * item
     return BASE_BYTES + kept_bytes + matrices + rows + _weight_bytes(facts)

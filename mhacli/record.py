@@ -10,14 +10,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
+from mhacli.facts import Facts
 from mhacli.files import write_whole
+from mhacli.parts import Cell, Decoding, Environment, HeadStatistics, RouteCheck, SelfCheck, Step, Timing, TokenSequence
 from mhacli.schema import decode
-from mhacli.trace import SITES, Facts
+from mhacli.trace import SITES
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -31,153 +33,12 @@ else:
 
 
 @dataclass(frozen=True)
-class TokenSequence:
-    """One text as tokens. `offsets` are characters of `text`, end exclusive."""
-
-    text: str
-    tokens: tuple[str, ...]
-    ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Values:
-    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
-
-    `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
-    """
-
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    histogram: tuple[int, ...]
-    n_nan: int
-    n_inf: int
-    numbers: tuple[float | None, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
-
-    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed.
-    """
-
-    site: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    formula: str
-    meaning: str
-    layout: Literal["view", "copy"]
-    strides: tuple[int, ...]
-    flops: int
-    bytes: int
-    time_s: float | None = None
-    view_of: str | None = None
-    parameters: tuple[Parameter, ...] = ()
-    values: Values | None = None
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A weight that a site uses, by its name on disk."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one stage: the first run apart, then the samples with their median and interquartile range."""
-
-    first_s: float
-    samples_s: tuple[float, ...]
-    median_s: float
-    iqr_s: float
-
-
-@dataclass(frozen=True)
-class HeadStatistics:
-    """One head over all real queries; None where not finite.
-
-    `entropy` is in nats. `entropy_share` divides it by the log of the visible keys, 1 is uniform attention; it is a mean
-    over the queries that see more than one key.
-    """
-
-    head: int
-    entropy: float | None
-    entropy_share: float | None
-
-
-@dataclass(frozen=True)
-class SelfCheck:
-    """The output recomputed in float64 from the pattern that is shown, against the output that was computed."""
-
-    max_abs_error: float | None
-    tolerance: float
-    ok: bool
-
-
-@dataclass(frozen=True)
-class RouteCheck:
-    """One way of writing the computation: how far its output is from that of the separate projections."""
-
-    route: str
-    sites: tuple[str, ...]
-    max_abs_difference: float | None
-    tolerance: float
-    ok: bool
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number followed all the way: how a query of a head came to give a key its share.
-
-    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
-    `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query.
-    """
-
-    sequence: int
-    head: int
-    query: int
-    key: int
-    q: tuple[float | None, ...]
-    k: tuple[float | None, ...]
-    v: tuple[float | None, ...]
-    qk: float | None
-    scale: float
-    softcap: float | None
-    allowed: bool
-    score: float | None
-    scores_row: tuple[float | None, ...]
-    pattern_row: tuple[float | None, ...]
-    share: float | None
-    z: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where it ran. `device_asked` is what the user said, `device` what that came to."""
-
-    mha: str
-    torch: str
-    numpy: str
-    python: str
-    platform: str
-    device: str
-    device_name: str
-    device_asked: str
-    threads: int
-
-
-@dataclass(frozen=True)
 class Record:
     """One run, whole.
 
     `arrays` is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy` (nats) and
-    `strongest_key` `[batch, head, query]`. Padding stands at the end of an axis, beyond the sequence's own tokens.
+    `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on the side that the config
+    says: `first_query` and `first_key` tell where those begin.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit.
     """
@@ -196,6 +57,7 @@ class Record:
     not_kept: tuple[str, ...] = ()
     routes: tuple[RouteCheck, ...] = ()
     cell: Cell | None = None
+    decoding: Decoding | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -203,11 +65,29 @@ class Record:
         """The sequences that keys and values come from: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
 
+    @property
+    def facts(self) -> Facts:
+        """What formulas and shapes depend on."""
+        q_len, k_len = (max(len(s.tokens) for s in family) for family in (self.sequences, self.keys))
+        padded = any(len(s.tokens) < n for family, n in ((self.sequences, q_len), (self.keys, k_len)) for s in family)
+        return Facts(
+            self.config, len(self.sequences), q_len, k_len,
+            cross=self.context is not None, padded=padded,
+            packed=any(len(set(s.documents)) > 1 for s in (*self.sequences, *self.keys)), n_tokens=len(self.vocabulary),
+        )  # fmt: skip
+
+    def first_query(self, sequence: int) -> int:
+        """Where a sequence's first token stands on the query axis: behind its padding, if that is on the left."""
+        return _behind_padding(self.sequences, sequence, self.config)
+
+    def first_key(self, sequence: int) -> int:
+        """Where its first key stands on the key axis."""
+        return _behind_padding(self.keys, sequence, self.config)
+
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON values."""
         names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
         plain = {name: _plain(getattr(self, name)) for name in names}
-        plain["config"]["d_input"] = self.config.d_input
         return {"schema": SCHEMA, **plain}
 
     def save(self, path: str, *, force: bool = False) -> None:
@@ -238,6 +118,11 @@ class Record:
         _require_fitting(record, arrays, path)
         _require_meaning(arrays, record, path)
         return dataclasses.replace(record, arrays=arrays)
+
+
+def _behind_padding(family: tuple[TokenSequence, ...], index: int, config: Config) -> int:
+    longest = max(len(sequence.tokens) for sequence in family)
+    return longest - len(family[index].tokens) if config.padding == "left" else 0
 
 
 def _plain(value: Any) -> Any:
@@ -279,12 +164,13 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
 
 def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> None:
     """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
-    facts = _facts(record)
+    facts = record.facts
     whole = SITES["pattern"].shape_for(facts)
     expected = {name: site.shape_for(facts) for name, site in SITES.items()}
     expected |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": (whole[0], 1, *whole[2:])}
+    by_head = {"allowed": whole}  # a mask may differ from head to head
     for name, array in arrays.items():
-        if array.shape != expected[name]:
+        if array.shape not in (expected[name], by_head.get(name)):
             raise MhaError(
                 f"{path}: {name} must have the shape {list(expected[name])} of its tokens and heads, got {list(array.shape)}",
                 code="bad-file",
@@ -302,7 +188,7 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
     """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
     import numpy as np
 
-    last_key = _facts(record).k_len - 1
+    last_key = record.facts.k_len - 1
     limits: dict[str, tuple[float, float, str]] = {
         "strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")
     }
@@ -314,11 +200,6 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
             raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
     if arrays["allowed"].view(np.uint8).max() > 1:
         raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)
-
-
-def _facts(record: Record) -> Facts:
-    q_len, k_len = (max(len(s.tokens) for s in family) for family in (record.sequences, record.keys))
-    return Facts(record.config, len(record.sequences), q_len, k_len, record.context is not None)
 
 
 def _resolved(config: Config, path: str) -> Config:
@@ -334,6 +215,8 @@ def _require_whole(record: Record, path: str) -> None:
     for sequence in (*record.sequences, *record.keys):
         if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
+        if len(sequence.documents) not in (0, len(sequence.tokens)):
+            raise MhaError(f"{path} must give every token its document, or none", code="bad-file", path=path)
     if record.cell is not None and not _is_inside(record.cell, record):
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
 

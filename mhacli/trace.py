@@ -8,52 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 
-from mhacli.config import Config
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What formulas and counts depend on: a resolved config, the lengths, whether keys come from another text, whether some
-    sequence is shorter than the others, and the size of the vocabulary."""
-
-    config: Config
-    batch: int
-    q_len: int
-    k_len: int
-    cross: bool = False
-    padded: bool = False
-    n_tokens: int = 0
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The size of every axis word of the house."""
-        config = self.config
-        n_kv_heads, d_v = config.n_kv_heads or config.n_heads, config.d_v or 0
-        return {
-            "batch": self.batch,
-            "query": self.q_len,
-            "key": self.k_len,
-            "head": config.n_heads,
-            "kv_head": n_kv_heads,
-            "d_head": config.d_head or 0,
-            "d_v": d_v,
-            "d_model": config.d_model,
-        }
-
-    def size(self, axis: str) -> int:
-        """The size of an axis, where `·` joins words that share it (product) and `+` what lies side by side (sum).
-
-        >>> Facts(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5, k_len=5).size("head·d_head")
-        12
-        """
-        return sum(prod(self.sizes[word] for word in part.split("·")) for part in axis.split("+"))
-
-    def cells(self) -> int:
-        """How many (batch, head, query, key) cells there are."""
-        return self.batch * self.config.n_heads * self.q_len * self.k_len
-
+from mhacli.facts import Facts
+from mhacli.formulas import (
+    adds_positions,
+    context_flops,
+    out_flops,
+    out_formula,
+    position_flops,
+    position_formula,
+    position_meaning,
+    product,
+    product_flops,
+    qk_formula,
+    rotation,
+    scores_flops,
+    scores_formula,
+    scores_meaning,
+    sharing,
+    slopes,
+    x_formula,
+)
 
 Text = str | Callable[[Facts], str]
 
@@ -97,49 +72,13 @@ def _axes(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
-def _product(out: str, weight: str, *, of: str = "x", of_cross: str | None = None) -> Callable[[Facts], str]:
-    """`out = of W_weightᵀ + b_weight`, read from the context where keys and values come from it."""
-    return lambda f: (
-        f"{out} = {of_cross if f.cross and of_cross else of} W_{weight}ᵀ" + (f" + b_{weight}" if f.config.bias else "")
-    )
+def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
+    """The axes of rows that the projections read."""
+    return lambda f: ("batch", length, f.input_axis)
 
 
-def _product_flops(length: str, width: str, of: str = "d_model") -> Callable[[Facts], int]:
-    def flops(f: Facts) -> int:
-        n_out = f.batch * f.size(length) * f.size(width)
-        return n_out * (2 * f.size(of) + (1 if f.config.bias else 0))
-
-    return flops
-
-
-def _x_formula(f: Facts) -> str:
-    return "x = embed" if f.config.positions == "none" else "x = embed + positions"
-
-
-def _scores_formula(f: Facts) -> str:
-    scaled = f"{f.config.scale:.6g} · qk"
-    c = f.config.softcap
-    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-    return f"scores = {capped}; −∞ where not allowed"
-
-
-def _scores_meaning(f: Facts) -> str:
-    rules = ["no token sees a later one"] if f.config.causal else []
-    rules += (
-        [f"keys from {f.config.window[0]} left to {f.config.window[1]} right of the query"] if f.config.window else []
-    )
-    rules += ["padding is never seen"] if f.padded else []
-    return "scaled so that the softmax does not saturate, then masked: " + (", ".join(rules) or "every key is allowed")
-
-
-def _out_formula(f: Facts) -> str:
-    if not f.config.out_proj:
-        return "out = concat"
-    return "out = concat W_oᵀ" + (" + b_o" if f.config.bias else "")
-
-
-def _out_flops(f: Facts) -> int:
-    return _product_flops("query", "d_model", of="head·d_v")(f) if f.config.out_proj else 0
+def _position_axes(f: Facts) -> tuple[str, ...]:
+    return ("batch", "query", f.input_axis) if f.own_places else ("query", f.input_axis)
 
 
 _QKV = "head·d_head+kv_head·d_head+kv_head·d_v"
@@ -153,65 +92,74 @@ _ORDER = (
         "each token becomes a number; −1 stands for padding",
     ),
     Site(
+        "random",
+        _rows("query"),
+        lambda f: (
+            "random = N(0, 1) from the seed" if f.config.distribution == "normal" else "random = U(0, 1) from the seed"
+        ),
+        "random numbers in place of embedded tokens: shapes can be studied without a text",
+    ),
+    Site(
         "embed",
-        _axes("batch query d_model"),
+        _rows("query"),
         "embed = E[ids]",
         "each number picks its row of the embedding table; padding gets zeros",
         parameters=("embed",),
     ),
     Site(
         "positions",
-        _axes("query d_model"),
-        "p[i, 2j] = sin(i / 10000^(2j/d_model)), p[i, 2j+1] = cos(same)",
-        "waves that tell where each token stands; without them attention sees a bag of words",
-        flops=lambda f: 2 * f.q_len * f.config.d_model,
+        _position_axes,
+        position_formula,
+        position_meaning,
+        flops=position_flops,
+        parameters=("embed_positions",),
     ),
     Site(
         "x",
-        _axes("batch query d_model"),
-        _x_formula,
+        _rows("query"),
+        x_formula,
         "what the layer reads: one row of numbers per token",
-        sources=("embed",),
-        flops=lambda f: 0 if f.config.positions == "none" else f.batch * f.q_len * f.config.d_model,
+        sources=("embed", "random"),
+        flops=lambda f: f.batch * f.q_len * f.size("d_input") if adds_positions(f) else 0,
     ),
     Site(
         "context",
-        _axes("batch key d_model"),
-        lambda f: "c = E[context ids]" + ("" if f.config.positions == "none" else " + positions"),
+        _rows("key"),
+        lambda f: "c = E[context ids]" + (" + positions" if adds_positions(f) else ""),
         "the other text, embedded alike: keys and values come from it, queries do not",
-        flops=lambda f: 0 if f.config.positions == "none" else (f.batch + 2) * f.k_len * f.config.d_model,
+        flops=context_flops,
         parameters=("embed",),
     ),
     Site(
         "qkv",
         ("batch", "query", _QKV),
-        _product("qkv", "qkv"),
+        product("qkv", "qkv"),
         "one large product makes queries, keys and values side by side",
-        flops=_product_flops("query", _QKV),
+        flops=product_flops("query", _QKV),
         parameters=("q_proj", "k_proj", "v_proj"),
     ),
     Site(
         "q_proj",
         _axes("batch query head·d_head"),
-        _product("q_proj", "q"),
+        product("q_proj", "q"),
         "what each token asks for, all heads side by side",
-        flops=_product_flops("query", "head·d_head"),
+        flops=product_flops("query", "head·d_head"),
         parameters=("q_proj",),
     ),
     Site(
         "q_per_head",
         _axes("batch head query d_head"),
-        _product("q[h]", "q[h]"),
+        product("q[h]", "q[h]"),
         "what each token asks for, one small product per head",
-        flops=_product_flops("query", "head·d_head"),
+        flops=product_flops("query", "head·d_head"),
         parameters=("q_proj",),
     ),
     Site(
         "kv",
         ("batch", "key", _KV),
-        _product("kv", "kv", of="c"),
+        product("kv", "kv", of="c"),
         "one product of the context makes keys and values side by side",
-        flops=_product_flops("key", _KV),
+        flops=product_flops("key", _KV),
         parameters=("k_proj", "v_proj"),
     ),
     Site(
@@ -224,62 +172,89 @@ _ORDER = (
     Site(
         "k_proj",
         _axes("batch key kv_head·d_head"),
-        _product("k_proj", "k", of_cross="c"),
+        product("k_proj", "k", of_cross="c"),
         "what each token offers to be found by, all heads side by side",
-        flops=_product_flops("key", "kv_head·d_head"),
+        flops=product_flops("key", "kv_head·d_head"),
         parameters=("k_proj",),
     ),
     Site(
         "k_per_head",
         _axes("batch kv_head key d_head"),
-        _product("k[h]", "k[h]", of_cross="c"),
+        product("k[h]", "k[h]", of_cross="c"),
         "what each token offers to be found by, one small product per head",
-        flops=_product_flops("key", "kv_head·d_head"),
+        flops=product_flops("key", "kv_head·d_head"),
         parameters=("k_proj",),
     ),
     Site(
         "k",
         _axes("batch kv_head key d_head"),
         "k[h] = columns h·d_head … (h+1)·d_head",
-        "the keys cut into heads",
+        lambda f: f"the keys cut into heads{sharing(f)}",
         sources=("k_proj", "qkv", "kv"),
     ),
     Site(
         "v_proj",
         _axes("batch key kv_head·d_v"),
-        _product("v_proj", "v", of_cross="c"),
+        product("v_proj", "v", of_cross="c"),
         "what each token hands over when it is attended to, all heads side by side",
-        flops=_product_flops("key", "kv_head·d_v"),
+        flops=product_flops("key", "kv_head·d_v"),
         parameters=("v_proj",),
     ),
     Site(
         "v_per_head",
         _axes("batch kv_head key d_v"),
-        _product("v[h]", "v[h]", of_cross="c"),
+        product("v[h]", "v[h]", of_cross="c"),
         "what each token hands over when it is attended to, one small product per head",
-        flops=_product_flops("key", "kv_head·d_v"),
+        flops=product_flops("key", "kv_head·d_v"),
         parameters=("v_proj",),
     ),
     Site(
         "v",
         _axes("batch kv_head key d_v"),
         "v[h] = columns h·d_v … (h+1)·d_v",
-        "the values cut into heads",
+        lambda f: f"the values cut into heads{sharing(f)}",
         sources=("v_proj", "qkv", "kv"),
+    ),
+    Site(
+        "q_rot",
+        _axes("batch head query d_head"),
+        rotation("q"),
+        "each pair of columns turned by an angle that grows with the token's place",
+        flops=lambda f: 3 * f.batch * f.q_len * f.size("head·d_head"),
+    ),
+    Site(
+        "k_rot",
+        _axes("batch kv_head key d_head"),
+        rotation("k"),
+        "the keys turned alike: the dot product of two turned rows depends on their distance",
+        flops=lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head"),
+    ),
+    Site(
+        "alibi",
+        lambda f: (*(("batch",) if f.own_places else ()), "head", "query", "key"),
+        lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
+        "what distance costs: steep slopes make local heads, flat ones see far",
+        flops=lambda f: 3 * f.cells() // (1 if f.own_places else f.batch),
+    ),
+    Site(
+        "bias",
+        _axes("batch head query key"),
+        lambda f: f"bias = {f.config.score_bias}",
+        "numbers of each pair of places, added to the scores; −∞ in them means not allowed",
     ),
     Site(
         "qk",
         _axes("batch head query key"),
-        "qk = q kᵀ",
+        qk_formula,
         "every query meets every key: their dot product says how well they match",
         flops=lambda f: 2 * f.cells() * f.size("d_head"),
     ),
     Site(
         "scores",
         _axes("batch head query key"),
-        _scores_formula,
-        _scores_meaning,
-        flops=lambda f: f.cells() * (1 if f.config.softcap is None else 4),
+        scores_formula,
+        scores_meaning,
+        flops=scores_flops,
     ),
     Site(
         "pattern",
@@ -320,14 +295,14 @@ _ORDER = (
     Site(
         "out",
         lambda f: ("batch", "query", "d_model" if f.config.out_proj else "head·d_v"),
-        _out_formula,
+        out_formula,
         lambda f: (
             "the heads mixed: what the layer says"
             if f.config.out_proj
             else "no output projection: the heads side by side are the result"
         ),
         sources=("concat",),
-        flops=_out_flops,
+        flops=out_flops,
         parameters=("o_proj",),
     ),
     Site(

@@ -51,6 +51,26 @@ def size(name: str) -> Callable[[object], int]:
     return lambda word: word if isinstance(word, int) else parse_size(str(word), name)
 
 
+def reach(word: str | None, name: str) -> tuple[int, int] | None:
+    """Counts of keys from `LEFT[,RIGHT]`, none to the right where only the left is named. Raises `UsageError`."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got {word[:40]!r}")
+    return int(match[1]), int(match[2] or 0)
+
+
+def shape(word: str | None, name: str) -> tuple[int, int] | None:
+    """Counts from `BATCH,LENGTH`. Raises `UsageError`."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise UsageError(f"{name} must be BATCH,LENGTH, two counts from 1 up such as 2,5, got {word[:40]!r}")
+    return int(match[1]), int(match[2])
+
+
 _MAX_LISTED = 100_000
 
 
@@ -66,6 +86,17 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
         if not low <= high < low + _MAX_LISTED - len(found):
             raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
         found.extend(range(low, high + 1))
+    return tuple(found)
+
+
+def lengths(word: str | None, name: str) -> tuple[int, ...]:
+    """Lengths from `64,256,1k`, where k is 1024. Raises `UsageError` with the form."""
+    found = []
+    for part in word.split(",") if word is not None else ():
+        match = re.fullmatch(r"([0-9]{1,7})(k?)", part.strip())
+        if match is None or not int(match[1]):
+            raise UsageError(f"{name} must be a list of lengths such as 64,256,1k, got {str(word)[:80]!r}")
+        found.append(int(match[1]) * (1024 if match[2] else 1))
     return tuple(found)
 
 

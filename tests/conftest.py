@@ -1,13 +1,18 @@
-"""What all tests share. The shapes in the annotations of the tensor rooms are executed: the hook comes before their import."""
+"""What all tests share. The shapes in the annotations of the tensor rooms are executed: the hook comes before their import.
+
+One thread for each worker and for the processes that it starts: threads of tiny products only wait for each other.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
 
 

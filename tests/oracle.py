@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+Turn = Callable[[np.ndarray], np.ndarray]
+"""`[batch, head, length, d_head]` to the same, turned by places."""
 
 
 class Attention(NamedTuple):
@@ -130,17 +133,21 @@ def layer(
     context: Any = None,
     scale: float | None = None,
     softcap: float | None = None,
+    bias: Any = None,
     allowed: Any = None,
+    turn: Turn | None = None,
 ) -> LayerResult:
-    """Multi-head attention of rows `[batch, query, d_model]`, with weights named and laid out as on disk.
+    """Multi-head attention of rows `[batch, query, d_input]`, with weights named and laid out as on disk.
 
     Keys and values come from `context` where there is one. Without `o_proj.weight` the joined heads are the output.
+    `turn` turns queries and keys by their places; `q` and `k` of the result are those before it.
     """
     rows = x if context is None else context
     q = cut(linear(x, weights, "q_proj"), n_heads)
     k = cut(linear(rows, weights, "k_proj"), n_kv_heads)
     v = cut(linear(rows, weights, "v_proj"), n_kv_heads)
-    result = attention(q, k, v, scale=scale, softcap=softcap, allowed=allowed)
+    q_turned, k_turned = (heads if turn is None else turn(heads) for heads in (q, k))
+    result = attention(q_turned, k_turned, v, scale=scale, softcap=softcap, bias=bias, allowed=allowed)
     concat = joined(result.z)
     out = linear(concat, weights, "o_proj") if "o_proj.weight" in weights else concat
     return LayerResult(q, k, v, result, concat, out)
@@ -180,3 +187,108 @@ def full(rule: Any, n_batch: int, n_heads: int, n_queries: int, n_keys: int) -> 
                 for j in range(n_keys):
                     cells[b, h, i, j] = bool(rule(b, i, j))
     return cells
+
+
+def rotated(heads: Any, places: Any, *, theta: float = 10_000.0, interleaved: bool = False) -> np.ndarray:
+    """Every pair of columns of `[batch, head, length, d]` turned by `place · theta^(−2j/d)`; `places` `[batch][length]`."""
+    heads = np.asarray(heads, dtype=np.float64)
+    n_batch, n_heads, length, d = heads.shape
+    turned = np.zeros(heads.shape)
+    for b in range(n_batch):
+        for h in range(n_heads):
+            for t in range(length):
+                for j in range(d // 2):
+                    one, other = (2 * j, 2 * j + 1) if interleaved else (j, j + d // 2)
+                    angle = places[b][t] / theta ** (2 * j / d)
+                    x, y = float(heads[b, h, t, one]), float(heads[b, h, t, other])
+                    turned[b, h, t, one] = x * math.cos(angle) - y * math.sin(angle)
+                    turned[b, h, t, other] = y * math.cos(angle) + x * math.sin(angle)
+    return turned
+
+
+def slopes(n_heads: int) -> list[float]:
+    """The slopes of ALiBi as its authors published them: a geometric row, and gaps filled from the row twice as long."""
+    power = 1
+    while power * 2 <= n_heads:
+        power *= 2
+    if power == n_heads:
+        first = 2.0 ** (-8.0 / n_heads)
+        return [first**h for h in range(1, n_heads + 1)]
+    return slopes(power) + slopes(2 * power)[::2][: n_heads - power]
+
+
+def distances(n_heads: int, q_places: Any, k_places: Any) -> np.ndarray:
+    """What ALiBi adds to each score, `[batch, head, query, key]`; places are `[batch][length]`."""
+    rates = slopes(n_heads)
+    costs = np.zeros((len(q_places), n_heads, len(q_places[0]), len(k_places[0])))
+    for b in range(len(q_places)):
+        for h in range(n_heads):
+            for i, q_place in enumerate(q_places[b]):
+                for j, k_place in enumerate(k_places[b]):
+                    costs[b, h, i, j] = -rates[h] * abs(q_place - k_place)
+    return costs
+
+
+def placed(ids: Any, places: Any, embedding: Any, *, positions: str, table: Any = None) -> np.ndarray:
+    """One row of the embedding per id, plus the wave or the row of the table of its place; padding (−1) stays zeros."""
+    embedding = np.asarray(embedding, dtype=np.float64)
+    width = embedding.shape[1]
+    if positions == "sinusoidal":
+        table = waves(max(max(row) for row in places) + 1, width)
+    rows = np.zeros((len(ids), len(ids[0]), width))
+    for b, sequence in enumerate(ids):
+        for t, token in enumerate(sequence):
+            for c in range(width if token >= 0 else 0):
+                rows[b, t, c] = float(embedding[token, c])
+                if positions in ("sinusoidal", "learned"):
+                    rows[b, t, c] += float(table[places[b][t]][c])
+    return rows
+
+
+class VariantResult(NamedTuple):
+    """The tensors of a layer of any variant: `q` and `k` as projected, and as they met each other."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    q_met: np.ndarray
+    k_met: np.ndarray
+    attention: Attention
+    concat: np.ndarray
+    out: np.ndarray
+
+
+def variant(
+    x: Any,
+    weights: Mapping[str, Any],
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    places: Any,
+    positions: str = "none",
+    theta: float = 10_000.0,
+    context: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    allowed: Any = None,
+) -> VariantResult:
+    """`layer` with the positions that act inside it, and an additive bias `[batch][head][query][key]`.
+
+    `places` are those of queries and keys, `[batch][length]`: such positions have one text.
+    """
+    rows = x if context is None else context
+    q = cut(linear(x, weights, "q_proj"), n_heads)
+    k = cut(linear(rows, weights, "k_proj"), n_kv_heads)
+    v = cut(linear(rows, weights, "v_proj"), n_kv_heads)
+    q_met, k_met = q, k
+    if positions in ("rope", "rope-interleaved"):
+        q_met, k_met = (rotated(t, places, theta=theta, interleaved=positions != "rope") for t in (q, k))
+    added = None if bias is None else np.array(bias, dtype=np.float64)
+    if positions == "alibi":
+        costs = distances(n_heads, places, places)
+        added = costs if added is None else added + costs
+    result = attention(q_met, k_met, v, scale=scale, softcap=softcap, bias=added, allowed=allowed)
+    concat = joined(result.z)
+    out = linear(concat, weights, "o_proj") if "o_proj.weight" in weights else concat
+    return VariantResult(q, k, v, q_met, k_met, result, concat, out)

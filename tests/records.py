@@ -11,12 +11,11 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from mhacli.config import Config
-from mhacli.record import (
+from mhacli.parts import (
     Cell,
     Environment,
     HeadStatistics,
     Parameter,
-    Record,
     RouteCheck,
     SelfCheck,
     Step,
@@ -24,6 +23,7 @@ from mhacli.record import (
     TokenSequence,
     Values,
 )
+from mhacli.record import Record
 
 D_HEAD = 3
 CAT = ("the", "cat", "sat")

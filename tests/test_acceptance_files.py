@@ -274,7 +274,7 @@ def test_key_heads_that_do_not_divide_the_query_heads_get_the_rule(
     metadata["config"] |= {"n_heads": 8, "n_kv_heads": 3, "d_head": 1, "d_v": 1}
     header["__metadata__"]["mha"] = json.dumps(metadata)
     (tmp_path / "made.safetensors").write_bytes(framed(header, body))
-    says = ["n_heads (8) must be a multiple of n_kv_heads (3)", "n_kv_heads 4 works"]
+    says = ["n_heads (8) must be a multiple of n_kv_heads (3)", "--kv-heads 4 works"]
     attempt(tmp_path, "run", "a b c", "--weights", CHANGEABLE, code=2, form=form, says=says)
 
 

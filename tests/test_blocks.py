@@ -12,13 +12,16 @@ import torch
 from mhacli.attention import masks
 from mhacli.attention.blocks import (
     MultiHeadAttention,
+    added_positions,
     drop,
     embed_tokens,
     initialise,
     merge_heads,
     new_embedding,
+    place_rows,
     split_heads,
 )
+from mhacli.attention.cache import CACHES
 from mhacli.errors import UsageError
 from mhacli.trace import SITES
 
@@ -241,18 +244,148 @@ def test_making_and_running_a_layer_leaves_the_global_generator_alone(normal):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "none"])
-def test_embedded_tokens_agree_with_the_loops_and_padding_is_zeros(positions, normal):
-    ids, embedding = [[3, 0, 3, 1, 2], [1, 2, -1, -1, -1]], normal(4, 7)
+def placed(ids, embedding, places, *, positions, table=None):
+    """Embedded tokens with their positions, as a run makes them, and what was seen on the way."""
     seen = {}
-    x = embed_tokens(
-        torch.tensor(ids), embedding, positions=positions, tap=lambda site, tensor: seen.update({site: tensor})
-    )
-    expected = oracle.embed(ids, embedding.tolist(), sinusoidal=positions == "sinusoidal")
+
+    def tap(site, tensor):
+        seen[site] = tensor
+
+    ids = torch.tensor(ids)
+    rows = embed_tokens(ids, embedding, tap=tap)
+    added = added_positions(places, embedding.shape[1], positions=positions, dtype=embedding.dtype, table=table)
+    return place_rows(rows, added, real=ids >= 0, tap=tap), seen
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"])
+def test_embedded_tokens_agree_with_the_loops_and_padding_is_zeros(positions, normal):
+    ids, embedding, table = [[3, 0, 3, 1, 2], [1, 2, -1, -1, -1]], normal(4, 7), normal(9, 7)
+    x, seen = placed(ids, embedding, torch.arange(5), positions=positions, table=table)
+    places = [list(range(5))] * 2
+    expected = oracle.placed(ids, places, embedding.tolist(), positions=positions, table=table.tolist())
     assert np.abs(x.numpy() - expected).max() <= 1e-14
     assert (x[1, 2:] == 0).all()
-    assert list(seen) == ["ids", "embed", "positions", "x"] if positions == "sinusoidal" else ["ids", "embed", "x"]
+    assert (seen["embed"][1, 2:] == 0).all()
+    added = ["positions"] if positions in ("sinusoidal", "learned") else []
+    assert list(seen) == ["ids", "embed", *added, "x"]
     assert seen["x"] is x
+    if added:
+        assert seen["positions"].shape == (5, 7)
+    else:
+        assert x is seen["embed"]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_sequences_that_count_their_own_places_get_the_rows_of_those(positions, normal):
+    ids, embedding, table = [[3, 0, 3, 1, 2], [-1, -1, -1, 1, 2]], normal(4, 7), normal(9, 7)
+    places = [[0, 1, 0, 1, 2], [0, 0, 0, 0, 1]]
+    x, seen = placed(ids, embedding, torch.tensor(places), positions=positions, table=table)
+    expected = oracle.placed(ids, places, embedding.tolist(), positions=positions, table=table.tolist())
+    assert np.abs(x.numpy() - expected).max() <= 1e-14
+    assert seen["positions"].shape == (2, 5, 7)
+    assert (x[1, :3] == 0).all()
+
+
+TURNING = {"rope": False, "rope-interleaved": True}
+PLACES = [[0, 1, 2, 3, 4], [0, 0, 1, 2, 9]]
+
+
+@pytest.mark.parametrize("positions", ["rope", "rope-interleaved", "alibi"])
+@pytest.mark.parametrize("n_context", [None, 7])
+@pytest.mark.parametrize("own_places", [True, False])
+def test_positions_inside_the_layer_agree_with_loops_over_their_formula(positions, n_context, own_places, normal):
+    layer = made(d_head=6, positions=positions, rope_theta=50.0, softcap=3.0)
+    x, context = normal(2, 5, 10), None if n_context is None else normal(2, n_context, 10)
+    q_places = PLACES if own_places else [list(range(5))] * 2
+    k_places = q_places if context is None else [list(range(n_context))] * 2
+    seen, costs = {}, oracle.distances(9, q_places, k_places) if positions == "alibi" else None
+    out, pattern = layer(
+        x, context, places=torch.tensor(PLACES) if own_places else None,
+        tap=lambda site, tensor, **_: seen.update({site: tensor.detach()}),
+    )  # fmt: skip
+
+    def turn(heads):
+        its_places = q_places if heads.shape[1] == 9 else k_places
+        return oracle.rotated(heads, its_places, theta=50.0, interleaved=TURNING[positions])
+
+    expected = oracle.layer(
+        x.tolist(), weights_of(layer), n_heads=9, n_kv_heads=3, softcap=3.0, bias=costs,
+        context=None if context is None else context.tolist(), turn=turn if positions in TURNING else None,
+    )  # fmt: skip
+    checks = [(out, expected.out), (pattern, expected.attention.pattern), (seen["q"], expected.q)]
+    checks += [(seen["k"], expected.k), (seen["qk"], expected.attention.qk)]
+    if positions in TURNING:
+        checks += [(seen["q_rot"], turn(expected.q)), (seen["k_rot"], turn(expected.k))]
+    else:
+        checks += [(seen["alibi"].expand(2, 9, 5, n_context or 5), costs)]
+        assert seen["alibi"].ndim == (4 if own_places else 3)
+    for found, wanted in checks:
+        assert found.shape == wanted.shape
+        assert np.abs(found.detach().numpy() - wanted).max() <= 1e-11 * max(1.0, np.abs(wanted).max())
+    assert list(seen) == [site for site in SITES if site in seen]
+    assert ("q_rot" in seen, "alibi" in seen) == (positions in TURNING, positions == "alibi")
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (9, 5, 5), (2, 1, 1, 5), (2, 9, 5, 5)])
+@pytest.mark.parametrize("positions", ["none", "alibi"])
+def test_a_bias_is_added_to_the_scores_and_may_forbid_cells(shape, positions, normal):
+    layer, x, bias = made(positions=positions), normal(2, 5, 10), normal(*shape)
+    bias[..., 2] = -torch.inf
+    seen = {}
+    out, pattern = layer(x, bias=bias, tap=lambda site, tensor, **_: seen.update({site: tensor.detach()}))
+    whole = bias.expand(2, 9, 5, 5)
+    costs = oracle.distances(9, [range(5)] * 2, [range(5)] * 2) if positions == "alibi" else 0.0
+    expected = oracle.layer(
+        x.tolist(), weights_of(layer), n_heads=9, n_kv_heads=3, bias=(whole.numpy() + costs).tolist()
+    )
+    assert (pattern[..., 2] == 0).all()
+    assert np.abs(pattern.detach().numpy() - expected.attention.pattern).max() <= 1e-12
+    assert np.abs(out.detach().numpy() - expected.out).max() <= 1e-11 * max(1.0, np.abs(expected.out).max())
+    assert torch.equal(seen["bias"], whole)
+    assert list(seen) == [site for site in SITES if site in seen]
+
+
+def test_a_bias_of_nothing_but_minus_infinity_leaves_rows_of_zeros(normal):
+    bias = torch.zeros(5, 5, dtype=torch.float64)
+    bias[3] = -torch.inf
+    out, pattern = made(out_proj=False)(normal(2, 5, 10), bias=bias)
+    assert (pattern[:, :, 3] == 0).all()
+    assert (out[:, 3] == 0).all()
+    assert (pattern[:, :, [0, 1, 2, 4]].sum(-1) - 1).abs().max() <= 1e-14
+
+
+@pytest.mark.parametrize("positions", ["rope", "rope-interleaved", "alibi"])
+def test_gradients_through_positions_agree_with_small_differences(positions, normal):
+    layer = made(d_model=3, n_heads=2, n_kv_heads=1, d_head=2, d_v=1, positions=positions)
+    x, bias = normal(1, 3, 3).requires_grad_(), normal(3, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows, b: layer(rows, allowed=masks.causal(), bias=b)[0], (x, bias))
+
+
+def test_rows_of_another_width_are_projected_into_the_layer(normal):
+    layer = made(d_input=7)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters() if name.endswith("weight")} == {
+        "q_proj.weight": (45, 7), "k_proj.weight": (15, 7), "v_proj.weight": (6, 7), "o_proj.weight": (10, 18),
+    }  # fmt: skip
+    x = normal(2, 5, 7)
+    expected = oracle.layer(x.tolist(), weights_of(layer), n_heads=9, n_kv_heads=3)
+    assert np.abs(layer(x)[0].detach().numpy() - expected.out).max() <= 1e-11
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("positions", ["none", "rope", "rope-interleaved", "alibi"])
+@pytest.mark.parametrize("prompt_len", [0, 3])
+def test_decoding_token_by_token_agrees_with_the_whole_at_once(cache, positions, prompt_len, normal):
+    layer, x, bias = made(d_head=6, positions=positions), normal(2, 5, 10), normal(9, 5, 5)
+    expected, shares = layer(x, allowed=masks.causal(), bias=bias)
+    past, step = CACHES[cache](layer, 2, 5), prompt_len or 1
+    for start in (0, *range(step, 5)):
+        end = step if start == 0 else start + 1
+        out, pattern, past = layer.decode(
+            x[:, start:end], past, allowed=masks.causal(start), bias=bias[:, start:end, :end]
+        )
+        assert past.length == end
+        assert (out - expected[:, start:end]).abs().max() <= 1e-11
+        assert (pattern - shares[:, :, start:end, :end]).abs().max() <= 1e-12
 
 
 def test_sizes_that_do_not_fit_together_are_refused():
@@ -263,3 +396,6 @@ def test_sizes_that_do_not_fit_together_are_refused():
     with pytest.raises(UsageError) as caught:
         MultiHeadAttention(64, 8, n_kv_heads=3)
     assert caught.value.message == "n_heads (8) must be a multiple of n_kv_heads (3)"
+    with pytest.raises(UsageError) as caught:
+        MultiHeadAttention(10, 2, positions="rope")
+    assert caught.value.message == "d_head (5) must be even with positions rope, which turns pairs of columns"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import typing
@@ -11,12 +12,12 @@ import pytest
 
 from mhacli import options
 from mhacli.cli import COMMANDS
-from mhacli.commands import show, trace, vocab
+from mhacli.commands import decode, show, trace, vocab
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, show, trace, vocab)
+    for room in (options, decode, show, trace, vocab)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -41,8 +42,9 @@ def test_every_option_says_what_it_does(group: type) -> None:
 @pytest.mark.parametrize(
     ("command", "panels"),
     [
-        ("run", ["Text", "Attention", "Device", "View", "Output"]),
-        ("trace", ["Text", "Attention", "Device", "Walkthrough", "Output"]),
+        ("run", ["Text", "Attention", "Positions", "Mask and scores", "Device", "View", "Output"]),
+        ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output"]),
+        ("decode", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output"]),
         ("vocab", ["Text", "Output"]),
         ("show", ["View", "Output"]),
     ],
@@ -52,6 +54,24 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
     places = [help_text.index(f"─ {panel} ─") for panel in panels]
     assert places == sorted(places)
     assert COMMANDS[command].split(":")[0] in " ".join(help_text.split())
+
+
+def test_every_command_is_looked_at() -> None:
+    assert set(COMMANDS) == {"run", "trace", "decode", "vocab", "show"}
+
+
+@pytest.mark.parametrize(
+    ("panel", "following", "named"),
+    [
+        ("Positions", "Mask and scores", "--positions --rope-theta --max-positions"),
+        ("Mask and scores", "Device", "--causal --window --prefix --sink --padding --score-bias --scale --softcap"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "trace", "decode"])
+def test_positions_and_masks_have_a_panel_of_their_own(command: str, panel: str, following: str, named: str) -> None:
+    help_text = mha(command, "--help").stdout
+    whole = help_text[help_text.index(f"─ {panel} ─") : help_text.index(f"─ {following} ─")]
+    assert set(named.split()) <= set(re.findall(r"--[a-z-]+", whole))
 
 
 def test_mha_alone_prints_its_help() -> None:

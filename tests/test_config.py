@@ -24,6 +24,35 @@ def test_what_is_given_stays():
     assert (full.d_head, full.d_v, full.n_kv_heads, full.scale, full.window) == (5, 11, 3, 2.0, (3, 0))
 
 
+def test_the_width_of_the_input_may_differ_from_that_of_the_output():
+    full = Config(d_model=12, n_heads=3, d_input=7).resolved()
+    assert (full.d_input, full.d_model, full.d_head) == (7, 12, 4)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "alibi", "none"])
+def test_an_odd_width_of_heads_is_no_fault_where_nothing_is_turned(positions):
+    assert Config(positions=positions, d_head=5).resolved().d_head == 5
+
+
+@pytest.mark.parametrize(
+    ("choices", "named"),
+    [
+        ({}, None),
+        ({"positions": "none"}, None),
+        ({"positions": "learned"}, None),
+        ({"causal": True}, "causal"),
+        ({"window": (0, 0)}, "window"),
+        ({"prefix": 2}, "prefix"),
+        ({"causal": True, "positions": "rope"}, "causal"),
+        ({"positions": "rope"}, "positions rope"),
+        ({"positions": "rope-interleaved"}, "positions rope-interleaved"),
+        ({"positions": "alibi"}, "positions alibi"),
+    ],
+)
+def test_what_compares_a_query_with_a_key_by_their_places_is_named(choices, named):
+    assert Config(**choices).needs_order == named
+
+
 def test_the_width_of_values_follows_that_of_queries():
     assert Config(d_model=7, n_heads=2, d_head=5).resolved().d_v == 5
 
@@ -67,11 +96,11 @@ WHOLE = "must be a whole number from"
         ({"d_v": -1}, f"d_v {WHOLE} 1 to 65536, got -1", None),
         ({"n_kv_heads": 0}, f"n_kv_heads {WHOLE} 1 to 4, got 0", None),
         ({"n_kv_heads": 8}, f"n_kv_heads {WHOLE} 1 to 4, got 8", None),
-        ({"n_kv_heads": 3}, "n_heads (4) must be a multiple of n_kv_heads (3)", "n_kv_heads 4 works"),
+        ({"n_kv_heads": 3}, "n_heads (4) must be a multiple of n_kv_heads (3)", "--kv-heads 4 works"),
         (
             {"n_heads": 12, "d_model": 12, "n_kv_heads": 9},
             "n_heads (12) must be a multiple of n_kv_heads (9)",
-            "n_kv_heads 12 works",
+            "--kv-heads 12 works",
         ),
         ({"seed": -1}, f"seed {WHOLE} 0 to 18446744073709551615, got -1", None),
         ({"seed": 2**64}, f"seed {WHOLE} 0 to 18446744073709551615, got 18446744073709551616", None),
@@ -83,7 +112,42 @@ WHOLE = "must be a whole number from"
         ({"dropout": -0.1}, "dropout must be a probability from 0 to below 1, got -0.1", None),
         ({"dropout": float("nan")}, "dropout must be a probability from 0 to below 1, got nan", None),
         ({"train": True}, "train must come with a dropout above 0, got dropout 0", "try --train --dropout 0.1"),
-        ({"positions": "rotary"}, "positions must be one of sinusoidal, none, got 'rotary'", None),
+        (
+            {"positions": "rotary"},
+            "positions must be one of sinusoidal, learned, rope, rope-interleaved, alibi, none, got 'rotary'",
+            None,
+        ),
+        ({"padding": "both"}, "padding must be one of right, left, got 'both'", None),
+        ({"distribution": "gamma"}, "distribution must be one of normal, uniform, got 'gamma'", None),
+        (
+            {"positions": "rope", "d_head": 5},
+            "d_head (5) must be even with positions rope, which turns pairs of columns",
+            "--d-head 6 works",
+        ),
+        (
+            {"positions": "rope-interleaved", "d_head": 1},
+            "d_head (1) must be even with positions rope-interleaved, which turns pairs of columns",
+            "--d-head 2 works",
+        ),
+        ({"rope_theta": 0.0}, "rope_theta must be a finite number above 0, got 0.0", "try 10000"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a finite number above 0, got inf", "try 10000"),
+        ({"max_positions": 0}, f"max_positions {WHOLE} 1 to 1048576, got 0", None),
+        ({"d_input": 0}, f"d_input {WHOLE} 1 to 65536, got 0", None),
+        ({"prefix": 0}, f"prefix {WHOLE} 1 to 1000000000, got 0", None),
+        ({"window": (2, 0), "sink": -1}, f"sink {WHOLE} 1 to 1000000000, got -1", None),
+        (
+            {"sink": 3},
+            "sink must come with a window, to which it is the exception, got no window",
+            "try --window 8 --sink 3",
+        ),
+        ({"documents": ""}, "documents must be the separator of a text, got an empty one", "try --documents '|'"),
+        (
+            {"documents": "|", "random": (2, 5)},
+            "documents must be the separator of a text, got random rows",
+            "try --documents '|'",
+        ),
+        ({"random": (0, 5)}, f"random's batch {WHOLE} 1 to 1048576, got 0", "--random BATCH,LENGTH, such as 2,5"),
+        ({"random": (2, 0)}, f"random's length {WHOLE} 1 to 1048576, got 0", "--random BATCH,LENGTH, such as 2,5"),
         ({"init": "zeros"}, "init must be one of xavier, normal, uniform, got 'zeros'", None),
         ({"dtype": "int8"}, "dtype must be one of float32, float64, bfloat16, float16, got 'int8'", None),
         ({"punctuation": "eat"}, "punctuation must be one of drop, keep, got 'eat'", None),

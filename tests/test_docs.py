@@ -5,55 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import BINARIES, blocks, run, settled, steps, unmatched
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BINARIES = Path(sys.executable).parent
-VARYING = (
-    (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
-    (r"\b\d\.?\d*e-\d\d\b", "TINY"),  # rounding errors
-    (r"\b\d+ threads?\b", "THREADS"),
-    (r"torch \S+", "TORCH"),
-)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
-
-
-def steps() -> Iterator[tuple[str, list[str]]]:
-    """Every `$ mha …` line of the README with the lines that it shows below."""
-    for block in blocks("console"):
-        for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *shown = chunk.rstrip("\n").split("\n")
-            if "venv" not in command:
-                yield command, shown
-
-
-def settled(line: str) -> str:
-    """The line without what differs from run to run and from machine to machine."""
-    for pattern, name in VARYING:
-        line = re.sub(pattern, name, line)
-    return line.rstrip()
-
-
-def unmatched(shown: list[str], printed: list[str]) -> str | None:
-    """The first shown line that the output lacks; a line `…` stands for any lines, all others follow each other."""
-    place, free = 0, False
-    for line in map(settled, shown):
-        if line == "…":
-            free = True
-            continue
-        while free and place < len(printed) and settled(printed[place]) != line:
-            place += 1
-        if place >= len(printed) or settled(printed[place]) != line:
-            return line
-        place, free = place + 1, False
-    return None if free or place == len(printed) or not shown else f"(more output: {printed[place]!r})"
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    places = {"PATH": f"{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
-    return subprocess.run(["bash", "-c", command], cwd=folder, env=places, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps()])
+@pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps(README)])
 def test_a_command_of_the_readme_prints_what_it_shows(command: str, shown: list[str], folder: Path) -> None:
     done = run(command, folder)
     assert done.returncode == 0, done.stderr
@@ -100,7 +53,7 @@ def test_the_comparison_notices_what_differs(shown: list[str], printed: list[str
     assert unmatched(shown, printed) == fault
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", blocks(README, "python"))
 def test_an_example_in_python_runs_and_prints_its_comment(code: str, folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import pytest
 
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.record import TokenSequence
+from mhacli.parts import TokenSequence
 from mhacli.text import encode as module
 from mhacli.text.encode import Limits, encode
 from mhacli.text.vocabulary import Vocabulary, with_unknown

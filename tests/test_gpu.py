@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from mhacli import Config, inspect
 from mhacli.attention import attend, masks
@@ -25,3 +26,41 @@ def test_a_run_on_the_device_passes_its_self_check(dtype):
     record = inspect(["the cat sat on the mat", "a dog"], Config(n_heads=4, causal=True, device="cuda", dtype=dtype))
     assert record.environment.device.startswith("cuda")
     assert record.self_check.ok
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"padding": "left", "causal": True},
+        {"documents": "|", "window": (2, 0), "sink": 1},
+        {"prefix": 2, "d_input": 24},
+    ],
+)
+def test_a_run_on_the_device_agrees_with_the_cpu_whatever_the_positions_and_the_mask(positions, choices):
+    texts = ["the cat sat | on the mat", "a dog | ran"]
+    here, there = (
+        inspect(texts, Config(d_model=32, n_heads=4, dtype="float64", positions=positions, device=device, **choices))
+        for device in ("cpu", "cuda")
+    )
+    assert here.arrays.keys() == there.arrays.keys()
+    assert np.array_equal(here.arrays["allowed"], there.arrays["allowed"])
+    for name in ("pattern", "z", "out"):
+        np.testing.assert_allclose(there.arrays[name], here.arrays[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("random", [None, (2, 5)])
+def test_a_bias_of_a_file_on_the_device_agrees_with_the_cpu(random, tmp_path):
+    path, bias = str(tmp_path / "b.safetensors"), np.linspace(-2, 2, 2 * 5 * 5).reshape(2, 5, 5)
+    bias[:, 3, 1] = -np.inf
+    save_file({"bias": bias}, path)
+    texts = ["a b c d e", "a b"] if random is None else []
+    here, there = (
+        inspect(
+            texts,
+            Config(d_model=32, n_heads=2, dtype="float64", score_bias=path, random=random, device=device),
+        )
+        for device in ("cpu", "cuda")
+    )
+    for name in ("pattern", "z", "out"):
+        np.testing.assert_allclose(there.arrays[name], here.arrays[name], rtol=0, atol=1e-12, err_msg=name)

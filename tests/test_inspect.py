@@ -183,8 +183,8 @@ def test_the_self_check_recomputes_the_output_from_what_is_shown(dtype, choices)
 
 @pytest.mark.parametrize("change", [lambda out: out + 1e-5, lambda out: out.flip(1), lambda out: out * math.nan])
 def test_the_self_check_notices_an_output_that_is_not_of_the_pattern(change, monkeypatch):
-    def wrong(layer, x, context, allowed, tap):
-        return ROUTES["separate"](layer, x, context, allowed, lambda s, t, **_: tap(s, change(t) if s == "out" else t))
+    def wrong(layer, reading, tap):
+        return ROUTES["separate"](layer, reading, lambda s, t, **_: tap(s, change(t) if s == "out" else t))
 
     monkeypatch.setattr(setup, "ROUTES", {**ROUTES, "separate": wrong})
     check = record_of(TEXTS, config_with(dtype="float32"), allow_nonfinite=True).self_check
@@ -194,14 +194,14 @@ def test_the_self_check_notices_an_output_that_is_not_of_the_pattern(change, mon
 def test_the_self_check_in_blocks_of_queries_sees_every_row(monkeypatch):
     monkeypatch.setattr("mhacli.studies.inspect._BLOCK_CELLS", 1)
 
-    def wrong(layer, x, context, allowed, tap):
+    def wrong(layer, reading, tap):
         def spoil(site, tensor, **_):
             tap(
                 site,
                 tensor.index_add(1, torch.tensor([4]), torch.ones_like(tensor[:, :1])) if site == "out" else tensor,
             )
 
-        return ROUTES["separate"](layer, x, context, allowed, spoil)
+        return ROUTES["separate"](layer, reading, spoil)
 
     assert record_of(TEXTS).self_check.ok
     monkeypatch.setattr(setup, "ROUTES", {**ROUTES, "separate": wrong})

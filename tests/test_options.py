@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mhacli.errors import UsageError
 from mhacli.options import command
-from mhacli.values import index_list, integer, real, size, whole
+from mhacli.values import index_list, integer, lengths, reach, real, shape, size, triple, whole
 
 
 def fault_of(parser, word):
@@ -83,6 +83,54 @@ def test_what_is_no_list_of_positions_is_refused_with_the_form(word):
 def test_many_ranges_do_not_add_up_to_a_flood():
     message = fault_of(lambda it: index_list(it, "head"), ",".join(["0-99999"] * 1000))
     assert message.startswith("head must be a list such as 0,2 or 0,4-6, got ")
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [(None, None), ("4", (4, 0)), ("2,3", (2, 3)), ("0", (0, 0)), ("0,0", (0, 0)), (" 1 , 2 ", (1, 2))],
+)
+def test_the_reach_of_a_window_is_read_with_nothing_to_the_right_unless_it_is_named(word, keys):
+    assert reach(word, "window") == keys
+
+
+@pytest.mark.parametrize("word", ["", "-1", "1,2,3", "4,", ",4", "4,-1", "1.5", "٣", "9" * 10, "all"])
+def test_what_is_no_reach_is_refused_with_the_form(word):
+    message = f"window must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got {word!r}"
+    assert fault_of(lambda it: reach(it, "window"), word) == message
+
+
+@pytest.mark.parametrize(("word", "counts"), [(None, None), ("2,5", (2, 5)), ("1,1", (1, 1)), (" 3 , 4 ", (3, 4))])
+def test_the_shape_of_random_rows_is_read(word, counts):
+    assert shape(word, "random") == counts
+
+
+@pytest.mark.parametrize("word", ["", "2", "0,5", "2,0", "2,5,1", "-2,5", "2x5", "9" * 10 + ",1"])
+def test_what_is_no_shape_is_refused_with_the_form(word):
+    message = f"random must be BATCH,LENGTH, two counts from 1 up such as 2,5, got {word!r}"
+    assert fault_of(lambda it: shape(it, "random"), word) == message
+
+
+@pytest.mark.parametrize(
+    ("word", "found"), [(None, ()), ("64", (64,)), ("64,256,1k", (64, 256, 1024)), (" 2k , 1 ", (2048, 1))]
+)
+def test_lengths_are_read_and_a_k_is_1024(word, found):
+    assert lengths(word, "lengths") == found
+
+
+@pytest.mark.parametrize("word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k"])
+def test_what_is_no_list_of_lengths_is_refused_with_the_form(word):
+    message = f"lengths must be a list of lengths such as 64,256,1k, got {word!r}"
+    assert fault_of(lambda it: lengths(it, "lengths"), word) == message
+
+
+@pytest.mark.parametrize(("word", "place"), [(None, None), ("0,5,1", (0, 5, 1)), (" 1 , 2 , 3 ", (1, 2, 3))])
+def test_a_cell_is_read_as_head_query_and_key(word, place):
+    assert triple(word, "cell") == place
+
+
+@pytest.mark.parametrize("word", ["", "0,5", "0,5,1,2", "a,b,c", "0,-5,1", "0,5,"])
+def test_what_is_no_cell_is_refused_with_the_form(word):
+    assert fault_of(lambda it: triple(it, "cell"), word) == f"cell must be HEAD,QUERY,KEY such as 0,5,1, got {word!r}"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import pytest
 
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError, UsageError
+from mhacli.facts import Facts
 from mhacli.plan import BASE_BYTES, array_bytes, foresee, make_plan
-from mhacli.trace import SITES, Facts
+from mhacli.trace import SITES
 
 MIB = 1 << 20
 CHOICES = {"d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2}

@@ -105,6 +105,7 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "not_kept",
         "routes",
         "cell",
+        "decoding",
     ]
     assert document["schema"] == "mha.record/1"
     assert document["sequences"][1] == {
@@ -112,16 +113,53 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "tokens": ["a", "dog"],
         "ids": [0, 2],
         "offsets": [[0, 1], [2, 5]],
+        "documents": [],
     }
     assert document["context"] is None
     assert list(document["self_check"]) == ["max_abs_error", "tolerance", "ok"]
     assert {"d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "seed", "tokenizer"} <= document[
         "config"
     ].keys()
+    assert {"positions", "rope_theta", "max_positions", "causal", "window", "prefix", "sink", "documents", "padding",
+            "score_bias", "random", "distribution"} <= document["config"].keys()  # fmt: skip
     assert {"site", "axes", "shape", "dtype", "formula", "meaning", "layout", "flops", "bytes", "time_s"} <= (
         document["trace"][0].keys()
     )
     assert document == json.loads(json.dumps(document, allow_nan=False))
+
+
+def packed():
+    """A record of one text of two documents, and of one that is a single one."""
+    record = make_record(("the", "cat", "sat"), DOG)
+    first, second = record.sequences
+    sequences = (replace(first, documents=(0, 0, 1)), replace(second, documents=(0, 0)))
+    return replace(record, config=replace(record.config, documents="|"), sequences=sequences)
+
+
+def test_the_documents_of_a_text_come_back_and_give_each_token_its_place(path):
+    packed().save(path)
+    found = Record.load(path)
+    assert [s.documents for s in found.sequences] == [(0, 0, 1), (0, 0)]
+    assert [s.places for s in found.sequences] == [(0, 1, 0), (0, 1)]
+    assert (found.facts.packed, RECORDS["batch"].facts.packed) == (True, False)
+    assert found.document()["sequences"][0]["documents"] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("documents", [[0], [0, 0, 1, 1]])
+def test_documents_that_leave_out_a_token_are_refused(path, documents):
+    document = packed().document()
+    document["sequences"][0]["documents"] = documents
+    assert fault_of(path, document, arrays_of(packed())) == "must give every token its document, or none"
+
+
+@pytest.mark.parametrize(
+    ("side", "queries", "keys"), [("right", [0, 0], [0, 0]), ("left", [0, 1], [2, 0])], ids=["right", "left"]
+)
+def test_a_record_tells_where_the_tokens_of_each_sequence_begin(side, queries, keys):
+    record = make_record(("the", "cat", "sat"), DOG, context=[("a",), ("a", "b", "c")])
+    record = replace(record, config=replace(record.config, padding=side))
+    assert [record.first_query(b) for b in range(2)] == queries
+    assert [record.first_key(b) for b in range(2)] == keys
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_document():

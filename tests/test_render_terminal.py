@@ -6,7 +6,7 @@ import pytest
 from records import drawn, make_record, walked
 
 from mhacli.errors import UsageError
-from mhacli.record import HeadStatistics, SelfCheck, Step, Timing
+from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
 from mhacli.render.options import Screen, ViewOptions, balanced
 from mhacli.render.terminal import (
     axes_text,

@@ -5,7 +5,7 @@ from math import exp
 import pytest
 from records import drawn, make_record, walked
 
-from mhacli.record import Parameter, Step, Timing, Values
+from mhacli.parts import Parameter, Step, Timing, Values
 from mhacli.render.options import Screen
 from mhacli.render.walk import closing, step_blocks
 
@@ -18,6 +18,12 @@ def numbered(count):
 
 def blocks(record, width=80):
     return [drawn(block, width) for block in step_blocks(record, Screen(width, False))]
+
+
+def sites_of(record, width=80):
+    """The blocks of the sites: what follows the configuration and the variants."""
+    found = blocks(record, width)
+    return found[len(found) - len(record.trace) :]
 
 
 def close(record, width=80):
@@ -48,7 +54,7 @@ STEP = Step(
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_block_tells_everything_of_its_site(width):
-    _, block = blocks(replace(make_record(), trace=(STEP,)), width)
+    (block,) = sites_of(replace(make_record(), trace=(STEP,)), width)
     text = said(block)
     for part in (
         "1 q batch 2 · head 3 · query 5 · d_head 7",
@@ -69,13 +75,33 @@ def test_there_is_one_block_for_each_site_in_order_below_the_configuration(width
     record = make_record(dropout=0.5)
     configuration, *rest = blocks(record, width)
     assert configuration[0].startswith("mha 0.1.0")
-    titles = [block[1].split()[:2] for block in rest]
+    titles = [block[1].split()[:2] for block in rest[-len(record.trace) :]]
     assert titles == [[str(number), step.site] for number, step in enumerate(record.trace, 1)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_variant_stands_with_its_reason_and_its_source_between_the_configuration_and_the_first_site(width):
+    record = make_record(("the", "cat", "sat"), ("a", "dog"), causal=True, dropout=0.5)
+    _, *rest = blocks(record, width)
+    variants = rest[: -len(record.trace)]
+    assert [said(block).partition(":")[0] for block in variants] == [
+        "no output projection",
+        "sinusoidal positions",
+        "causal mask",
+        "padding",
+        "attention dropout",
+    ]
+    assert said(variants[2]) == (
+        "causal mask: a query sees itself and what came before "
+        "why: the model can be trained on every position at once and still generate from left to right "
+        "source: Vaswani et al. 2017, section 3.2.3"
+    )
+    assert said(variants[4]).startswith("attention dropout: each share is 0 with probability 0.5, the others × 2 why: ")
 
 
 def test_a_copy_is_a_new_tensor_and_an_untimed_site_has_no_time():
     step = replace(STEP, layout="copy", view_of=None, time_s=None)
-    text = said(blocks(replace(make_record(), trace=(step,)))[1])
+    text = said(sites_of(replace(make_record(), trace=(step,)))[0])
     assert "a new tensor" in text
     assert "float32 · –" in text
 
@@ -87,23 +113,23 @@ def with_values(values, shape=(2, 3), site="z"):
 
 def test_values_show_extremes_moments_and_what_is_not_finite():
     values = Values(-1.5, 2.0, 0.25, 0.5, (1, 0, 8), 3, 2)
-    text = said(blocks(with_values(values))[1])
+    text = said(sites_of(with_values(values))[0])
     assert "-1.5 ▁ █ 2 mean 0.25 std 0.5 3 NaN, 2 Inf" in text
 
 
 def test_minus_infinity_in_scores_is_a_mask_and_no_accident():
     numbers = (1.0, None, 0.5, 0.25, 1e-7, 123456.0)
     values = Values(0.0, 1.0, 0.5, 0.5, (1,), 0, 1, numbers)
-    text = said(blocks(with_values(values, site="scores"))[1])
+    text = said(sites_of(with_values(values, site="scores"))[0])
     assert "1 × −∞, not allowed" in text
     assert "1 −∞ 0.5000 0.2500 0.0000 123456" in text
-    assert "1 not fin. 0.5000" in said(blocks(with_values(values))[1])
+    assert "1 not fin. 0.5000" in said(sites_of(with_values(values))[0])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_numbers_that_a_row_leaves_out_are_counted(width):
     numbers = tuple(float(i) for i in range(80))
-    _, block = blocks(with_values(Values(0, 79, 39.5, 23, (1,), 0, 0, numbers), (2, 40)), width)
+    (block,) = sites_of(with_values(Values(0, 79, 39.5, 23, (1,), 0, 0, numbers), (2, 40)), width)
     rows = [line.split() for line in block if re.fullmatch(r" +(\d+ +)+(… \d+ more|\d+)", line)]
     assert len(rows) == 2
     for number, row in enumerate(rows):
@@ -114,7 +140,7 @@ def test_the_numbers_that_a_row_leaves_out_are_counted(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_small_tensor_is_shown_whole_where_it_fits(width):
-    _, block = blocks(with_values(Values(0, 5, 2.5, 1, (1,), 0, 0, (0.0, 1.0, 2.0, 3.0, 4.5, -5.25)), (2, 3)), width)
+    (block,) = sites_of(with_values(Values(0, 5, 2.5, 1, (1,), 0, 0, (0.0, 1.0, 2.0, 3.0, 4.5, -5.25)), (2, 3)), width)
     assert [line.split() for line in block[-2:]] == [["0", "1", "2"], ["3", "4.5000", "-5.2500"]]
 
 

@@ -54,6 +54,12 @@ def test_a_run_loads_torch_so_that_the_report_can_be_trusted() -> None:
         (["run"], 2),
         (["run", "--file", "/no/such/file"], 1),
         (["run", "the cat", "--weights", "/no/such/file"], 1),
+        (["decode", "--help"], 0),
+        (["decode", "the cat", "--heads", "5"], 2),
+        (["run", "the cat", "--sink", "2"], 2),
+        (["run", "the cat", "--d-head", "5", "--positions", "rope"], 2),
+        (["run", "the cat", "--random", "2,5"], 2),
+        (["run", "the cat", "--random", "two"], 2),
     ],
     ids=str,
 )
@@ -106,7 +112,9 @@ def version() -> str:
     return mhacli.__version__
 
 
-@pytest.mark.parametrize(("words", "expected"), [("mha t", {"trace"}), ("mha run --vi", {"--view"})])
+@pytest.mark.parametrize(
+    ("words", "expected"), [("mha t", {"trace"}), ("mha d", {"decode"}), ("mha run --vi", {"--view"})]
+)
 def test_the_shell_completes_commands_and_options(words: str, expected: set[str]) -> None:
     asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run([MHA], env=os.environ | asked, capture_output=True, text=True, check=False)

@@ -71,15 +71,37 @@ def test_the_share_of_entropy_takes_the_visible_keys_of_each_sequence(normal):
 
 def test_the_mean_is_over_the_marked_queries_of_all_sequences():
     per_query = torch.tensor([[[1.0, 2.0, 30.0], [4.0, 5.0, 60.0]], [[7.0, 80.0, 90.0], [1.0, 20.0, 30.0]]])
-    marked = torch.tensor([[True, True, False], [True, False, False]])
+    marked = torch.tensor([[[True, True, False]], [[True, False, False]]])
     found = stats.mean_over(per_query.double(), marked).tolist()
     assert found == pytest.approx([(1 + 2 + 7) / 3, (4 + 5 + 1) / 3], abs=1e-15)
 
 
-def test_the_mean_over_no_query_is_no_number():
-    assert stats.mean_over(torch.ones(2, 3, 5), torch.zeros(2, 5, dtype=torch.bool)).isnan().tolist() == [True] * 3
+def test_queries_may_be_marked_for_each_head_apart():
+    per_query = torch.tensor([[[1.0, 2.0, 30.0], [4.0, 5.0, 60.0]], [[7.0, 80.0, 90.0], [1.0, 20.0, 30.0]]])
+    marked = torch.tensor([[[True, False, False], [False, True, True]], [[False, False, True], [False, False, False]]])
+    found = stats.mean_over(per_query.double(), marked).tolist()
+    assert found == pytest.approx([(1 + 90) / 2, (5 + 60) / 2], abs=1e-15)
 
 
-def test_visible_keys_must_have_one_entry_for_all_heads():
+@pytest.mark.parametrize("heads", [1, 3])
+def test_the_mean_over_no_query_is_no_number(heads):
+    marked = torch.zeros(2, heads, 5, dtype=torch.bool)
+    assert stats.mean_over(torch.ones(2, 3, 5), marked).isnan().tolist() == [True] * 3
+
+
+def test_the_mean_over_no_query_of_one_head_leaves_the_other_heads_alone():
+    marked = torch.tensor([[[True, True], [False, False], [False, True]]])
+    found = stats.mean_over(torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]).double(), marked).tolist()
+    assert (found[0], math.isnan(found[1]), found[2]) == (1.5, True, 6.0)
+
+
+def test_visible_keys_may_differ_from_head_to_head(normal):
+    entropy, visible = normal(1, 2, 2).abs(), torch.tensor([[[2, 5], [1, 0]]])
+    found = stats.entropy_share(entropy, visible)[0].tolist()
+    one, other = entropy[0, 0].tolist()
+    assert found == [pytest.approx([one / math.log(2), other / math.log(5)], rel=1e-14), [0.0, 0.0]]
+
+
+def test_visible_keys_must_have_one_entry_for_all_heads_or_one_for_each():
     with pytest.raises(jaxtyping.TypeCheckError, match="typechecking parameter 'visible'"):
-        stats.entropy_share(torch.zeros(2, 3, 5), torch.zeros(2, 3, 5, dtype=torch.int64))
+        stats.entropy_share(torch.zeros(2, 3, 5), torch.zeros(2, 2, 5, dtype=torch.int64))

@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from mhacli.config import Config
-from mhacli.trace import SITES, Facts
+from mhacli.facts import Facts
+from mhacli.trace import SITES
 
-AXIS_WORDS = {"batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model"}
+AXIS_WORDS = {"batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_input"}
 CONFIG = Config(d_model=10, n_heads=9, n_kv_heads=3, d_head=5, d_v=2).resolved()
 SELF = Facts(CONFIG, batch=2, q_len=7, k_len=7)
 CROSS = Facts(CONFIG, batch=2, q_len=7, k_len=11, cross=True)
 
 FORMULAS = {
     "ids": "ids = position of each token in the vocabulary",
+    "random": "random = N(0, 1) from the seed",
     "embed": "embed = E[ids]",
     "positions": "p[i, 2j] = sin(i / 10000^(2j/d_model)), p[i, 2j+1] = cos(same)",
     "x": "x = embed + positions",
@@ -31,6 +33,10 @@ FORMULAS = {
     "v_proj": "v_proj = x W_vᵀ + b_v",
     "v_per_head": "v[h] = x W_v[h]ᵀ + b_v[h]",
     "v": "v[h] = columns h·d_v … (h+1)·d_v",
+    "q_rot": "q_rot[i] = columns j and j + 3 of q[i], turned by i · 10000^(−2j/d_head)",
+    "k_rot": "k_rot[i] = columns j and j + 3 of k[i], turned by i · 10000^(−2j/d_head)",
+    "alibi": "alibi[h, i, j] = −m[h] · |i − j|, m = 0.5, 0.25, 0.125, 0.0625, …",
+    "bias": "bias = b.safetensors",
     "qk": "qk = q kᵀ",
     "scores": "scores = 0.447214 · qk; −∞ where not allowed",
     "pattern": "pattern = softmax(scores) over the keys",
@@ -42,30 +48,44 @@ FORMULAS = {
     "out_sum": "out = Σ_h head_out[h] + b_o",
 }
 
+ONLY_WITH = {
+    "random": {"random": (2, 7)}, "q_rot": {"positions": "rope", "d_head": 6},
+    "k_rot": {"positions": "rope", "d_head": 6}, "alibi": {"positions": "alibi"}, "bias": {"score_bias": "b.safetensors"},
+}  # fmt: skip
+"""The choices without which a run does not pass a site."""
+
 SHAPES = {
-    "ids": (2, 7), "embed": (2, 7, 10), "positions": (7, 10), "x": (2, 7, 10), "context": (2, 11, 10),
+    "ids": (2, 7), "random": (2, 7, 10), "embed": (2, 7, 10), "positions": (7, 10), "x": (2, 7, 10), "context": (2, 11, 10),
     "qkv": (2, 7, 45 + 15 + 6), "kv": (2, 11, 15 + 6),
     "q_proj": (2, 7, 45), "k_proj": (2, 11, 15), "v_proj": (2, 11, 6),
     "q_per_head": (2, 9, 7, 5), "k_per_head": (2, 3, 11, 5), "v_per_head": (2, 3, 11, 2),
     "q": (2, 9, 7, 5), "k": (2, 3, 11, 5), "v": (2, 3, 11, 2),
+    "q_rot": (2, 9, 7, 5), "k_rot": (2, 3, 11, 5), "alibi": (9, 7, 11), "bias": (2, 9, 7, 11),
     "qk": (2, 9, 7, 11), "scores": (2, 9, 7, 11), "pattern": (2, 9, 7, 11), "dropped": (2, 9, 7, 11),
     "z": (2, 9, 7, 2), "concat": (2, 7, 18), "head_out": (2, 9, 7, 10), "out": (2, 7, 10), "out_sum": (2, 7, 10),
 }  # fmt: skip
 
 
 def with_config(facts, **choices):
-    return Facts(Config(d_model=10, n_heads=9, d_head=5, **choices).resolved(), facts.batch, facts.q_len, facts.k_len)
+    config = Config(**{"d_model": 10, "n_heads": 9, "d_head": 5, **choices}).resolved()
+    return Facts(config, facts.batch, facts.q_len, facts.k_len)
+
+
+def reached(name):
+    """Facts of a run that passes the site."""
+    return with_config(SELF, **ONLY_WITH[name]) if name in ONLY_WITH else SELF
 
 
 def test_every_site_says_how_it_is_made_from_the_sites_before_it():
-    assert {name: site.formula_for(SELF) for name, site in SITES.items()} == FORMULAS
+    assert {name: site.formula_for(reached(name)) for name, site in SITES.items()} == FORMULAS
 
 
 def test_every_formula_begins_with_the_name_of_its_site():
     own_sign = {"positions": "p[i, 2j]", "context": "c", "out_sum": "out"}
     for name, site in SITES.items():
-        left = site.formula_for(SELF).partition(" = ")[0]
-        assert left.removesuffix("[h]") == own_sign.get(name, name.removesuffix("_per_head"))
+        left = site.formula_for(reached(name)).partition(" = ")[0]
+        indexed = left.removesuffix("[h]").removesuffix("[i]").removesuffix("[h, i, j]")
+        assert (left if name in own_sign else indexed) == own_sign.get(name, name.removesuffix("_per_head"))
 
 
 def test_keys_and_values_are_made_from_the_context_where_there_is_one():
@@ -92,6 +112,31 @@ def test_keys_and_values_are_made_from_the_context_where_there_is_one():
         ({"dropout": 0.25, "train": True}, "dropped", "dropped = pattern · keep / (1 − 0.25)"),
         ({"dropout": 0.25, "train": True}, "z", "z = dropped v"),
         ({"dropout": 0.25}, "z", "z = pattern v"),
+        ({"random": (2, 7)}, "x", "x = random + positions"),
+        ({"random": (2, 7), "positions": "rope", "d_head": 6}, "x", "x = random"),
+        ({"random": (2, 7), "distribution": "uniform"}, "random", "random = U(0, 1) from the seed"),
+        ({"positions": "learned"}, "positions", "p[i] = P[i]"),
+        ({"positions": "learned"}, "x", "x = embed + positions"),
+        ({"positions": "learned"}, "context", "c = E[context ids] + positions"),
+        ({"positions": "rope", "d_head": 6}, "x", "x = embed"),
+        ({"positions": "alibi"}, "context", "c = E[context ids]"),
+        ({"d_input": 7}, "positions", "p[i, 2j] = sin(i / 10000^(2j/d_input)), p[i, 2j+1] = cos(same)"),
+        ({"positions": "rope", "d_head": 6}, "qk", "qk = q_rot k_rotᵀ"),
+        ({"positions": "rope-interleaved", "d_head": 6}, "qk", "qk = q_rot k_rotᵀ"),
+        ({"positions": "alibi"}, "qk", "qk = q kᵀ"),
+        (
+            {"positions": "rope-interleaved", "d_head": 6, "rope_theta": 500000.0},
+            "k_rot",
+            "k_rot[i] = columns 2j and 2j + 1 of k[i], turned by i · 500000^(−2j/d_head)",
+        ),
+        ({"positions": "alibi", "n_heads": 2}, "alibi", "alibi[h, i, j] = −m[h] · |i − j|, m = 0.0625, 0.003906"),
+        ({"positions": "alibi"}, "scores", "scores = 0.447214 · qk + alibi; −∞ where not allowed"),
+        ({"score_bias": "b"}, "scores", "scores = 0.447214 · qk + bias; −∞ where not allowed"),
+        (
+            {"positions": "alibi", "score_bias": "b", "scale": 2.0, "softcap": 30.0},
+            "scores",
+            "scores = 30 · tanh(2 · qk / 30) + alibi + bias; −∞ where not allowed",
+        ),
     ],
 )
 def test_formulas_follow_the_config(choices, site, formula):
@@ -108,6 +153,43 @@ def test_axes_are_words_of_the_house(site):
 @pytest.mark.parametrize("site", SITES)
 def test_the_shape_of_a_site_is_the_sizes_of_its_axes(site):
     assert SITES[site].shape_for(CROSS) == SHAPES[site]
+
+
+INPUT_ROWS = ("random", "embed", "positions", "x", "context")
+
+
+def test_rows_are_of_the_width_of_the_input_where_that_is_its_own():
+    facts = replace(CROSS, config=replace(CONFIG, d_input=4))
+    for name in INPUT_ROWS:
+        assert SITES[name].axes_for(facts)[-1] == "d_input"
+        assert SITES[name].shape_for(facts) == (*SHAPES[name][:-1], 4)
+        assert SITES[name].axes_for(CROSS)[-1] == "d_model"
+    for name, site in SITES.items():
+        if name not in INPUT_ROWS:
+            assert site.axes_for(facts) == site.axes_for(CROSS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_own"),
+    [
+        (SELF, False),
+        (replace(SELF, packed=True), True),
+        (replace(SELF, padded=True), False),
+        (replace(SELF, config=replace(CONFIG, padding="left")), False),
+        (replace(SELF, padded=True, config=replace(CONFIG, padding="left")), True),
+    ],
+)
+def test_sequences_that_do_not_begin_together_count_their_own_places(facts, is_own):
+    assert facts.own_places == is_own
+    assert SITES["positions"].shape_for(facts) == ((2, 7, 10) if is_own else (7, 10))
+    assert SITES["alibi"].shape_for(facts) == ((2, 9, 7, 7) if is_own else (9, 7, 7))
+    place = "place of i" if is_own else "i"
+    assert (
+        SITES["positions"].formula_for(facts) == f"p[i, 2j] = sin({place} / 10000^(2j/d_model)), p[i, 2j+1] = cos(same)"
+    )
+    assert ("places count from each text's own beginning" in SITES["positions"].meaning_for(facts)) == is_own
+    learned = replace(facts, config=replace(facts.config, positions="learned"))
+    assert SITES["positions"].formula_for(learned) == f"p[i] = P[{place}]"
 
 
 def test_without_an_output_projection_the_output_is_as_wide_as_the_heads():
@@ -132,13 +214,26 @@ def test_the_meaning_of_the_scores_names_the_rules_of_the_mask():
         start + "no token sees a later one, keys from 3 left to 1 right of the query"
     )
     assert SITES["scores"].meaning_for(Facts(CONFIG, 1, 7, 7)) == start + "every key is allowed"
+    for choices, rules in (
+        ({"prefix": 1}, "no token sees a later one, except that all see the first token"),
+        ({"prefix": 3, "causal": True}, "no token sees a later one, except that all see the first 3 tokens"),
+        ({"window": (4, 0), "sink": 2}, "keys from 4 left to 0 right of the query, and the first 2 tokens"),
+        (
+            {"window": (4, 0), "sink": 1, "prefix": 2},
+            "no token sees a later one, keys from 4 left to 0 right of the query, and the first token, "
+            "except that all see the first 2 tokens",
+        ),
+    ):
+        assert SITES["scores"].meaning_for(with_config(SELF, **choices)) == start + rules
+    packed = replace(SELF, packed=True, padded=True, config=replace(CONFIG, padding="left"))
+    assert SITES["scores"].meaning_for(packed) == start + "no token sees another document, padding is never seen"
 
 
 def test_sources_and_parameters_are_names_that_exist():
     for name, site in SITES.items():
         assert site.name == name
         assert set(site.sources) <= SITES.keys()
-        assert set(site.parameters) <= {"embed", "q_proj", "k_proj", "v_proj", "o_proj"}
+        assert set(site.parameters) <= {"embed", "embed_positions", "q_proj", "k_proj", "v_proj", "o_proj"}
         assert list(SITES).index(name) > max((list(SITES).index(source) for source in site.sources), default=-1)
 
 

@@ -89,32 +89,51 @@ def softmax_row(n):
         _ = power / total
 
 
-def score(softcap):
+def score(softcap, n_added):
     scaled = Counted() * Counted()
     if softcap:
-        _ = (scaled / Counted()).function() * Counted()
+        scaled = (scaled / Counted()).function() * Counted()
+    for _ in range(n_added):
+        scaled = scaled + Counted()
+
+
+def turned(n_numbers):
+    """Two products and one sum or difference for every number of a pair."""
+    for _ in range(n_numbers):
+        _ = Counted() * Counted() - Counted() * Counted()
+
+
+def cost():
+    """The distance of two places, times a slope."""
+    _ = (Counted() - Counted()).function() * Counted()
 
 
 def by_counting(facts):
-    """Operations per site, from loops that do the work: `facts` are batch, heads, kv heads, query, key, d_head, d_v, d_model."""
-    b, h, g, q, k, d, v, m, bias, softcap = facts
+    """Operations per site, from loops that do the work.
+
+    `facts` are batch, heads, kv heads, query, key, d_head, d_v, d_model, d_input, bias, softcap, what is added to scores.
+    """
+    b, h, g, q, k, d, v, m, n_in, bias, softcap, n_added = facts
     cells = range(b * h * q * k)
     return {
-        "ids": 0, "embed": 0, "q": 0, "k": 0, "v": 0, "concat": 0,
-        "positions": counted(lambda: [(Counted() * Counted()).function() for _ in range(q * m)]),
-        "x": counted(lambda: [Counted() + Counted() for _ in range(b * q * m)]),
-        "context": counted(lambda: [Counted() + Counted() for _ in range(b * k * m)])
-        + counted(lambda: [(Counted() * Counted()).function() for _ in range(k * m)]),
-        "q_proj": counted(lambda: product(b * q, h * d, m, bias)),
-        "q_per_head": counted(lambda: [product(b * q, d, m, bias) for _ in range(h)]),
-        "k_proj": counted(lambda: product(b * k, g * d, m, bias)),
-        "k_per_head": counted(lambda: [product(b * k, d, m, bias) for _ in range(g)]),
-        "v_proj": counted(lambda: product(b * k, g * v, m, bias)),
-        "v_per_head": counted(lambda: [product(b * k, v, m, bias) for _ in range(g)]),
-        "qkv": counted(lambda: product(b * q, h * d + g * d + g * v, m, bias)),
-        "kv": counted(lambda: product(b * k, g * d + g * v, m, bias)),
+        "ids": 0, "random": 0, "embed": 0, "bias": 0, "q": 0, "k": 0, "v": 0, "concat": 0,
+        "positions": counted(lambda: [(Counted() * Counted()).function() for _ in range(q * n_in)]),
+        "x": counted(lambda: [Counted() + Counted() for _ in range(b * q * n_in)]),
+        "context": counted(lambda: [Counted() + Counted() for _ in range(b * k * n_in)])
+        + counted(lambda: [(Counted() * Counted()).function() for _ in range(k * n_in)]),
+        "q_proj": counted(lambda: product(b * q, h * d, n_in, bias)),
+        "q_per_head": counted(lambda: [product(b * q, d, n_in, bias) for _ in range(h)]),
+        "k_proj": counted(lambda: product(b * k, g * d, n_in, bias)),
+        "k_per_head": counted(lambda: [product(b * k, d, n_in, bias) for _ in range(g)]),
+        "v_proj": counted(lambda: product(b * k, g * v, n_in, bias)),
+        "v_per_head": counted(lambda: [product(b * k, v, n_in, bias) for _ in range(g)]),
+        "qkv": counted(lambda: product(b * q, h * d + g * d + g * v, n_in, bias)),
+        "kv": counted(lambda: product(b * k, g * d + g * v, n_in, bias)),
+        "q_rot": counted(lambda: turned(b * h * q * d)),
+        "k_rot": counted(lambda: turned(b * g * k * d)),
+        "alibi": counted(lambda: [cost() for _ in range(h * q * k)]),
         "qk": counted(lambda: [product(q, k, d, False) for _ in range(b * h)]),
-        "scores": counted(lambda: [score(softcap) for _ in cells]),
+        "scores": counted(lambda: [score(softcap, n_added) for _ in cells]),
         "pattern": counted(lambda: [softmax_row(k) for _ in range(b * h * q)]),
         "dropped": counted(lambda: [Counted() * Counted() / Counted() for _ in cells]),
         "z": counted(lambda: [product(q, v, k, False) for _ in range(b * h)]),
@@ -126,21 +145,89 @@ def by_counting(facts):
     }  # fmt: skip
 
 
+def counts_for(config, k_len, n_added=0):
+    return by_counting(
+        (2, 4, config.n_kv_heads, 6, k_len, config.d_head, config.d_v, 6, config.d_input or 6, config.bias,
+         config.softcap is not None, n_added)
+    )  # fmt: skip
+
+
+def flops_of(record):
+    return {step.site: step.flops for step in record.trace}
+
+
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("context", [(), CONTEXT])
 @pytest.mark.parametrize(
-    "choices", [{}, {"bias": False}, {"softcap": 5.0}, {"train": True, "dropout": 0.5}, {"n_kv_heads": 4, "d_v": 3}]
+    "choices",
+    [
+        {},
+        {"bias": False},
+        {"softcap": 5.0},
+        {"train": True, "dropout": 0.5},
+        {"n_kv_heads": 4, "d_v": 3},
+        {"d_input": 5},
+        {"d_input": 7, "bias": False, "n_kv_heads": 1},
+    ],
 )
 def test_operations_agree_with_counting_them_one_by_one(route, context, choices):
     config = Config(**{**vars(CONFIG), **choices})
     record = walked(context=context, config=config, route=route)
-    k_len = 5 if context else 6
-    expected = by_counting(
-        (2, 4, config.n_kv_heads, 6, k_len, 3, config.d_v, 6, config.bias, config.softcap is not None)
-    )
-    assert {site: step.flops for site, step in steps(record).items()} == {
-        step.site: expected[step.site] for step in record.trace
+    expected = counts_for(config, 5 if context else 6)
+    assert flops_of(record) == {step.site: expected[step.site] for step in record.trace}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("positions", ["rope", "rope-interleaved", "alibi", "learned", "none"])
+def test_operations_of_other_positions_agree_with_counting_them_one_by_one(route, padding, positions):
+    config = Config(**{**vars(CONFIG), "positions": positions, "d_head": 4, "softcap": 5.0, "padding": padding})
+    record = walked(config=config, route=route)
+    expected = counts_for(config, 6, n_added=positions == "alibi")
+    expected |= {"positions": 0} | ({} if positions == "learned" else {"x": 0})  # a row of a table is a copy
+    if padding == "left":
+        expected["alibi"] *= 2  # sequences that do not begin together have costs of their own
+    assert flops_of(record) == {step.site: expected[step.site] for step in record.trace}
+    own = {
+        "rope": {"q_rot", "k_rot"},
+        "rope-interleaved": {"q_rot", "k_rot"},
+        "alibi": {"alibi"},
+        "learned": {"positions"},
     }
+    assert flops_of(record).keys() & {"q_rot", "k_rot", "alibi", "positions"} == own.get(positions, set())
+
+
+@pytest.mark.parametrize("context", [(), CONTEXT])
+@pytest.mark.parametrize("positions", ["learned", "none"])
+def test_a_context_costs_what_is_added_to_it(context, positions):
+    config = Config(**{**vars(CONFIG), "positions": positions})
+    record = walked(context=context, config=config)
+    if context:
+        assert flops_of(record)["context"] == (2 * 5 * 6 if positions == "learned" else 0)
+    assert flops_of(record)["x"] == (2 * 6 * 6 if positions == "learned" else 0)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_waves_for_sequences_that_begin_apart_are_made_for_each(route):
+    config = Config(**{**vars(CONFIG), "padding": "left"})
+    expected = counts_for(config, 6)
+    expected["positions"] *= 2
+    record = walked(config=config, route=route)
+    assert flops_of(record) == {step.site: expected[step.site] for step in record.trace}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("positions", "n_added"), [("none", 1), ("alibi", 2)])
+def test_random_rows_and_a_bias_of_a_file_cost_what_is_done_with_them(route, positions, n_added, tmp_path):
+    path = str(tmp_path / "b.safetensors")
+    safetensors.numpy.save_file({"bias": np.ones((4, 6, 6), np.float32)}, path)
+    config = Config(**{**vars(CONFIG), "random": (2, 6), "positions": positions, "score_bias": path})
+    record = walked(texts=[], config=config, route=route)
+    expected = counts_for(config, 6, n_added) | {"x": 0}
+    assert flops_of(record) == {step.site: expected[step.site] for step in record.trace}
+    assert [step.site for step in record.trace][:2] == ["random", "x"]
+    assert steps(record)["x"].view_of == "random"
+    assert steps(record)["bias"].formula == f"bias = {path}"
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -205,8 +292,8 @@ def test_the_routes_are_checked_against_each_other(route):
 
 
 def test_a_route_that_errs_is_found_out(monkeypatch):
-    def wrong(layer, x, context, allowed, tap):
-        return ROUTES["fused"](layer, x, context, allowed, tap) + 1e-6
+    def wrong(layer, reading, tap):
+        return ROUTES["fused"](layer, reading, tap) + 1e-6
 
     monkeypatch.setattr(setup, "ROUTES", {**ROUTES, "fused": wrong})
     assert {check.route: check.ok for check in walked().routes} == {"separate": True, "fused": False, "per-head": True}

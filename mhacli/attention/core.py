@@ -45,10 +45,10 @@ def attend(
     """Each query's weighted sum of the values: `z = softmax(scale · q kᵀ, masked) v`.
 
     `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
-    (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores), mask, softmax.
-    16-bit inputs get their softmax in float32. A key that is not allowed has exactly the share 0; a query without any
-    allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`. Source of the softcap: Gemma Team
-    2024, "Gemma 2", section 2.
+    (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores; −∞ in it means
+    not allowed), mask, softmax. 16-bit inputs get their softmax in float32. A key that is not allowed has exactly the
+    share 0; a query without any allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
+    Source of the softcap: Gemma Team 2024, "Gemma 2", section 2.
 
     Two tokens that match themselves twice as well as each other, one head, d_head 1, scale 1:
 
@@ -57,7 +57,7 @@ def attend(
     0.7310585975646973
     """
     tap = no_tap if tap is None else tap
-    keep = visible_cells(allowed, q, k)
+    keep = visible_cells(allowed, q, k, bias)
     pattern = attention_pattern(q, k, keep=keep, bias=bias, scale=scale, softcap=softcap, tap=tap)
     return weighted_sum(pattern, v, keep=keep, tap=tap)
 
@@ -118,15 +118,24 @@ def per_query_head(t: Float[Tensor, "batch kv_head key d"], n_heads: int) -> Flo
 
 
 def visible_cells(
-    allowed: Allowed | None, q: Float[Tensor, "... query d"], k: Float[Tensor, "... key d"]
+    allowed: Allowed | None,
+    q: Float[Tensor, "... query d"],
+    k: Float[Tensor, "... key d"],
+    bias: Float[Tensor, "..."] | None = None,
 ) -> Bool[Tensor, "#batch #head #query #key"] | None:
-    """The mask evaluated on every query and key, True = may attend; None where there is no mask."""
-    if allowed is None:
-        return None
-    q_idx = torch.arange(q.shape[-2], device=q.device)
-    k_idx = torch.arange(k.shape[-2], device=q.device)
-    keep = allowed(q_idx, k_idx)
-    return keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+    """The mask evaluated on every query and key, True = may attend; None where there is no mask.
+
+    What a `bias` sets to −∞ is not allowed either: a row of nothing else would otherwise be 0/0.
+    """
+    cells = []
+    if allowed is not None:
+        q_idx = torch.arange(q.shape[-2], device=q.device)
+        k_idx = torch.arange(k.shape[-2], device=q.device)
+        cells.append(allowed(q_idx, k_idx))
+    if bias is not None:
+        cells.append(~torch.isneginf(bias))
+    full = [keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)) for keep in cells]
+    return full[0] & full[1] if len(full) == 2 else next(iter(full), None)
 
 
 def _softmax_over_allowed(

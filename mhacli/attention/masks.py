@@ -42,12 +42,31 @@ def window(left: int, right: int, offset: int = 0) -> Allowed:
     return allowed
 
 
-def prefix(n: int, offset: int = 0) -> Allowed:
-    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`.
+def prefix(n: int, offset: int = 0, *, places: Int[Tensor, "... key"] | None = None) -> Allowed:
+    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`,
+    `places` as for `leading`.
 
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning …" (T5), section 3.2.1.
     """
-    return lambda q_idx, k_idx: _cells((k_idx[None, :] < n) | (k_idx[None, :] <= q_idx[:, None] + offset))
+    return either(leading(n, places), causal(offset))
+
+
+def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Allowed:
+    """The first `n` keys, for every query: with `either(window(…), leading(n))` the sinks of a sliding window.
+
+    `places` `[batch, key]` or `[key]` says which is first where texts do not begin with their row (padding on the left,
+    packed documents): the place of each key in its own text. Source: Xiao et al. 2023, "Efficient Streaming Language
+    Models with Attention Sinks", section 3.
+
+    >>> leading(1)(torch.arange(2), torch.arange(3)).tolist()
+    [[[[True, False, False]]]]
+    """
+
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+        rows = k_idx[None, :] if places is None else torch.atleast_2d(places)[:, k_idx]
+        return (rows < n)[:, None, None, :]
+
+    return allowed
 
 
 def padding(
@@ -119,6 +138,31 @@ def both(*masks: Allowed) -> Allowed:
         return cells
 
     return allowed
+
+
+def either(*masks: Allowed) -> Allowed:
+    """What at least one of the masks allows.
+
+    >>> either(window(0, 0), leading(1))(torch.arange(3), torch.arange(3))[0, 0].tolist()
+    [[True, False, False], [True, True, False], [True, False, True]]
+    """
+
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+        cells = _cells(torch.zeros(1, 1, dtype=torch.bool, device=q_idx.device))
+        for mask in masks:
+            cells = cells | mask(q_idx, k_idx)
+        return cells
+
+    return allowed
+
+
+def shifted(mask: Allowed, offset: int) -> Allowed:
+    """The mask for queries that begin at position `offset`: what a step of decoding asks, whose query 0 is the newest.
+
+    >>> shifted(causal(), 2)(torch.arange(1), torch.arange(4))[0, 0].tolist()
+    [[True, True, True, False]]
+    """
+    return lambda q_idx, k_idx: mask(q_idx + offset, k_idx)
 
 
 def _cells(plane: Tensor) -> Cells:

@@ -7,33 +7,47 @@ head, with batched products, and the heads' outputs added up. The tensors on the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.attention.blocks import KeyRows, MultiHeadAttention, Rows, merge_heads, split_heads
+from mhacli.attention.blocks import KeyRows, MultiHeadAttention, Places, Rows, split_heads
 from mhacli.attention.core import Allowed, Tap
 
-Route = Callable[[MultiHeadAttention, Rows, KeyRows | None, Allowed | None, Tap], Float[Tensor, "batch query d_out"]]
-"""`(layer, x, context, allowed, tap) -> out`. Keys and values come from the context where there is one, else from x."""
+
+class Reading(NamedTuple):
+    """What a layer reads, and how: rows, the context where keys and values come from one, mask, bias, places."""
+
+    x: Rows
+    context: KeyRows | None = None
+    allowed: Allowed | None = None
+    bias: Float[Tensor, "..."] | None = None
+    places: Places | None = None
 
 
-def separate(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+Route = Callable[[MultiHeadAttention, Reading, Tap], Float[Tensor, "batch query d_out"]]
+"""`(layer, reading, tap) -> out`."""
+
+
+def separate(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
     """Four projections, as the layer itself computes."""
-    return layer(x, context, allowed=allowed, tap=tap)[0]  # type: ignore[no-any-return]
+    x, context, allowed, bias, places = reading
+    return layer(x, context, allowed=allowed, bias=bias, places=places, tap=tap)[0]  # type: ignore[no-any-return]
 
 
-def fused(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+def fused(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
     """One product for queries, keys and values (for keys and values, where they come from a context), then cut."""
+    x, context = reading.x, reading.context
     if context is None:
-        qkv = _joined(x, layer.q_proj, layer.k_proj, layer.v_proj)
+        qkv = _side_by_side(x, layer.q_proj, layer.k_proj, layer.v_proj)
         tap("qkv", qkv)
         q, k, v = qkv.split([layer.q_proj.out_features, layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
     else:
         q = layer.q_proj(x)
         tap("q_proj", q)
-        kv = _joined(context, layer.k_proj, layer.v_proj)
+        kv = _side_by_side(context, layer.k_proj, layer.v_proj)
         tap("kv", kv)
         k, v = kv.split([layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
     heads_q = split_heads(q, layer.n_heads)
@@ -42,29 +56,21 @@ def fused(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: 
     tap("k", heads_k)
     heads_v = split_heads(v, layer.n_kv_heads)
     tap("v", heads_v)
-    z, _ = layer.attend_heads(heads_q, heads_k, heads_v, allowed=allowed, tap=tap)
-    concat = merge_heads(z)
-    tap("concat", concat)
-    out = concat if layer.o_proj is None else layer.o_proj(concat)
-    tap("out", out)
-    return out
+    return layer.joined(_attended(layer, reading, heads_q, heads_k, heads_v, tap), tap)
 
 
-def per_head(layer: MultiHeadAttention, x: Rows, context: KeyRows | None, allowed: Allowed | None, tap: Tap) -> Tensor:
+def per_head(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
     """A small weight per head, all heads in one batched product; each head's share of the output, then their sum."""
-    rows = x if context is None else context
-    q = _each_head(x, layer.q_proj, layer.n_heads)
+    rows = reading.x if reading.context is None else reading.context
+    q = _each_head(reading.x, layer.q_proj, layer.n_heads)
     tap("q_per_head", q)
     k = _each_head(rows, layer.k_proj, layer.n_kv_heads)
     tap("k_per_head", k)
     v = _each_head(rows, layer.v_proj, layer.n_kv_heads)
     tap("v_per_head", v)
-    z, _ = layer.attend_heads(q, k, v, allowed=allowed, tap=tap)
+    z = _attended(layer, reading, q, k, v, tap)
     if layer.o_proj is None:
-        concat = merge_heads(z)
-        tap("concat", concat)
-        tap("out", concat)
-        return concat
+        return layer.joined(z, tap)
     w_o = layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
     head_out = z @ w_o
     tap("head_out", head_out)
@@ -77,8 +83,17 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 """Every route by the name that the command line uses."""
 
 
-def _joined(
-    rows: Float[Tensor, "batch length d_model"], *projections: nn.Linear
+def _attended(layer: MultiHeadAttention, reading: Reading, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
+    """From queries, keys and values to each head's result: the same for every route."""
+    places = reading.places
+    key_places = places if reading.context is None else None
+    q, k = layer.turned("q", q, places, tap), layer.turned("k", k, key_places, tap)
+    distances = layer.distances(places, key_places, q, k, tap)
+    return layer.attend_heads(q, k, v, allowed=reading.allowed, bias=reading.bias, distances=distances, tap=tap)[0]
+
+
+def _side_by_side(
+    rows: Float[Tensor, "batch length d_input"], *projections: nn.Linear
 ) -> Float[Tensor, "batch length width"]:
     weight = torch.cat([projection.weight for projection in projections])
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
@@ -86,9 +101,9 @@ def _joined(
 
 
 def _each_head(
-    rows: Float[Tensor, "batch length d_model"], projection: nn.Linear, n_heads: int
+    rows: Float[Tensor, "batch length d_input"], projection: nn.Linear, n_heads: int
 ) -> Float[Tensor, "batch {n_heads} length d"]:
-    w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_model, d]
+    w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_input, d]
     heads: Tensor = rows[:, None] @ w
     if projection.bias is None:
         return heads

@@ -31,7 +31,7 @@ def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
 
 def entropy_share(
     entropy: Float[Tensor, "batch head query"],
-    visible: Int[Tensor, "batch 1 query"],
+    visible: Int[Tensor, "#batch #head query"],
 ) -> Float[Tensor, "batch head query"]:
     """Entropy divided by its largest possible value, `ln(visible keys)`: 1 is uniform. Rows with one key or none: 0."""
     largest = visible.double().log()
@@ -39,8 +39,8 @@ def entropy_share(
 
 
 def mean_over(
-    per_query: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch query"]
+    per_query: Float[Tensor, "batch head query"], queries: Bool[Tensor, "#batch #head query"]
 ) -> Float[Tensor, " head"]:
     """The mean over the queries marked True, per head; NaN where there is none."""
-    weight = queries[:, None, :].double()
-    return (per_query * weight).sum(dim=(0, 2)) / weight.sum()
+    weight = queries.double().expand(per_query.shape)
+    return (per_query * weight).sum(dim=(0, 2)) / weight.sum(dim=(0, 2))

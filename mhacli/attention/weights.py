@@ -15,29 +15,60 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.blocks import MultiHeadAttention
+from mhacli.attention.blocks import MultiHeadAttention, new_embedding
 from mhacli.config import Config
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.layerfile import EMBEDDING, FORMAT, RUN_CHOICES, LayerFile, Probe
+from mhacli.layerfile import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
 from mhacli.tensorfile import METADATA_KEY
 
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
 
+_POSITION_STREAM = 1 << 62
+"""Added to the seed for the table of learned positions."""
+
 
 class Layer(NamedTuple):
-    """An embedding and the attention that reads it."""
+    """An embedding, the attention that reads it, and the table of learned positions where there is one."""
 
-    embedding: Float[Tensor, "vocabulary d_model"]
+    embedding: Float[Tensor, "vocabulary d_input"]
     attention: MultiHeadAttention
+    position_table: Float[Tensor, "place d_input"] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every weight by its name on disk."""
+        tables = {EMBEDDING: self.embedding}
+        tables |= {} if self.position_table is None else {POSITION_EMBEDDING: self.position_table}
+        return tables | {name: p.detach() for name, p in self.attention.state_dict().items()}
+
+    def to(self, device: torch.device) -> Layer:
+        """The same on a device."""
+        table = None if self.position_table is None else self.position_table.to(device)
+        return Layer(self.embedding.to(device), self.attention.to(device), table)
+
+
+def new_layer(config: Config, n_tokens: int) -> Layer:
+    """The layer that a resolved config describes, with random weights from its seed, on the CPU.
+
+    The embedding is drawn last, so that other words leave everything else alone; learned positions have a stream of their
+    own, so that other positions do.
+    """
+    generator, dtype = torch.Generator().manual_seed(config.seed), getattr(torch, config.dtype)
+    attention = new_attention(config, generator)
+    width, table = config.d_input or config.d_model, None
+    if config.positions == "learned":
+        own_stream = torch.Generator().manual_seed((config.seed + _POSITION_STREAM) % 2**64)
+        table = new_embedding(config.max_positions, width, own_stream).to(dtype)
+    return Layer(new_embedding(n_tokens, width, generator).to(dtype), attention, table)
 
 
 def new_attention(config: Config, generator: torch.Generator | None = None) -> MultiHeadAttention:
     """The attention that a resolved config describes, with random weights, in its dtype, on the CPU, not in training."""
     attention = MultiHeadAttention(
         config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, d_v=config.d_v,
-        bias=config.bias, out_proj=config.out_proj, scale=config.scale, softcap=config.softcap,
-        dropout=config.dropout, init=config.init, generator=generator,
+        d_input=config.d_input, bias=config.bias, out_proj=config.out_proj, positions=config.positions,
+        rope_theta=config.rope_theta, scale=config.scale, softcap=config.softcap, dropout=config.dropout,
+        init=config.init, generator=generator,
     )  # fmt: skip
     return attention.to(getattr(torch, config.dtype)).train(config.train)
 
@@ -46,7 +77,7 @@ def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes
     """The file's content: the same layer gives the same bytes. Raises `MhaError` for weights that are not finite."""
     from safetensors.torch import save
 
-    tensors = _tensors(layer)
+    tensors = layer.tensors()
     require_finite(tensors, "the weights")
     choices = {name: value for name, value in asdict(config).items() if name not in RUN_CHOICES}
     metadata = {
@@ -54,7 +85,7 @@ def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes
         "config": choices,
         "vocabulary": vocabulary,
         "tokenizer": config.tokenizer,
-        "probe": asdict(probe(layer, scale=config.scale, softcap=config.softcap)),
+        "probe": asdict(probe(layer, config)),
     }
     header = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
@@ -71,15 +102,16 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
     tensors = load(source.file.data)
     if not allow_nonfinite:
         require_finite(tensors, source.path)
-    embedding = tensors.pop(EMBEDDING)
+    embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)
     attention = new_attention(source.config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
     if source.metadata is not None and not allow_nonfinite:
-        saved = source.metadata.config.resolved()
-        found = probe(Layer(embedding, attention), scale=saved.scale, softcap=saved.softcap)
+        found = probe(Layer(embedding, attention, table), source.metadata.config.resolved())
         _require_probe(found, source.metadata.probe, source.path)
     dtype = getattr(torch, source.config.dtype)
-    return Layer(embedding.to(dtype), attention.to(dtype))
+    if table is None or source.config.positions != "learned":
+        return Layer(embedding.to(dtype), attention.to(dtype))
+    return Layer(embedding.to(dtype), attention.to(dtype), table.to(dtype))
 
 
 def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
@@ -95,32 +127,41 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 
 
 @torch.no_grad()
-def probe(layer: Layer, *, scale: float | None, softcap: float | None) -> Probe:
+def probe(layer: Layer, config: Config) -> Probe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
 
-    `scale` and `softcap` are those that the weights are saved with: a run may look at them with others.
+    `config` is the one that the weights are saved with: a run may look at them with another scale, or other positions.
 
-    One row of each projection and of the output, and a blend of all rows of the embedding, are enough to notice any
+    One row of each projection and of the output, and a blend of all rows of each embedding, are enough to notice any
     exchange of rows or columns.
     """
     embedding = layer.embedding.detach().double().cpu()
-    ids = torch.tensor([0, len(embedding) // 2, len(embedding) - 1])
+    rows = embedding[[0, len(embedding) // 2, -1]] if len(embedding) else 0.0
     waves = torch.sin(1.0 + torch.arange(3 * embedding.shape[1], dtype=torch.float64)).view(3, -1)
     seen: dict[str, Tensor] = {}
     attention = copy.deepcopy(layer.attention).double().cpu().eval()
-    attention.scale, attention.softcap = scale, softcap
-    attention((embedding[ids] + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
-    blend = torch.sin(1.0 + torch.arange(len(embedding), dtype=torch.float64)) @ embedding
-    rows = {"embed": blend, "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
-    return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in rows.items()})
+    attention.scale, attention.softcap = config.scale, config.softcap
+    attention.positions, attention.rope_theta = config.positions, config.rope_theta
+    attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
+    answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
+    if layer.position_table is not None:
+        answers["embed_positions"] = _blend(layer.position_table.detach().double().cpu())
+    return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()})
+
+
+def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
+    return torch.sin(1.0 + torch.arange(len(table), dtype=torch.float64)) @ table
 
 
 def _require_probe(found: Probe, stored: Probe, path: str) -> None:
-    for name in ("embed", "q", "k", "v", "out"):
+    names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
+    for name in ("embed", "embed_positions", "q", "k", "v", "out"):
         a, b = (torch.tensor(getattr(side, name), dtype=torch.float64) for side in (found, stored))
+        if a.shape == b.shape and not a.numel():
+            continue
         difference = float((a - b).abs().max()) if a.shape == b.shape else float("inf")
-        if difference > PROBE_TOLERANCE * max(float(b.abs().max()), 1e-30):
-            weight = EMBEDDING if name == "embed" else f"{'o' if name == 'out' else name}_proj.weight"
+        if difference > PROBE_TOLERANCE * max(float(b.abs().max()) if b.numel() else 0.0, 1e-30):
+            weight = names.get(name, f"{name}_proj.weight")
             raise MhaError(
                 f"{path}: {weight} must give the stored probe outputs, got a difference of {difference:.3g}",
                 hint="the numbers were changed after saving; a transposed square matrix looks like this",
@@ -128,7 +169,3 @@ def _require_probe(found: Probe, stored: Probe, path: str) -> None:
                 exit_code=EXIT_CHECK,
                 path=path,
             )
-
-
-def _tensors(layer: Layer) -> dict[str, Tensor]:
-    return {EMBEDDING: layer.embedding, **{name: p.detach() for name, p in layer.attention.state_dict().items()}}

@@ -44,10 +44,12 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
 
         write_pieces(csv.pieces(record))
     else:
+        from mhacli.render.decode import decode_view
         from mhacli.render.terminal import run_view
 
         on = screen(colour.color)
-        draw(run_view(record, options, on), on)
+        view = run_view if record.decoding is None else decode_view
+        draw(view(record, options, on), on)
 
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:
@@ -62,9 +64,9 @@ def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
     check = record.self_check
     if not check.ok:
+        rule = "follow from the pattern shown" if record.decoding is None else "be that of a full recomputation"
         raise MhaError(
-            f"the output must follow from the pattern shown within {check.tolerance:.3g}, got a difference of "
-            f"{check.max_abs_error}",
+            f"the output must {rule} within {check.tolerance:.3g}, got a difference of {check.max_abs_error}",
             code="self-check",
             exit_code=EXIT_CHECK,
         )

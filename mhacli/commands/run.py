@@ -32,9 +32,10 @@ def run(
     """Options in, the study `inspect`, the view of a run out."""
     options = view_options(drawing)
     require_one_format(machine)
-    from mhacli.commands.sources import make_request, record_command, save_files
+    from mhacli.commands.sources import make_request, record_command, require_memory, save_files
 
     request = make_request(source, text, layer, device, save)
+    require_memory(request, save)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with life("loading torch"):
         from mhacli.studies import inspect as study
@@ -50,4 +51,4 @@ def run(
         save_files(record, request, save)
     output(record, options, machine, colour)
     require_self_check(record)
-    tell_notes(record, request.encoded.notes)
+    tell_notes(record, request.notes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mhacli.config import DEFAULT_MAX_BYTES, Config
+from mhacli.biasfile import read_bias_file
+from mhacli.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, describe, write_whole
 from mhacli.layerfile import LayerFile, read_layer_file
@@ -21,6 +22,7 @@ from mhacli.text.encode import Encoded, Limits, encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
+from mhacli.values import reach, shape
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class Request:
     config: Config
     source: LayerFile | None
     keep: tuple[str, ...] | None
+    notes: tuple[str, ...] = ()
 
 
 def make_request(
     source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
 ) -> Request:
     """The request that the options come to. Raises `MhaError`, before anything slow begins, for what cannot work."""
-    given = given_choices(source, layer, device)
+    given = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
         raise UsageError(
             "init must be left out with weights, which bring their numbers, got both", hint="leave --init out"
@@ -47,18 +50,27 @@ def make_request(
             check_target(path, force=save.force)
     weights = None if layer.weights is None else read_layer_file(layer.weights, given)
     config = Config(**given).resolved() if weights is None else weights.config
+    _require_used(given, config)
     decoding = make_decoding(source)
-    texts = read_texts(source, decoding)
+    texts = [] if config.random is not None and not (source.text or source.file) else read_texts(source, decoding)
     context = [argument_text(words, decoding) for words in text.context or ()]
     known, known_from = _given_vocabulary(text, weights)
     limits = Limits(text.max_tokens, source.max_token_len)
     with life("reading the text"):
         encoded = encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
-    if config.device in ("auto", "cpu"):  # other memory is asked when torch is there
-        foresee(facts_of(encoded, config), keep, save.keep_limit)
+    facts = facts_of(encoded, config)
+    if config.score_bias is not None:
+        read_bias_file(config.score_bias, facts)
     _leave_deleted_folder()
-    return Request(encoded, config, weights, keep)
+    notes = (*encoded.notes, *_without_effect(given, config, source))
+    return Request(encoded, config, weights, keep, notes)
+
+
+def require_memory(request: Request, save: SaveOptions) -> None:
+    """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
+    if request.config.device in ("auto", "cpu"):
+        foresee(facts_of(request.encoded, request.config), request.keep, save.keep_limit)
 
 
 def _leave_deleted_folder() -> None:
@@ -69,29 +81,53 @@ def _leave_deleted_folder() -> None:
         os.chdir("/")
 
 
-def given_choices(source: SourceOptions, layer: LayerOptions, device: DeviceOptions) -> dict[str, Any]:
+def _require_used(given: Mapping[str, Any], config: Config) -> None:
+    """Raises `UsageError` for an option that would change nothing, naming the one that it needs."""
+    needs = {
+        "rope_theta": ("--rope-theta", "--positions rope", config.positions in ROPE),
+        "max_positions": ("--max-positions", "--positions learned", config.positions == "learned"),
+        "distribution": ("--distribution", "--random", config.random is not None),
+    }
+    for name, (option, partner, is_used) in needs.items():
+        if name in given and not is_used:
+            raise UsageError(
+                f"{option} must come with {partner}, without which it changes nothing", hint=f"add {partner}"
+            )
+
+
+def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
+    """What to tell of options that a run takes and does not use."""
+    said = []
+    if given.get("dropout") and not config.train:
+        said.append("--dropout acts only with --train")
+    if source.lines and not (source.file or "-" in (source.text or ())):
+        said.append("--lines takes the lines of files apart; a text argument is one sequence")
+    return tuple(said)
+
+
+def given_choices(
+    source: SourceOptions, layer: LayerOptions, device: DeviceOptions, text: TextOptions
+) -> dict[str, Any]:
     """The fields of `Config` that the command line names; what it leaves open is absent."""
     choices = {
         "d_model": layer.d_model,
         "n_heads": layer.heads,
-        "d_head": layer.d_head,
-        "d_v": layer.d_v,
-        "causal": layer.causal,
-        "positions": layer.positions,
-        "bias": layer.bias,
+        "n_kv_heads": layer.kv_heads,
+        "positions": layer.positions or (None if text.random is None else "none"),
         "out_proj": False if layer.no_out_proj else None,
-        "scale": layer.scale,
-        "dropout": layer.dropout,
         "train": layer.train or None,
-        "init": layer.init,
-        "seed": layer.seed,
-        "device": device.device,
-        "dtype": device.dtype,
-        "threads": device.threads,
-        "tokenizer": source.tokenizer,
-        "keep_case": source.keep_case,
-        "punctuation": source.punctuation,
+        "window": reach(layer.window, "window"),
+        "random": shape(text.random, "random"),
     }
+    alike = (
+        (layer, "d_model d_head d_v d_input bias dropout init seed rope_theta max_positions"),
+        (layer, "causal prefix sink padding scale softcap score_bias"),
+        (text, "documents distribution"),
+        (device, "device dtype threads"),
+        (source, "tokenizer keep_case punctuation"),
+    )
+    for group, names in alike:
+        choices |= {name: getattr(group, name) for name in names.split()}
     return {name: value for name, value in choices.items() if value is not None}
 
 

@@ -19,10 +19,11 @@ from mhacli.options import (
     TextOptions,
     command,
 )
-from mhacli.streams import draw, life, read_key, screen, write_pieces
+from mhacli.streams import draw, life, note, read_key, screen, write_pieces
 from mhacli.values import triple, whole
 
 if TYPE_CHECKING:
+    from mhacli.commands.sources import Request
     from mhacli.record import Record
 
 _WALK = "Walkthrough"
@@ -55,6 +56,10 @@ class WalkOptions:
             parser=whole("sequence", 0, 10**9), metavar="N", help="The sequence of the cell.", rich_help_panel=_WALK
         ),
     ] = 0
+    mask: Annotated[
+        bool,
+        typer.Option("--mask", help="Draw the mask alone, with its density; no layer is made.", rich_help_panel=_WALK),
+    ] = False
     step: Annotated[
         bool, typer.Option("--step", help="Stop at each site until a key is pressed; q ends.", rich_help_panel=_WALK)
     ] = False
@@ -77,13 +82,17 @@ def trace(
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
-    from mhacli.commands.sources import make_request, record_command, save_files
+    from mhacli.commands.sources import make_request, record_command, require_memory, save_files
     from mhacli.plan import Place, require_inside
 
     request = make_request(source, text, layer, device, save)
     place = None if cell is None else Place(walking.sequence, *cell)
     if place is not None:
         require_inside(place, request.encoded, request.config)
+    if walking.mask:
+        _draw_mask(request, walking, colour)
+        return
+    require_memory(request, save)
     with life("loading torch"):
         from mhacli.studies import inspect as study
         from mhacli.studies import walk
@@ -107,7 +116,23 @@ def trace(
     else:
         _walk_through(record, colour, step=walking.step)
     require_self_check(record)
-    tell_notes(record, request.encoded.notes)
+    tell_notes(record, request.notes)
+
+
+def _draw_mask(request: Request, walking: WalkOptions, colour: ColourOptions) -> None:
+    from mhacli.commands.sources import record_command
+    from mhacli.render import mask
+
+    with life("loading torch"):
+        from mhacli.studies.survey import survey_mask
+    survey = survey_mask(request.encoded, request.config)
+    if walking.json:
+        write_pieces([mask.document(survey, record_command())])
+    else:
+        on = screen(colour.color)
+        draw(mask.mask_view(survey, on), on)
+    for said in request.notes:
+        note(said)
 
 
 def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:

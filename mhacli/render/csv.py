@@ -10,7 +10,8 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.record import Record, TokenSequence
+from mhacli.parts import TokenSequence
+from mhacli.record import Record
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 
@@ -26,15 +27,17 @@ def pieces(record: Record) -> Iterator[str]:
             "csv must have the pattern, got a record without it", hint="--keep pattern keeps it", code="not-kept"
         )
     yield _lines([HEADER])
-    n_heads = record.arrays["pattern"].shape[1]
+    pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
     for b, sequence in enumerate(record.sequences):
-        queries, keys = _quoted(sequence), _quoted(record.keys[b])
-        for h in range(n_heads):
+        queries, keys, first = _quoted(sequence), _quoted(record.keys[b]), record.first_key(b)
+        own = slice(first, first + len(keys))
+        for h in range(pattern.shape[1]):
             for i, query in enumerate(queries):
-                shares = record.arrays["pattern"][b, h, i]
+                row = record.first_query(b) + i
+                shares = pattern[b, h, row, own]
                 words = np.where(np.isfinite(shares), shares.astype("U32"), "").tolist()
-                allowed = record.arrays["allowed"][b, 0, i].astype(int).tolist()
-                yield _lines([(b, h, i, query, j, key, allowed[j], words[j]) for j, key in enumerate(keys)])
+                open_ = allowed[b, min(h, allowed.shape[1] - 1), row, own].astype(int).tolist()
+                yield _lines([(b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 
 
 def _quoted(sequence: TokenSequence) -> list[str]:

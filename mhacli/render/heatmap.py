@@ -96,7 +96,8 @@ def _key_axis(head: Head, grid: Grid) -> Text:
     columns = grid.levels.shape[1]
     axis = [" "] * columns
     for column in range(0, columns, 10):
-        number = str(column * grid.block)
+        index = head.key_index(column * grid.block)
+        number = str(index) if index >= 0 else ""
         if column + len(number) <= columns:
             axis[column : column + len(number)] = number
     cells = "one cell" if grid.block == 1 else f"the largest of {grid.block} × {grid.block} cells"

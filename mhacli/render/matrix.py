@@ -34,25 +34,42 @@ class Head:
     site: str
 
     @property
+    def queries(self) -> slice:
+        """The rows of the array that are the sequence's own tokens."""
+        first = self.record.first_query(self.sequence)
+        return slice(first, first + len(self.record.sequences[self.sequence].tokens))
+
+    @property
     def shares(self) -> Array:
         """The pattern `[query, key]`; padded keys included, padded queries not."""
-        n_queries = len(self.record.sequences[self.sequence].tokens)
-        return self.record.arrays[self.site][self.sequence, self.head, :n_queries]
+        return self.record.arrays[self.site][self.sequence, self.head, self.queries]
 
     @property
     def allowed(self) -> Array:
         """Which cells may be attended to, `[query, key]`."""
         allowed = self.record.arrays["allowed"]
-        n_queries = len(self.record.sequences[self.sequence].tokens)
-        return allowed[self.sequence, min(self.head, allowed.shape[1] - 1), :n_queries]
+        return allowed[self.sequence, min(self.head, allowed.shape[1] - 1), self.queries]
+
+    @property
+    def entropy(self) -> Array:
+        """Nats of each query's row."""
+        return self.record.arrays["entropy"][self.sequence, self.head, self.queries]
 
     def query_name(self, index: int) -> str:
-        """The query token at a position."""
+        """The query token at a row."""
         return token_text(self.record.sequences[self.sequence], index)
 
-    def key_name(self, index: int) -> str:
-        """The key token at a position, or the sign for padding."""
-        return token_text(self.record.keys[self.sequence], index)
+    def key_index(self, column: int) -> int:
+        """The index of a column's token in its sequence; outside of it where the column is padding."""
+        return column - self.record.first_key(self.sequence)
+
+    def key_name(self, column: int) -> str:
+        """The key token at a column, or the sign for padding."""
+        return token_text(self.record.keys[self.sequence], self.key_index(column))
+
+    def is_padding(self, column: int) -> bool:
+        """Whether a column is padding."""
+        return not 0 <= self.key_index(column) < len(self.record.keys[self.sequence].tokens)
 
 
 def largest_share(record: Record, site: str) -> float:
@@ -140,8 +157,7 @@ def _table(
 
 
 def _key_header(head: Head, key: int, width: int) -> Text:
-    is_padding = key >= len(head.record.keys[head.sequence].tokens)
-    return Text(fitted(head.key_name(key), width), style="dim" if is_padding else "bold")
+    return Text(fitted(head.key_name(key), width), style="dim" if head.is_padding(key) else "bold")
 
 
 def _row(
@@ -163,16 +179,17 @@ def _row(
 
 def _strongest_text(head: Head, key: int, layout: _Layout) -> Text:
     """The key's position, and its name where there is room."""
+    index = str(head.key_index(key))
     if layout.strongest < _STRONGEST_WIDTH:
-        return Text(str(key) if key >= 0 else "–")
+        return Text(index if key >= 0 else "–")
     if key < 0:
         return Text("none allowed", style="dim")
-    return Text(fitted(f"{key} {head.key_name(key)}", layout.strongest))
+    return Text(fitted(f"{index} {head.key_name(key)}", layout.strongest))
 
 
 def _entropy_text(head: Head, query: int) -> str:
     """Entropy belongs to the pattern; what dropout leaves of a row is no distribution."""
-    return f"{head.record.arrays['entropy'][head.sequence, head.head, query]:.2f}" if head.site == "pattern" else "–"
+    return f"{head.entropy[query]:.2f}" if head.site == "pattern" else "–"
 
 
 def _cell(

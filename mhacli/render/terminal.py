@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.record import Record, SelfCheck, TokenSequence
+from mhacli.config import ITEM_BYTES
+from mhacli.parts import SelfCheck, TokenSequence
+from mhacli.record import Record
 from mhacli.render.heatmap import heatmap, scale_caption
 from mhacli.render.matrix import Head, largest_share, matrix
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced, chosen
 from mhacli.render.words import (
     PADDING,
+    bytes_text,
     configuration,
     count_of,
     filled,
@@ -28,7 +32,7 @@ from mhacli.render.words import (
 from mhacli.text.escape import visible
 from mhacli.text.vocabulary import UNKNOWN
 
-MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES = 16, 8, 4
+MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 16, 8, 4, 8
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
 
@@ -39,8 +43,10 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
     sections = [
         configuration(record, screen.width),
-        *_token_tables(record, sequences, options, screen),
+        *([] if record.config.random else _token_tables(record, sequences, options, screen)),
+        *_random_rows(record),
         shape_trace(record, screen),
+        *groups_table(record),
     ]
     sections += _heads(record, sequences, heads, options, screen)
     sections += [head_table(record, heads, screen), timing_table(record, screen), self_check_line(record.self_check)]
@@ -94,27 +100,48 @@ def token_table(
     table.add_column("token", no_wrap=True)
     table.add_column("id", justify="right")
     table.add_column("offsets", no_wrap=True)
+    if _has_documents(record):
+        table.add_column("document", justify="right")
     rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
     room = max(len(PADDING), screen.width - _numbers_width(sequence) - len(f" {UNKNOWN}"))
+    first = record.first_key(index) if of_context else record.first_query(index)
     for place, row in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
             table.add_row("⋮", Text(f"{rows.hidden} more (--all)", style="dim"))
-        if row >= len(sequence.tokens):
-            table.add_row(str(row), Text(PADDING, style="dim"), Text("–", style="dim"), Text("–", style="dim"))
-            continue
-        start, end = sequence.offsets[row]
-        token = Text(fitted(token_text(sequence, row), room), style="bold")
-        if _is_unknown(record, sequence.ids[row], sequence.tokens[row]):
-            token.append(f" {UNKNOWN}", style="not bold yellow")
-        table.add_row(str(row), token, str(sequence.ids[row]), f"{start}–{end}")
+        table.add_row(*_token_row(record, sequence, row - first, room))
     return Group(title, table)
+
+
+def _token_row(record: Record, sequence: TokenSequence, index: int, room: int) -> list[Text]:
+    if not 0 <= index < len(sequence.tokens):
+        return [Text(word, style="dim") for word in (str(index) if index >= 0 else "–", PADDING, "–", "–")]
+    start, end = sequence.offsets[index]
+    token = Text(fitted(token_text(sequence, index), room), style="bold")
+    if _is_unknown(record, sequence.ids[index], sequence.tokens[index]):
+        token.append(f" {UNKNOWN}", style="not bold yellow")
+    row = [Text(str(index)), token, Text(str(sequence.ids[index])), Text(f"{start}–{end}")]
+    return [*row, Text(str(sequence.documents[index]))] if _has_documents(record) else row
+
+
+def _has_documents(record: Record) -> bool:
+    return any(sequence.documents for sequence in record.sequences)
+
+
+def _random_rows(record: Record) -> Iterator[RenderableType]:
+    c = record.config
+    if c.random is not None:
+        shape = [*c.random, c.d_input]
+        yield Text(
+            f"random input: {c.distribution} numbers {shape}, rows x0 … x{c.random[1] - 1}, seed {c.seed}", style="bold"
+        )
 
 
 def _numbers_width(sequence: TokenSequence) -> int:
     """What index, id and offsets of a token table take, with the gaps between the four columns."""
     ids = max(len("id"), *(len(str(number)) for number in sequence.ids))
     offsets = max(len("offsets"), *(len(f"{start}–{end}") for start, end in sequence.offsets))
-    return max(len("index"), len(str(len(sequence.tokens)))) + ids + offsets + 3 * 2
+    documents = len("document") + 2 if sequence.documents else 0
+    return max(len("index"), len(str(len(sequence.tokens)))) + ids + offsets + 3 * 2 + documents
 
 
 def _is_unknown(record: Record, token_id: int, token: str) -> bool:
@@ -143,6 +170,31 @@ def shape_trace(record: Record, screen: Screen) -> Text:
     return trace
 
 
+def groups_table(record: Record) -> Iterator[RenderableType]:
+    """Which query heads share a kv head, and what sharing saves; nothing where every query head has its own."""
+    c = record.config
+    n_kv_heads = c.n_kv_heads or c.n_heads
+    group = c.n_heads // n_kv_heads
+    if group == 1:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("kv head", justify="right")
+    table.add_column("read by query heads")
+    for kv_head in range(min(n_kv_heads, MAX_GROUPS)):
+        heads = range(kv_head * group, (kv_head + 1) * group)
+        listed = ", ".join(map(str, heads)) if group <= 8 else f"{heads[0]} … {heads[-1]}"
+        table.add_row(str(kv_head), listed)
+    if n_kv_heads > MAX_GROUPS:
+        table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
+    width = ITEM_BYTES[c.dtype] * ((c.d_head or 0) + (c.d_v or 0))
+    one = (
+        f"keys and values of one token take {bytes_text(n_kv_heads * width)} instead of {bytes_text(c.n_heads * width)}"
+    )
+    yield Group(
+        Text("shared keys and values", style="bold"), table, Text(f"{one}: 1/{group} of the cache", style="dim")
+    )
+
+
 def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
     """`batch 1 · head 4 · query 6 · d_head 16`."""
     return visible(_BETWEEN_AXES.join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
@@ -169,6 +221,8 @@ def _heads(
             if heads.hidden and place == heads.before:
                 yield _hidden(heads.hidden, "head", "--all or --head")
             yield from _one_head(record, index, head, largest, options, screen)
+    if "dropped" in record.arrays:
+        yield _dropout_caption(record, sequences)
     if options.view == "matrix":
         yield _matrix_caption(record, largest, options)
     if options.view == "heatmap":
@@ -186,8 +240,15 @@ def _one_head(
         }
     for site, note in sites.items():
         drawn = Head(record, index, head, site)
-        title = Rule(Text(f"sequence {index} · head {head}{note}", style="bold"), align="left", style="dim")
+        name = f"sequence {index} · head {head}{_kv_head_of(record, head)}{note}"
+        title = Rule(Text(name, style="bold"), align="left", style="dim")
         yield Group(title, _drawing(drawn, largest, options, screen))
+
+
+def _kv_head_of(record: Record, head: int) -> str:
+    """Which kv head the query head reads, where it shares it."""
+    group = record.config.n_heads // (record.config.n_kv_heads or record.config.n_heads)
+    return f" · kv head {head // group}" if group > 1 else ""
 
 
 def _drawing(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -210,7 +271,8 @@ def _top_keys(head: Head, options: ViewOptions) -> RenderableType:
         order = sorted(range(head.shares.shape[1]), key=lambda key: (-float(head.shares[query, key]), key))
         keys = [key for key in order if head.allowed[query, key]][: options.top]
         said = ", ".join(
-            f"{head.key_name(k)} {k} {share_text(float(head.shares[query, k]), options.precision)}" for k in keys
+            f"{head.key_name(k)} {head.key_index(k)} {share_text(float(head.shares[query, k]), options.precision)}"
+            for k in keys
         )
         table.add_row(f"{fitted(head.query_name(query), 16)} {query} →", Text(said or "no key allowed"))
     return table
@@ -222,6 +284,23 @@ def _matrix_caption(record: Record, largest: float, options: ViewOptions) -> Tex
         f"shade linear, 0 … {share_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
         f"0 not allowed, {small} small · Σ sum of the row · H its entropy in nats"
         + (f" · {PADDING} padding, masked" if len({len(s.tokens) for s in record.keys}) > 1 else ""),
+        style="dim",
+    )
+
+
+def _dropout_caption(record: Record, sequences: Selection) -> Text:
+    """What dropout did to the rows that are drawn: why they no longer sum to 1, and by how much."""
+    p = record.config.dropout
+    allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
+    rows = np.concatenate(
+        [after[b, :, Head(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences.shown]
+    )
+    cells = np.broadcast_to(allowed, before.shape) & (before > 0)
+    share = float((after[cells] == 0).mean()) if cells.any() else 0.0
+    return Text(
+        f"dropout {p:g}: every share became 0 with probability {p:g} (here {100 * share:.0f} % of them did), and the rest "
+        f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: here from "
+        f"{rows.min():.2f} to {rows.max():.2f}, {rows.mean():.2f} on average. Without --train nothing is dropped.",
         style="dim",
     )
 

@@ -11,9 +11,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.record import Cell, Record, RouteCheck, Step, TokenSequence, Values
+from mhacli.config import ROPE
+from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
+from mhacli.record import Record
 from mhacli.render.options import Screen
-from mhacli.render.terminal import axes_text, self_check_line
+from mhacli.render.terminal import axes_text, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
     configuration,
@@ -26,15 +28,29 @@ from mhacli.render.words import (
     token_text,
 )
 from mhacli.text.escape import visible
+from mhacli.variants import variants
 
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
+_MASKED = ("scores", "bias")
+"""Sites where −∞ is no accident."""
+_ADDED = ("−slope · distance", "the bias of the file")
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     """The configuration, then one block for each site in the order of execution."""
     yield configuration(record, screen.width)
+    yield from _variants(record, screen)
     for number, step in enumerate(record.trace, 1):
         yield _block(number, step, screen)
+
+
+def _variants(record: Record, screen: Screen) -> Iterator[RenderableType]:
+    """What kind of attention it is: each variant in a line, why one would use it, and who described it."""
+    for variant in variants(record.facts):
+        title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
+        body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
+        yield Group(title, Padding(body, (0, 0, 0, _INDENT)))
+    yield from (Group(Text(""), groups) for groups in groups_table(record))
 
 
 def closing(record: Record, screen: Screen) -> RenderableType:
@@ -66,7 +82,8 @@ def _block(number: int, step: Step, screen: Screen) -> Group:
 
 def _measured(step: Step) -> list[str]:
     strides = f"strides ({', '.join(map(str, step.strides))})"
-    layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else "a new tensor"
+    repeated = "a view that repeats its rows (strides of 0)" if step.layout == "view" else "a new tensor"
+    layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else repeated
     return [
         layout,
         strides,
@@ -79,7 +96,7 @@ def _measured(step: Step) -> list[str]:
 def _values_line(step: Step, values: Values) -> Text:
     flags = [f"{values.n_nan} NaN"] if values.n_nan else []
     if values.n_inf:
-        flags += [f"{values.n_inf} × −∞, not allowed" if step.site == "scores" else f"{values.n_inf} Inf"]
+        flags += [f"{values.n_inf} × −∞, not allowed" if step.site in _MASKED else f"{values.n_inf} Inf"]
     line = Text(f"{number_text(values.min)} ")
     line.append(sparkline(values.histogram), style="cyan")
     line.append(f" {number_text(values.max)}   mean {number_text(values.mean)}   std {number_text(values.std)}")
@@ -90,7 +107,7 @@ def _small_tensor(step: Step, values: Values, room: int) -> Text:
     """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
     fit = max(1, room // _NUMBER_WIDTH)
-    numbers, missing = values.numbers or (), "−∞" if step.site == "scores" else "not fin."
+    numbers, missing = values.numbers or (), "−∞" if step.site in _MASKED else "not fin."
     lines = []
     for start in range(0, len(numbers), width):
         row = numbers[start : start + width]
@@ -133,13 +150,16 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     query = _named(record.sequences[cell.sequence], cell.query)
     key = _named(record.keys[cell.sequence], cell.key)
     yield Rule(Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold"), align="left", style="dim")
-    yield _vector(f"q[{cell.query}]", cell.q, screen)
-    yield _vector(f"k[{cell.key}]", cell.k, screen)
+    turned = "_rot" if record.config.positions in ROPE else ""
+    yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
+    yield _vector(f"k{turned}[{cell.key}]", cell.k, screen)
     products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
     shown = " + ".join(f"({number_text(x)})" if x < 0 else number_text(x) for x in products[:4])
     more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
     yield Text(f"q · k = {shown}{more} = {number_text(cell.qk)}")
     yield Text(_score_line(cell))
+    if len(cell.parts) > 1:
+        yield _parts_table(cell, screen)
     yield _row_table(record, cell, screen)
     yield _vector(f"v[{cell.key}]", cell.v, screen)
     yield from _share_of_z(cell, key, screen)
@@ -150,7 +170,29 @@ def _score_line(cell: Cell) -> str:
         return "the mask forbids this cell: its score is −∞, its share exactly 0"
     scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
     capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-    return f"{scaled}{capped} = {number_text(cell.score)}, and the mask allows it"
+    added = "".join(f", plus {p.name} {number_text(p.value)}" for p in cell.parts if p.name in _ADDED)
+    return f"{scaled}{capped}{added} = {number_text(cell.score)}, and the mask allows it"
+
+
+def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
+    """How much of the score is what the tokens are, and how much is where they stand."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("of the score", no_wrap=screen.width >= _WIDE)
+    table.add_column("comes from", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    kinds = {"both": "content and position", "given": "the file"}
+    for part in cell.parts:
+        table.add_row(visible(part.name), kinds.get(part.kind, part.kind), number_text(part.value))
+    totals = {
+        kind: sum(part.value or 0.0 for part in cell.parts if part.kind == kind)
+        for kind in ("content", "position", "both")
+    }
+    of_both = f", {number_text(totals['both'])} both at once" if totals["both"] else ""
+    total = sum(part.value or 0.0 for part in cell.parts)
+    table.add_row("sum", "", number_text(total), style="bold")
+    said = f"content {number_text(totals['content'])}, position {number_text(totals['position'])}{of_both}"
+    masked = "" if cell.allowed else "; without the mask, which sets it to −∞"
+    return Group(table, Text(f"{said}{masked}", style="italic"))
 
 
 def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:

@@ -7,9 +7,12 @@ import math
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from mhacli.config import Config
 from mhacli.files import format_size
-from mhacli.record import Record, TokenSequence
+from mhacli.parts import TokenSequence
+from mhacli.record import Record
 from mhacli.text.escape import token_label, visible
+from mhacli.variants import positions_name
 
 PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -72,8 +75,8 @@ def fitted(text: str, width: int) -> str:
 
 
 def token_text(sequence: TokenSequence, index: int) -> str:
-    """The token at a position as tables show it, or the sign for padding."""
-    return token_label(sequence.tokens[index]) if index < len(sequence.tokens) else PADDING
+    """The token at an index of the sequence as tables show it, or the sign for padding, outside of it."""
+    return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
 
 
 def count_of(n: int, noun: str) -> str:
@@ -84,25 +87,39 @@ def count_of(n: int, noun: str) -> str:
 def configuration(record: Record, width: int) -> Text:
     """What was computed, and where: one line, or broken between its parts where `width` is too small."""
     c, e = record.config, record.environment
-    parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
-    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
-    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
-    parts += [] if c.positions == "sinusoidal" else [f"positions {c.positions}"]
-    parts += ["causal"] if c.causal else []
-    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
-    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
-    parts += ["cross-attention"] if record.context is not None else []
-    parts += [] if c.bias else ["no bias"]
-    parts += [] if c.out_proj else ["no output projection"]
-    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
-    parts += (
-        [f"scale {c.scale:g}"] if c.scale is not None and c.d_head and abs(c.scale - c.d_head**-0.5) > 1e-12 else []
-    )
+    parts = [f"mha {e.mha}", *_sizes(c), *_choices(record)]
     parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
     parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
     parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
     return Text("\n".join(filled([visible(part) for part in parts], width)), style="bold")
+
+
+def _sizes(c: Config) -> list[str]:
+    parts = [f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
+    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
+    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
+    return parts + ([f"d_input {c.d_input}"] if c.d_input != c.d_model else [])
+
+
+def _choices(record: Record) -> list[str]:
+    """What departs from plain attention."""
+    c = record.config
+    parts = [] if c.random is None else [f"random {c.distribution} rows"]
+    parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
+    parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
+    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
+    parts += [] if c.sink is None else [f"sink {c.sink}"]
+    parts += [] if c.documents is None else [f"documents split at {c.documents}"]
+    parts += ["padding left"] if record.facts.padded and c.padding == "left" else []
+    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
+    parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
+    parts += ["cross-attention"] if record.context is not None else []
+    parts += [] if c.bias else ["no bias"]
+    parts += [] if c.out_proj else ["no output projection"]
+    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
+    own_scale = c.scale is not None and c.d_head and abs(c.scale - c.d_head**-0.5) > 1e-12
+    return parts + ([f"scale {c.scale:g}"] if own_scale else [])
 
 
 def filled(parts: list[str], width: int) -> list[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhacli.attention.blocks import MultiHeadAttention
 from mhacli.errors import MhaError
-from mhacli.record import Array, Parameter, Step, Values
-from mhacli.trace import SITES, Facts, Site
+from mhacli.facts import Facts
+from mhacli.parts import Parameter, Step, Values
+from mhacli.record import Array
+from mhacli.trace import SITES, Site
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
@@ -21,14 +22,15 @@ SMALL_TENSOR = 64
 class Capture:
     """A tap that notes shape, layout and (when asked) the numbers of every tensor, and keeps those that are named.
 
-    It checks each shape against `SITES`: a tensor that does not have the axes that its site names is a bug of ours.
+    `parameters` are the shapes of the weights by their names on disk. It checks each shape against `SITES`: a tensor that
+    does not have the axes that its site names is a bug of ours.
     """
 
     def __init__(
-        self, facts: Facts, attention: MultiHeadAttention, *, keep: Collection[str], values: bool = False
+        self, facts: Facts, parameters: Mapping[str, tuple[int, ...]], *, keep: Collection[str], values: bool = False
     ) -> None:
         self._facts, self._keep, self._values = facts, keep, values
-        self._shapes = {name: tuple(p.shape) for name, p in attention.named_parameters()}
+        self._shapes = parameters
         self._storages: dict[str, int] = {}
         self._held: list[Tensor] = []
         self.tensors: dict[str, Tensor] = {}
@@ -54,7 +56,7 @@ class Capture:
             dtype=str(tensor.dtype).removeprefix("torch."),
             formula=site.formula_for(self._facts),
             meaning=site.meaning_for(self._facts),
-            layout="copy" if view_of is None else "view",
+            layout="copy" if view_of is None and not _is_repeated(tensor) else "view",
             strides=tuple(tensor.stride()),
             flops=site.flops(self._facts),
             bytes=tensor.numel() * tensor.element_size(),
@@ -75,6 +77,11 @@ class Capture:
             self._storages[site.name] = storage
             self._held.append(tensor)
         return found
+
+
+def _is_repeated(tensor: Tensor) -> bool:
+    """Whether rows stand for others without memory of their own: an expanded tensor, with strides of 0."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def summarise(tensor: Tensor) -> Values:

@@ -16,8 +16,9 @@ from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.layerfile import LayerFile
+from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
 from mhacli.plan import Plan, facts_of, foresee
-from mhacli.record import HeadStatistics, Record, SelfCheck, Step, Timing
+from mhacli.record import Record
 from mhacli.studies.capture import Capture, require_finite, to_array
 from mhacli.studies.setup import Setup, free_bytes, make_setup
 from mhacli.text.encode import Encoded, encode
@@ -39,7 +40,7 @@ class Options:
 
 
 def inspect(
-    text: str | Sequence[str] | Encoded,
+    text: str | Sequence[str] | Encoded = (),
     config: Config | None = None,
     *,
     context: Sequence[str] = (),
@@ -48,7 +49,8 @@ def inspect(
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
-    `text` is one sequence, several (a batch, padded), or texts that are tokens already. `context` makes it
+    `text` is one sequence, several (a batch, padded), texts that are tokens already, or nothing where the config asks
+    for random rows. `context` makes it
     cross-attention. `source` gives weights from a file, else they come from the config's seed. Raises `MhaError` for what
     a user can mend: sizes that do not fit together, text without tokens, too little memory, numbers that overflow.
     """
@@ -98,7 +100,7 @@ class Observed:
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
-    visible: Bool[Tensor, "batch 1 query key"]
+    visible: Bool[Tensor, "#batch #head query key"]
     first_s: Mapping[str, float]
 
     def tensor(self, name: str) -> Tensor:
@@ -112,10 +114,11 @@ _ALWAYS = ("q", "q_per_head", "k", "k_per_head", "v", "v_per_head", "qk", "patte
 
 def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
     """Runs once and keeps the sites named, and what the statistics and the self-check need."""
-    capture = Capture(setup.facts, setup.layer.attention, keep={*keep, *_ALWAYS}, values=values)
+    shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
+    capture = Capture(setup.facts, shapes, keep={*keep, *_ALWAYS}, values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
-    visible = setup.allowed(*(torch.arange(n, device=setup.device) for n in (setup.facts.q_len, setup.facts.k_len)))
+    visible = setup.visible()
     tensors = {name: tensor.cpu() for name, tensor in capture.tensors.items()}
     return Observed(tuple(capture.steps), tensors, visible.cpu(), watch.seconds)
 
@@ -150,9 +153,9 @@ def make_record(
 
 def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStatistics, ...]:
     real, n_visible = setup.ids.cpu() >= 0, observed.visible.sum(dim=-1)
-    had_choice = real & (n_visible[:, 0] > 1)
+    had_choice = real[:, None] & (n_visible > 1)
     share = stats.entropy_share(entropy, n_visible)
-    means, shares = stats.mean_over(entropy, real).tolist(), stats.mean_over(share, had_choice).tolist()
+    means, shares = stats.mean_over(entropy, real[:, None]).tolist(), stats.mean_over(share, had_choice).tolist()
     pairs = zip(map(finite, means), map(finite, shares), strict=True)
     return tuple(HeadStatistics(head, *pair) for head, pair in enumerate(pairs))
 

@@ -5,39 +5,52 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import mhacli
 from mhacli import memory
 from mhacli.attention import masks, weights
-from mhacli.attention.blocks import embed_tokens, new_embedding
+from mhacli.attention.blocks import Places, Rows, added_positions, embed_tokens, place_rows
 from mhacli.attention.core import Allowed, Tap, no_tap
-from mhacli.attention.routes import ROUTES
+from mhacli.attention.routes import ROUTES, Reading
 from mhacli.attention.weights import Layer
+from mhacli.biasfile import read_bias_file
 from mhacli.config import Config
 from mhacli.errors import MhaError
+from mhacli.facts import Facts
 from mhacli.layerfile import LayerFile
+from mhacli.parts import Environment, TokenSequence
 from mhacli.plan import facts_of
-from mhacli.record import Environment, TokenSequence
 from mhacli.text.encode import Encoded
-from mhacli.trace import Facts
+
+_INPUT_STREAM = 1 << 63
+"""Added to the seed for random rows, so that they are not the numbers that the weights are made of."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a run needs, on its device. `config.device` is the device that was chosen."""
+    """Everything that a run needs, on its device. `config.device` is the device that was chosen.
+
+    `ids` are −1 for padding; `places` and `context_places` are the rows' places in their own texts; `random` are the rows
+    that stand in for embedded tokens, where the config asks for them.
+    """
 
     config: Config
     encoded: Encoded
     facts: Facts
     layer: Layer
     ids: Int[Tensor, "batch query"]
+    places: Places
     context_ids: Int[Tensor, "batch key"] | None
+    context_places: Places | None
+    random: Float[Tensor, "batch query d_input"] | None
     allowed: Allowed
+    bias: Float[Tensor, "..."] | None
     environment: Environment
     weights: str | None
 
@@ -49,12 +62,45 @@ class Setup:
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        x = embed_tokens(self.ids, self.layer.embedding, positions=self.config.positions, tap=tap)
+        x = self.rows(tap)
         context = None
-        if self.context_ids is not None:
-            context = embed_tokens(self.context_ids, self.layer.embedding, positions=self.config.positions)
+        content = self.context_content()
+        if content is not None and self.context_ids is not None and self.context_places is not None:
+            context = place_rows(content, self.added(self.context_places), real=self.context_ids >= 0)
             tap("context", context)
-        return ROUTES[route](self.layer.attention, x, context, self.allowed, tap)
+        places = self.places if context is None else None
+        return ROUTES[route](self.layer.attention, Reading(x, context, self.allowed, self.bias, places), tap)
+
+    def rows(self, tap: Tap = no_tap) -> Rows:
+        """What the layer reads: embedded tokens or random rows, with positions where those are added."""
+        return place_rows(self.content(tap), self.added(self.places), real=self.ids >= 0, tap=tap)
+
+    def content(self, tap: Tap = no_tap) -> Rows:
+        """What the rows say without their positions: embedded tokens, or random numbers in their place."""
+        if self.random is None:
+            return embed_tokens(self.ids, self.layer.embedding, tap=tap)
+        tap("random", self.random)
+        return self.random
+
+    def context_content(self) -> Float[Tensor, "batch key d_input"] | None:
+        """The same of the context, where there is one."""
+        return None if self.context_ids is None else embed_tokens(self.context_ids, self.layer.embedding)
+
+    def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
+        """What positions add to rows at these places; None where they act elsewhere."""
+        return added_positions(
+            places,
+            self.facts.size("d_input"),
+            positions=self.config.positions,
+            dtype=self.layer.embedding.dtype,
+            table=self.layer.position_table,
+        )
+
+    def visible(self) -> Bool[Tensor, "#batch #head query key"]:
+        """Which cells may be attended to: the mask, less what the bias sets to −∞."""
+        q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
+        cells = self.allowed(q_idx, k_idx)
+        return cells if self.bias is None else cells & ~torch.isneginf(self.bias)
 
 
 def make_setup(
@@ -64,23 +110,28 @@ def make_setup(
 
     Raises `MhaError` when the device is missing or the weights do not fit the vocabulary.
     """
-    device = choose_device(config.device)
+    device, facts = choose_device(config.device), facts_of(encoded, config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    layer = (
-        _new_layer(encoded, config) if source is None else weights.from_file(source, allow_nonfinite=allow_nonfinite)
-    )
+    if source is None:
+        layer = weights.new_layer(config, len(encoded.vocabulary.tokens))
+    else:
+        layer = weights.from_file(source, allow_nonfinite=allow_nonfinite)
     _require_vocabulary(encoded, layer, source)
-    layer = Layer(layer.embedding.to(device), layer.attention.to(device))
-    ids = _padded_ids(encoded.sequences, device)
+    ids, places = _padded(encoded.sequences, facts, device)
+    context_ids, context_places = (None, None) if encoded.context is None else _padded(encoded.context, facts, device)
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
-        facts=facts_of(encoded, config),
-        layer=layer,
+        facts=facts,
+        layer=layer.to(device),
         ids=ids,
-        context_ids=None if encoded.context is None else _padded_ids(encoded.context, device),
-        allowed=_mask(encoded, config, device),
+        places=places,
+        context_ids=context_ids,
+        context_places=context_places,
+        random=None if config.random is None else _random_rows(config, device),
+        allowed=make_mask(encoded, facts, device),
+        bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
         environment=_environment(device, config.device),
         weights=None if source is None else source.path,
     )
@@ -126,16 +177,9 @@ def _require_cuda(name: str, index: int) -> None:
     )
 
 
-def _new_layer(encoded: Encoded, config: Config) -> Layer:
-    generator = torch.Generator().manual_seed(config.seed)
-    attention = weights.new_attention(config, generator)  # first, so that other words leave the projections alone
-    embedding = new_embedding(len(encoded.vocabulary.tokens), config.d_model, generator)
-    return Layer(embedding.to(getattr(torch, config.dtype)), attention)
-
-
 def _require_vocabulary(encoded: Encoded, layer: Layer, source: LayerFile | None) -> None:
     have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
-    if source is not None and have != need:
+    if source is not None and have != need and source.config.random is None:
         raise MhaError(
             f"the vocabulary must have as many entries as embed.weight of {source.path} has rows, {have}, got {need}",
             hint="--vocab FILE gives the vocabulary that the weights were made with",
@@ -144,26 +188,72 @@ def _require_vocabulary(encoded: Encoded, layer: Layer, source: LayerFile | None
         )
 
 
-def _padded_ids(sequences: Sequence[TokenSequence], device: torch.device) -> Int[Tensor, "batch length"]:
-    """Ids with −1 after the end of each shorter sequence."""
-    longest = max(len(sequence.ids) for sequence in sequences)
-    rows = [[*sequence.ids, *[-1] * (longest - len(sequence.ids))] for sequence in sequences]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+def _padded(
+    sequences: Sequence[TokenSequence], facts: Facts, device: torch.device
+) -> tuple[Int[Tensor, "batch length"], Places]:
+    """Ids, −1 where a shorter sequence is filled up, and places: one row for all where they begin together."""
+    ids = _filled([sequence.ids for sequence in sequences], -1, facts, device)
+    if facts.own_places:
+        return ids, _filled([sequence.places for sequence in sequences], 0, facts, device)
+    return ids, torch.arange(ids.shape[1], device=device)
 
 
-def _mask(encoded: Encoded, config: Config, device: torch.device) -> Allowed:
-    """Only real keys, only for real queries, and what the config forbids."""
+def _filled(
+    rows: Sequence[Sequence[int]], value: int, facts: Facts, device: torch.device
+) -> Int[Tensor, "batch length"]:
+    """Rows of different lengths as one tensor, filled up with `value` on the side that the config says."""
+    longest = max(map(len, rows))
+    fill = [[value] * (longest - len(row)) for row in rows]
+    is_left = facts.config.padding == "left"
+    full = [[*more, *row] if is_left else [*row, *more] for row, more in zip(rows, fill, strict=True)]
+    return torch.tensor(full, dtype=torch.int64, device=device)
 
-    def lengths(sequences: Sequence[TokenSequence]) -> Tensor:
-        return torch.tensor([len(sequence.ids) for sequence in sequences], device=device)
 
-    rules = [
-        masks.padding(lengths(encoded.context or encoded.sequences)),
-        masks.padding(lengths(encoded.sequences), of="query"),
-    ]
-    rules += [masks.causal()] if config.causal else []
-    rules += [masks.window(*config.window)] if config.window is not None else []
+def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
+    """Rows from the config's distribution: normal with deviation 1, or uniform from 0 to 1. The weights have another stream."""
+    shape = (*(config.random or (1, 1)), config.d_input or config.d_model)
+    generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
+    draw = torch.randn if config.distribution == "normal" else torch.rand
+    return draw(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=getattr(torch, config.dtype))
+
+
+def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
+    """The score bias of a file, in the dtype that scores have. −∞ in it means not allowed; NaN and +∞ are refused."""
+    from safetensors.torch import load
+
+    source = read_bias_file(where, facts)
+    found = load(source.file.data)[source.name]
+    bias = found.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
+    if not allow_nonfinite:  # −∞ is meant only where the file says it, not where a number is too large for the dtype
+        weights.require_finite({source.name: bias.masked_fill(found.isneginf(), 0.0)}, source.file.path)
+    return bias.to(device)
+
+
+def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed:
+    """Only real keys, only for real queries, and what the config forbids: every rule must allow a cell."""
+    config, keys = facts.config, encoded.context or encoded.sequences
+
+    def padding(sequences: Sequence[TokenSequence], of: Literal["key", "query"]) -> Allowed:
+        lengths = torch.tensor([len(sequence.ids) for sequence in sequences], device=device)
+        longest = facts.k_len if of == "key" else facts.q_len
+        return masks.padding(lengths, config.padding, padded_len=longest, of=of)
+
+    rules = [padding(keys, "key"), padding(encoded.sequences, "query"), _order(config, _padded(keys, facts, device)[1])]
+    if facts.packed:
+        rules.append(
+            masks.documents(*(_filled([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
+        )
     return masks.both(*rules)
+
+
+def _order(config: Config, places: Places) -> Allowed:
+    """What the places of a query and a key allow: causality, a window and its sinks, and the prefix that all see."""
+    rules = [masks.causal()] if config.causal or config.prefix is not None else []
+    if config.window is not None:
+        near = masks.window(*config.window)
+        rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
+    ordered = masks.both(*rules)
+    return ordered if config.prefix is None else masks.either(masks.leading(config.prefix, places), ordered)
 
 
 def _environment(device: torch.device, asked: str) -> Environment:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
 from mhacli.layerfile import LayerFile
+from mhacli.parts import RouteCheck
 from mhacli.plan import Place, require_inside
-from mhacli.record import Cell, Record, RouteCheck
-from mhacli.studies.inspect import Observed, Options, finite, largest_difference, prepare, record_run
+from mhacli.record import Record
+from mhacli.studies.cell import NEEDED, follow
+from mhacli.studies.inspect import Options, finite, largest_difference, prepare, record_run
 from mhacli.studies.setup import Setup
 from mhacli.text.encode import Encoded
 
@@ -37,7 +37,7 @@ def walk(
         require_inside(place, encoded, resolved)
     setup, plan = prepare(encoded, resolved, source, options)
     with torch.no_grad():
-        record, observed = record_run(setup, plan, options, route=route, values=values, also=("scores", "z"))
+        record, observed = record_run(setup, plan, options, route=route, values=values, also=NEEDED if place else ())
         return replace(
             record,
             routes=compare_routes(setup, tolerance=2 * record.self_check.tolerance),
@@ -58,35 +58,3 @@ def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
         difference = largest_difference(out, reference)
         checks.append(RouteCheck(name, tuple(sites), finite(difference), tolerance, difference <= tolerance))
     return tuple(checks)
-
-
-def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
-    """The numbers behind one cell, taken from the tensors of the observed run."""
-    b, h, i, j = place.sequence, place.head, place.query, place.key
-    n_heads = setup.config.n_heads
-    k, v = (per_query_head(observed.tensor(name), n_heads) for name in ("k", "v"))
-    n_keys = len((setup.encoded.context or setup.encoded.sequences)[b].tokens)
-    allowed = observed.visible[b, 0, i].tolist()
-    scores = observed.tensors["scores"][b, h, i].tolist()
-    return Cell(
-        sequence=b,
-        head=h,
-        query=i,
-        key=j,
-        q=_numbers(observed.tensor("q")[b, h, i]),
-        k=_numbers(k[b, h, j]),
-        v=_numbers(v[b, h, j]),
-        qk=observed.tensors["qk"][b, h, i, j].item(),
-        scale=setup.config.scale or 0.0,
-        softcap=setup.config.softcap,
-        allowed=allowed[j],
-        score=scores[j] if allowed[j] else None,
-        scores_row=tuple(score if ok else None for score, ok in zip(scores[:n_keys], allowed, strict=False)),
-        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, :n_keys]),
-        share=observed.tensor("shares")[b, h, i, j].item(),
-        z=_numbers(observed.tensors["z"][b, h, i]),
-    )
-
-
-def _numbers(tensor: Tensor) -> tuple[float, ...]:
-    return tuple(tensor.double().tolist())

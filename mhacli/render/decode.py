@@ -1,0 +1,237 @@
+"""Decoding, step by step: what each new token reads of the past, what it adds, and what the ways of keeping it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.parts import CacheStep, Decoding, SelfCheck, Step, Way
+from mhacli.record import Record
+from mhacli.render.matrix import Head
+from mhacli.render.options import Screen, ViewOptions, balanced, chosen
+from mhacli.render.terminal import MAX_HEADS, groups_table
+from mhacli.render.words import (
+    bytes_text,
+    configuration,
+    count_of,
+    count_text,
+    filled,
+    number_text,
+    seconds_text,
+    share_text,
+    token_text,
+)
+from mhacli.text.escape import token_label, visible
+from mhacli.variants import variants
+
+MAX_STEPS, MAX_SEQUENCES = 16, 4
+_INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
+_COLUMNS = {
+    "length": ("length", 0),
+    "cache": ("cache", 0),
+    "step": ("a step", 0),
+    "faster": ("", 0),
+    "flops": ("FLOPs", _WIDE),
+    "step_bytes": ("moved", _WIDE),
+    "total": ("all steps", 64),
+    "total_bytes": ("moved", 72),
+    "holds": ("holds", 64),
+}
+"""Of the ways: each column's heading, and the width of screen from which on there is room for it."""
+_KEPT = {
+    "none": "nothing is kept: every step computes all keys and values again",
+    "concat": "each step copies the kept keys and values into new tensors, with its own behind them",
+    "preallocated": "each step writes its own keys and values into room that was made at the beginning",
+}
+
+
+def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+    """Everything that `mha decode` prints. Raises `UsageError` for a head or sequence that does not exist."""
+    decoding = record.decoding
+    if decoding is None:
+        return Text("this record holds no decoding")
+    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
+    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
+    sections: list[RenderableType] = [configuration(record, screen.width), _introduction(record, decoding)]
+    sections += groups_table(record)
+    steps = [step for step in record.trace if step.cache is not None]
+    shown = balanced(len(steps), len(steps) if options.everything else MAX_STEPS)
+    for place, number in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            sections.append(Text(f"⋮ {count_of(shown.hidden, 'step')} not drawn (--all)", style="dim"))
+        cache = steps[number].cache
+        if cache is not None:
+            sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
+    sections += [_ways(decoding.ways, screen), _formulas(record, decoding, screen), agreement(record.self_check)]
+    return Group(*(part for section in sections for part in (section, Text(""))))
+
+
+def agreement(check: SelfCheck) -> Text:
+    """One line: whether the steps give what a full recomputation gives."""
+    verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
+    return verdict.append(
+        f": the steps' outputs differ from a full recomputation by at most {number_text(check.max_abs_error)}"
+        f" (tolerance {number_text(check.tolerance)})",
+        style="not bold default",
+    )
+
+
+def _introduction(record: Record, decoding: Decoding) -> Text:
+    kinds = [
+        variant
+        for variant in variants(record.facts)
+        if variant.name in ("multi-query attention", "grouped-query attention")
+    ]
+    prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
+    text = Text(f"cache {decoding.cache}: ", style="bold").append(_KEPT.get(decoding.cache, ""), style="not bold")
+    text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
+    text.append("\nper head, the newest query's row: key, its position, its share; * the largest", style="not bold dim")
+    for kind in kinds:
+        text.append(f"\n{kind.name}: {kind.why}", style="not bold italic")
+    return text
+
+
+def _step(
+    record: Record,
+    step: Step,
+    cache: CacheStep,
+    sequences: tuple[int, ...],
+    heads: tuple[int, ...],
+    options: ViewOptions,
+    screen: Screen,
+) -> Group:
+    n_new = step.shape[1]
+    names = " | ".join(_new_tokens(cache.tokens[b]) for b in sequences if b < len(cache.tokens))
+    title = Text(f"{visible(step.site)} · {cache.phase} · ", style="bold").append(names, style="bold cyan")
+    room = screen.width - _INDENT
+    shapes = [
+        f"{name} {list(shape)}" for name, shape in (("q", cache.q_shape), ("k", cache.k_shape), ("v", cache.v_shape))
+    ]
+    if cache.cache_bytes:
+        room_made = f" in room for {bytes_text(cache.cache_bytes)}" if cache.cache_bytes > cache.read_bytes else ""
+        traffic = [
+            f"appends {bytes_text(cache.appended_bytes)} to {count_of(cache.n_past, 'token')} before",
+            f"reads {bytes_text(cache.read_bytes)} of keys and values",
+            f"cache {bytes_text(cache.read_bytes)}{room_made}",
+        ]
+    else:
+        traffic = [f"computes the keys and values of all {count_of(cache.start + n_new, 'token')} again, keeps nothing"]
+    check = [
+        f"from the full recomputation: {number_text(cache.max_abs_difference)}",
+        f"{count_text(step.flops)} FLOPs",
+        seconds_text(step.time_s),
+    ]
+    lines: list[RenderableType] = [Text("\n".join(filled(parts, room))) for parts in (shapes, traffic)]
+    lines += _pattern_rows(record, cache.start + n_new - 1, sequences, heads, options)
+    lines.append(Text("\n".join(filled(["largest difference " + check[0], *check[1:]], room)), style="dim"))
+    return Group(Rule(title, align="left", style="dim"), Padding(Group(*lines), (0, 0, 0, _INDENT)))
+
+
+def _new_tokens(tokens: tuple[str, ...]) -> str:
+    named = [token_label(token) for token in (tokens if len(tokens) <= _KEYS_SHOWN else tokens[: _KEYS_SHOWN - 1])]
+    return (" ".join(named) + (f" … {len(tokens) - len(named)} more" if len(named) < len(tokens) else "")) or "padding"
+
+
+def _pattern_rows(
+    record: Record, row: int, sequences: tuple[int, ...], heads: tuple[int, ...], options: ViewOptions
+) -> Iterator[RenderableType]:
+    """The newest query's row of each head: its keys in order, or the strongest of many."""
+    if "pattern" not in record.arrays:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for b in sequences:
+        query = row - record.first_query(b)
+        if not 0 <= query < len(record.sequences[b].tokens):
+            continue
+        for h in heads:
+            of = f"sequence {b} · " if len(sequences) > 1 else ""
+            table.add_row(f"{of}head {h}", Text(_row_words(Head(record, b, h, "pattern"), query, options)))
+    yield table
+
+
+def _row_words(head: Head, query: int, options: ViewOptions) -> str:
+    shares, allowed = head.shares[query], head.allowed[query]
+    keys = [key for key in range(len(shares)) if allowed[key]]
+    strongest = sorted(keys, key=lambda key: (-float(shares[key]), key))
+    is_long = len(keys) > _KEYS_SHOWN and not options.everything
+    listed = strongest[:_KEYS_SHOWN] if is_long else keys
+    words = [
+        f"{token_text(head.record.keys[head.sequence], head.key_index(key))} {head.key_index(key)} "
+        f"{share_text(float(shares[key]), options.precision)}{'*' if strongest and key == strongest[0] else ''}"
+        for key in listed
+    ]
+    more = f", {len(keys) - len(listed)} keys more" if is_long else ""
+    return (", ".join(words) or "no key allowed") + more
+
+
+def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
+    """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
+    wanted = [name for name, (_, width) in _COLUMNS.items() if screen.width >= width]
+    table = Table(box=None, padding=(0, 2 if screen.width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="dim")
+    for name in wanted:
+        table.add_column(_COLUMNS[name][0], justify="left" if name == "cache" else "right", no_wrap=True)
+    again = {way.length: way.step.median_s for way in ways if way.cache == "none"}
+    previous = None
+    for way in ways:
+        row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
+        table.add_row(*(row[name] for name in wanted))
+        previous = way.length
+    said = "a step: the last one of the length, median; ×: faster than none"
+    said += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
+    if "total" in wanted and any(way.n_timed < way.length for way in ways):
+        said += f"; ≈ the sum over all steps, of which {max(way.n_timed for way in ways)} were timed"
+    title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
+    return Group(title, table, Text(said, style="dim"))
+
+
+def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
+    """A way's row by column."""
+    faster = again_s / way.step.median_s if again_s and way.step.median_s and way.cache != "none" else None
+    return {
+        "length": f"{way.length:,}",
+        "cache": visible(way.cache),
+        "step": seconds_text(way.step.median_s),
+        "faster": "" if faster is None else f"{faster:.3g} ×",
+        "flops": count_text(way.step_flops),
+        "step_bytes": bytes_text(way.step_bytes),
+        "total": ("≈ " if way.n_timed < way.length else "") + seconds_text(way.total_s),
+        "total_bytes": bytes_text(way.total_bytes),
+        "holds": bytes_text(way.cache_bytes),
+    }
+
+
+def _formulas(record: Record, decoding: Decoding, screen: Screen) -> RenderableType:
+    """FLOPs and bytes by formula, with the numbers of this layer, and where cache traffic overtakes weight traffic."""
+    c, batch = record.config, len(record.sequences)
+    n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
+    item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
+    parameters = decoding.weight_bytes // item if item else 0
+    group = c.n_heads // n_kv
+    lines = [
+        f"cached step: batch · (2 · {parameters:,} weights + 2 · {c.n_heads} heads · (d_head + d_v) · T) FLOPs; "
+        "without a cache about T times as many",
+        f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
+        "a step reads all of it once",
+        "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
+        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; from T = {_tokens(decoding.crossing)} on, "
+        "keys and values are more traffic than weights",
+    ]
+    if group > 1:
+        lines.append(
+            f"{count_of(n_kv, 'kv head')} instead of {c.n_heads}: {bytes_text(decoding.token_bytes)} per token instead of "
+            f"{bytes_text(decoding.full_token_bytes)}, {group} × less to keep and to read"
+        )
+    elif c.n_heads > 1:
+        lines.append(f"with --kv-heads 1 it would be {c.n_heads} × less to keep and to read per token")
+    return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
+
+
+def _tokens(length: float) -> str:
+    return f"{length:,.0f}" if length >= 10 else f"{length:.1f}"

@@ -1,0 +1,140 @@
+"""One number followed all the way: how a query of a head came to give a key its share, and what in its score is position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from mhacli.attention.core import per_query_head
+from mhacli.config import ROPE
+from mhacli.parts import Cell, ScorePart
+from mhacli.plan import Place
+from mhacli.studies.inspect import Observed, finite
+from mhacli.studies.setup import Setup
+
+NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
+"""The sites that a story is told from, besides those that every run keeps."""
+
+
+def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
+    """The numbers behind one cell, taken from the tensors of the observed run. Indices are those of the tokens."""
+    b, h, at = place.sequence, place.head, _columns(setup, place)
+    i, j = at
+    keys = (setup.encoded.context or setup.encoded.sequences)[b]
+    own = slice(j - place.key, j - place.key + len(keys.tokens))
+    q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
+    allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
+    scores = observed.tensors["scores"][b, h, i].tolist()
+    return Cell(
+        sequence=b,
+        head=h,
+        query=place.query,
+        key=place.key,
+        q=_numbers(q[i]),
+        k=_numbers(k[j]),
+        v=_numbers(v[j]),
+        qk=finite(observed.tensors["qk"][b, h, i, j].item()),
+        scale=setup.config.scale or 0.0,
+        softcap=setup.config.softcap,
+        allowed=allowed[j],
+        score=finite(scores[j]) if allowed[j] else None,
+        scores_row=tuple(finite(x) if ok else None for x, ok in zip(scores[own], allowed[own], strict=True)),
+        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, own]),
+        share=finite(observed.tensor("shares")[b, h, i, j].item()),
+        z=_numbers(observed.tensors["z"][b, h, i]),
+        parts=tuple(_parts(setup, observed, place, at)),
+    )
+
+
+def _columns(setup: Setup, place: Place) -> tuple[int, int]:
+    """Where the cell's query and key stand in the tensors: behind the padding, if that is on the left."""
+    sides = (
+        (setup.encoded.sequences, setup.facts.q_len),
+        (setup.encoded.context or setup.encoded.sequences, setup.facts.k_len),
+    )
+    is_left = setup.config.padding == "left"
+    q_first, k_first = (length - len(family[place.sequence].tokens) if is_left else 0 for family, length in sides)
+    return place.query + q_first, place.key + k_first
+
+
+def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
+    """`q`, `k` or `v` as they meet each other: turned where positions are rotary, one for every query head."""
+    turned = observed.tensors.get(f"{name}_rot")
+    return per_query_head(observed.tensor(name) if turned is None else turned, setup.config.n_heads)
+
+
+def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) -> Iterator[ScorePart]:
+    """The terms of the score before the mask, in float64: they add up to it, but for rounding."""
+    b, h, (i, j), scale = place.sequence, place.head, at, setup.config.scale or 0.0
+    q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
+    scaled = scale * float(q[i] @ k[j])
+    if setup.config.positions in ROPE:
+        plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
+        unturned = scale * float(plain_q[i] @ plain_k[j])
+        yield ScorePart("scale · q · k, not turned", "content", finite(unturned))
+        yield ScorePart("what turning them changes", "position", finite(scaled - unturned))
+    elif setup.config.positions in ("sinusoidal", "learned"):
+        yield from _products(setup, place, at, scale)
+    else:
+        yield ScorePart("scale · q · k", "content", finite(scaled))
+    if setup.config.softcap is not None:
+        capped = observed.tensors["scores"].new_tensor(scaled / setup.config.softcap).double().tanh().item()
+        yield ScorePart("what the softcap changes", "softcap", finite(setup.config.softcap * capped - scaled))
+    if "alibi" in observed.tensors:
+        yield ScorePart(
+            "−slope · distance", "position", finite(_of_sequence(observed.tensors["alibi"], b)[h, i, j].item())
+        )
+    if "bias" in observed.tensors:
+        yield ScorePart("the bias of the file", "given", finite(observed.tensors["bias"][b, h, i, j].item()))
+
+
+def _of_sequence(costs: Tensor, sequence: int) -> Tensor:
+    """What distance costs in one sequence `[head, query, key]`, where all share it or each has its own."""
+    return costs if costs.ndim == 3 else costs[min(sequence, len(costs) - 1)]
+
+
+def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
+    """`q = W(content + position) + b` multiplied out: four products, the biases counted as content.
+
+    Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
+    """
+    layer, group = setup.layer.attention, setup.config.n_heads // (setup.config.n_kv_heads or 1)
+    context = setup.context_content()
+    sides = (
+        (setup.content(), setup.places, layer.q_proj, place.head, at[0]),
+        (
+            setup.content() if context is None else context,
+            setup.places if setup.context_places is None else setup.context_places,
+            layer.k_proj,
+            place.head // group,
+            at[1],
+        ),
+    )
+    made = []
+    for rows, places, projection, head, index in sides:
+        added = setup.added(places)
+        position = (
+            rows.new_zeros(rows.shape[1:]) if added is None else added if added.ndim == 2 else added[place.sequence]
+        )
+        made.append(_projected(projection, rows[place.sequence, index], position[index], head, layer.d_head))
+    (q_content, q_position), (k_content, k_position) = made
+    for name, kind, one, other in (
+        ("content of the query · content of the key", "content", q_content, k_content),
+        ("content of the query · place of the key", "both", q_content, k_position),
+        ("place of the query · content of the key", "both", q_position, k_content),
+        ("place of the query · place of the key", "position", q_position, k_position),
+    ):
+        yield ScorePart(name, kind, finite(scale * float(one @ other)))  # type: ignore[arg-type]
+
+
+def _projected(linear: nn.Linear, content: Tensor, position: Tensor, head: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """One head's columns of the projection of a content and of a position, in float64 on the CPU."""
+    own = slice(head * d_head, (head + 1) * d_head)
+    weight = linear.weight[own].cpu().double()
+    bias = 0.0 if linear.bias is None else linear.bias[own].cpu().double()
+    return weight @ content.cpu().double() + bias, weight @ position.cpu().double()
+
+
+def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
+    return tuple(finite(x) for x in tensor.double().tolist())

@@ -1,0 +1,298 @@
+"""Decoding step by step: the record against that of one run over everything, and every number of a step by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mhacli.attention.cache import ConcatCache, PreallocatedCache
+from mhacli.cli import main
+from mhacli.config import Config
+from mhacli.errors import MhaError, UsageError
+from mhacli.layerfile import read_layer_file
+from mhacli.plan import decodable
+from mhacli.studies import decode as study
+from mhacli.studies.inspect import Options, inspect, weights_content
+from mhacli.text.encode import encode
+
+CHOICES = {
+    "d_model": 5, "n_heads": 6, "n_kv_heads": 2, "d_head": 4, "d_v": 3, "d_input": 9, "init": "uniform",
+    "dtype": "float64", "device": "cpu", "max_positions": 9, "scale": 1.5,
+}  # fmt: skip
+TEXTS = ("the cat | sat on the | mat a", "a mat | sat")
+CACHES = ("none", "concat", "preallocated")
+QUICK = Options(repeat=1)
+compare_ways = study.compare_ways
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The ways of keeping the past are compared where a test is about them."""
+    monkeypatch.setattr(study, "compare_ways", lambda *_: ())
+
+
+def config_of(**choices):
+    return Config(**CHOICES | choices)
+
+
+def decoded(texts=TEXTS, config=None, **how):
+    config = config or config_of()
+    return study.decode(encode(texts, config), config, **{"options": QUICK} | how)
+
+
+VARIANTS = {
+    "plain": {"positions": "none", "bias": False},
+    "sinusoidal": {"softcap": 2.0},
+    "learned, left padding": {"positions": "learned", "padding": "left"},
+    "rope, left padding, window": {"positions": "rope", "padding": "left", "window": (1, 0), "rope_theta": 30.0},
+    "interleaved, documents, sink": {
+        "positions": "rope-interleaved", "documents": "|", "window": (1, 5), "sink": 1, "rope_theta": 30.0,
+    },
+    "alibi, documents, left padding": {"positions": "alibi", "documents": "|", "padding": "left"},
+    "alibi, one kv head, no projection": {"positions": "alibi", "n_kv_heads": 1, "out_proj": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt_len", [0, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_steps_gather_the_arrays_of_one_run_over_everything(cache, variant, prompt_len):
+    config = config_of(**VARIANTS[variant])
+    record = decoded(config=config, cache=cache, prompt_len=prompt_len)
+    whole = inspect(TEXTS, config_of(**VARIANTS[variant], causal=True), options=QUICK)
+    require_same(record, whole)
+    assert record.config == whole.config
+    for found, expected in zip(record.heads, whole.heads, strict=True):
+        assert found.entropy == pytest.approx(expected.entropy, abs=1e-12)
+        assert found.entropy_share == pytest.approx(expected.entropy_share, abs=1e-12)
+    assert (record.decoding.cache, record.decoding.prompt_len) == (cache, prompt_len)
+
+
+def require_same(record, whole):
+    cells = np.broadcast_to(whole.arrays["allowed"], whole.arrays["pattern"].shape)
+    assert record.arrays.keys() == whole.arrays.keys()
+    for name in ("allowed", "strongest_key"):
+        assert np.array_equal(record.arrays[name], whole.arrays[name]), name
+    for name in ("pattern", "z", "out", "entropy"):
+        assert np.abs(record.arrays[name] - whole.arrays[name]).max() <= 1e-12, name
+    for name in ("qk", "scores"):
+        assert np.abs(record.arrays[name][cells] - whole.arrays[name][cells]).max() <= 1e-12, name
+    assert (record.arrays["scores"][~cells] == -np.inf).all()
+    assert (record.arrays["pattern"][~cells] == 0.0).all()
+    assert record.self_check.ok
+    assert record.self_check.max_abs_error <= 1e-12
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("prompt_len", [2, 4, 7])
+def test_a_prefix_that_lies_in_the_prompt_is_read_at_once(cache, prompt_len):
+    choices = {"prefix": 2, "window": (2, 0), "positions": "rope"}
+    record = decoded(config=config_of(**choices), cache=cache, prompt_len=prompt_len)
+    require_same(record, inspect(TEXTS, config_of(**choices), options=QUICK))
+    assert record.arrays["pattern"][0, :, 0, 1].min() > 0  # the first token sees the second
+
+
+@pytest.mark.parametrize(
+    ("choices", "prompt_len"), [({"padding": "left"}, 6), ({"documents": "|"}, 7)], ids=["padded", "packed"]
+)
+def test_a_prefix_that_padding_or_documents_move_behind_the_prompt_is_refused_before_any_work(choices, prompt_len):
+    # on the left: 4 of padding, then the 2; packed: the last document's 2 are the 6th and 7th
+    config = config_of(prefix=2, **choices)
+    assert decoded(config=config, prompt_len=prompt_len).self_check.ok
+    with pytest.raises(UsageError) as caught:
+        decoded(config=config, prompt_len=2)
+    assert caught.value.hint == f"--prompt-len {prompt_len} works"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (7, 1), (1, 7), (7, 7), (6, 7, 7), (6, 1, 1), (2, 1, 7, 7)])
+@pytest.mark.parametrize("cache", ["none", "preallocated"])
+def test_a_score_bias_of_any_shape_reaches_the_steps(shape, cache, tmp_path, normal):
+    bias = normal(*shape)
+    if shape[-2:] == (7, 7):
+        bias[..., 4, 1:], bias[..., 6, 5] = -torch.inf, -torch.inf
+    save_file({"bias": bias}, tmp_path / "bias.safetensors")
+    choices = {"score_bias": str(tmp_path / "bias.safetensors"), "positions": "alibi"}
+    record = decoded(config=config_of(**choices), cache=cache, prompt_len=2)
+    require_same(record, inspect(TEXTS, config_of(**choices, causal=True), options=QUICK))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_random_rows_are_decoded_like_tokens(cache):
+    config = config_of(random=(3, 5), positions="rope", d_head=2)
+    record = decoded((), config, cache=cache, prompt_len=1)
+    require_same(record, inspect((), config_of(random=(3, 5), positions="rope", d_head=2, causal=True), options=QUICK))
+    assert [step.cache.tokens for step in record.trace][:2] == [(("x0",),) * 3, (("x1",),) * 3]
+
+
+def test_weights_from_a_file_are_decoded_with(tmp_path):
+    config = config_of(seed=4, positions="rope")
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(weights_content(encode(TEXTS, config), config.resolved()))
+    source = read_layer_file(str(path), {"dtype": "float64", "device": "cpu"})
+    record = study.decode(encode(TEXTS, source.config), source.config, source=source, options=QUICK)
+    require_same(record, inspect(TEXTS, config_of(seed=4, positions="rope", causal=True), options=QUICK))
+    assert record.weights == str(path)
+
+
+def test_every_step_has_one_entry_that_tells_its_tokens_and_shapes():
+    record = decoded()
+    steps = [step.cache for step in record.trace]
+    assert [step.site for step in record.trace] == [f"step {n}" for n in range(7)]
+    assert [(s.phase, s.start, s.n_past) for s in steps] == [("decode", n, n) for n in range(7)]
+    assert [s.tokens for s in steps] == [
+        (("the",), ("a",)), (("cat",), ("mat",)), (("sat",), ("sat",)), (("on",), ()), (("the",), ()), (("mat",), ()),
+        (("a",), ()),
+    ]  # fmt: skip
+    assert {(s.q_shape, s.k_shape, s.v_shape) for s in steps} == {((2, 6, 1, 4), (2, 2, 1, 4), (2, 2, 1, 3))}
+    assert {(step.shape, step.axes, step.dtype) for step in record.trace} == {
+        ((2, 1, 5), ("batch", "query", "d_model"), "float64")
+    }
+    assert record.timings.keys() == {*(f"step {n}" for n in range(7)), "total"}
+
+
+def test_a_prefill_is_one_entry_and_left_padding_comes_first():
+    record = decoded(config=config_of(padding="left", out_proj=False), prompt_len=5)
+    steps = [step.cache for step in record.trace]
+    assert [(s.phase, s.start, s.n_past) for s in steps] == [("prefill", 0, 0), ("decode", 5, 5), ("decode", 6, 6)]
+    assert steps[0].tokens == (("the", "cat", "sat", "on", "the"), ("a",))
+    assert [s.tokens for s in steps[1:]] == [(("mat",), ("mat",)), (("a",), ("sat",))]
+    assert [s.q_shape for s in steps] == [(2, 6, 5, 4), (2, 6, 1, 4), (2, 6, 1, 4)]
+    assert [(step.shape, step.axes) for step in record.trace] == [
+        ((2, n, 18), ("batch", "query", "head·d_v")) for n in (5, 1, 1)
+    ]
+
+
+TOKEN = 2 * 2 * (4 + 3) * 8
+"""Bytes of one place of the cache by hand: batch 2, kv heads 2, d_head 4 and d_v 3, 8 bytes each: 224."""
+
+
+@pytest.mark.parametrize(
+    ("cache", "read", "appended", "moved", "held"),
+    [
+        ("none", [0, 0, 0], [0, 0, 0], [10, 12, 14], [0, 0, 0]),
+        ("concat", [5, 6, 7], [5, 1, 1], [10, 17, 20], [5, 6, 7]),
+        ("preallocated", [5, 6, 7], [5, 1, 1], [10, 7, 8], [7, 7, 7]),
+    ],
+)
+def test_by_hand_the_bytes_of_a_prefill_of_five_and_two_steps(cache, read, appended, moved, held):
+    steps = [step.cache for step in decoded(cache=cache, prompt_len=5).trace]
+    assert [s.read_bytes for s in steps] == [n * TOKEN for n in read]
+    assert [s.appended_bytes for s in steps] == [n * TOKEN for n in appended]
+    assert [s.moved_bytes for s in steps] == [n * TOKEN for n in moved]
+    assert [s.cache_bytes for s in steps] == [n * TOKEN for n in held]
+
+
+def test_without_a_cache_each_step_computes_all_queries_keys_and_values_again():
+    steps = [step.cache for step in decoded(cache="none", prompt_len=5).trace]
+    assert [(s.q_shape[2], s.k_shape[2], s.v_shape[2]) for s in steps] == [(5, 5, 5), (6, 6, 6), (7, 7, 7)]
+
+
+def forgetful(state, k, v):
+    """A cache that loses the newest value."""
+    return original(state, k, v * 0 if state.length else v)
+
+
+original = ConcatCache.extended
+
+
+def test_a_step_that_goes_wrong_fails_the_self_check_and_says_by_how_much(monkeypatch):
+    assert decoded(cache="concat").self_check.ok
+    monkeypatch.setattr(ConcatCache, "extended", forgetful)
+    record = decoded(cache="concat")
+    found = [step.cache.max_abs_difference for step in record.trace]
+    assert found[0] <= 1e-12 < 1e-3 < min(found[1:])
+    assert record.self_check.max_abs_error == max(found)
+    assert not record.self_check.ok
+
+
+def test_a_step_that_is_not_finite_fails_the_self_check(monkeypatch):
+    full = PreallocatedCache.extended
+    monkeypatch.setattr(PreallocatedCache, "extended", lambda state, k, v: full(state, k, v * torch.nan))
+    record = decoded(options=Options(repeat=1, allow_nonfinite=True))
+    assert record.trace[0].cache.max_abs_difference is None
+    assert (record.self_check.ok, record.self_check.max_abs_error) == (False, None)
+    with pytest.raises(MhaError) as caught:
+        decoded()
+    assert caught.value.message.startswith("the output must be finite in float64, got ")
+
+
+def test_the_command_ends_with_3_when_a_step_goes_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mha", "decode", "the cat sat", "--cache", "concat", "--repeat", "1"])
+    assert main() == 0
+    said = capsys.readouterr()
+    assert "self-check ok" in said.out
+    monkeypatch.setattr(ConcatCache, "extended", forgetful)
+    assert main() == 3
+    said = capsys.readouterr()
+    assert "self-check FAILED" in said.out
+    assert said.err.startswith("mha: error: the output must ")
+
+
+@pytest.mark.parametrize(
+    ("choices", "context", "prompt_len", "message", "hint"),
+    [
+        ({}, (), 8, "prompt_len must be from 0 to the 7 tokens of the text, got 8", None),
+        ({}, (), -1, "prompt_len must be from 0 to the 7 tokens of the text, got -1", None),
+        ({}, ("a b",), 0, "context must be left out of decode, which follows one text", "mha run shows it"),
+        (
+            {"train": True, "dropout": 0.5}, (), 0,
+            "train must be off in decode: dropout would differ from the recomputation", "leave it out",
+        ),
+        (
+            {"prefix": 3}, (), 2,
+            "prompt_len must hold the prefix, whose tokens see each other at once, got 2 of 3 tokens",
+            "--prompt-len 3 works",
+        ),
+        (
+            {"prefix": 9}, (), 0,
+            "prompt_len must hold the prefix, whose tokens see each other at once, got 0 of 7 tokens",
+            "--prompt-len 7 works",
+        ),
+        (
+            {"prefix": 2, "padding": "left"}, (), 5,
+            "prompt_len must hold the prefix, whose tokens see each other at once, got 5 of 6 tokens",
+            "--prompt-len 6 works",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decoded_is_refused_with_the_rule(choices, context, prompt_len, message, hint):
+    config = config_of(**choices).resolved()
+    with pytest.raises(UsageError) as caught:
+        decodable(config, encode(TEXTS, config, context=context), prompt_len)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_decoding_means_a_causal_mask_and_a_prefix_brings_its_own():
+    config = config_of().resolved()
+    assert decodable(config, encode(TEXTS, config), 0).causal
+    with_prefix = config_of(prefix=2).resolved()
+    assert decodable(with_prefix, encode(TEXTS, with_prefix), 2) == with_prefix
+    one = config_of(prefix=1, documents="|", padding="left").resolved()
+    assert decodable(one, encode(TEXTS, one), 0) == one  # the first token alone sees nothing that comes later
+
+
+def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(study, "compare_ways", compare_ways)
+    record = decoded(lengths=(3, 2, 3))
+    assert [(way.length, way.cache) for way in record.decoding.ways] == [(n, cache) for n in (2, 3) for cache in CACHES]
+    of_text = decoded(("the cat sat",)).decoding.ways
+    assert [way.length for way in of_text] == [3, 3, 3]
+    assert [way.cache_bytes for way in record.decoding.ways] == [0, 2 * TOKEN, 2 * TOKEN, 0, 3 * TOKEN, 3 * TOKEN]
+    assert [way.step_bytes for way in record.decoding.ways[3:]] == [6 * TOKEN, 8 * TOKEN, 4 * TOKEN]
+    assert [way.total_bytes for way in record.decoding.ways[3:]] == [12 * TOKEN, 15 * TOKEN, 9 * TOKEN]
+    for way in record.decoding.ways:
+        assert way.n_timed == way.length
+        assert way.step.median_s > 0
+        assert way.total_s >= way.step.median_s
+
+
+def test_decoding_leaves_the_global_generator_alone(monkeypatch):
+    monkeypatch.setattr(study, "compare_ways", compare_ways)
+    torch.manual_seed(3)
+    state = torch.random.get_rng_state()
+    decoded(("the cat",))
+    assert torch.equal(torch.random.get_rng_state(), state)
