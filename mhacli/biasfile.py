@@ -34,7 +34,7 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
         there = ", ".join(map(shown_name, sorted(file.tensors)[:8])) or "no tensor"
         raise MhaError(
             f"{path} must hold the tensor {shown_name(name)}, got {there}",
-            hint="--score-bias FILE:TENSOR names the one to take",
+            hint=f"--score-bias {path}:{next(iter(sorted(file.tensors)), 'TENSOR')} names the one to take",
             code="bad-file",
             path=path,
         )
@@ -42,7 +42,9 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
     if found.dtype not in DTYPES:
         raise MhaError(
             f"{path}: tensor {shown_name(name)} must be one of {', '.join(DTYPES)}, got {found.dtype}",
-            hint="a mask of true and false is no bias: write 0 where allowed and -inf where not",
+            hint="a mask as a bias is 0 where allowed and -inf where not"
+            if found.dtype == "BOOL"
+            else "save it as float32",
             code="bad-file",
             path=path,
         )

@@ -10,6 +10,7 @@ from typing import Literal, get_args, get_type_hints
 from mhacli.errors import UsageError
 
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
+LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
 Distribution = Literal["normal", "uniform"]
 Side = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
@@ -94,6 +95,20 @@ class Config:
                 return name
         return f"positions {self.positions}" if self.positions in (*ROPE, "alibi") else None
 
+    @property
+    def has_own_scale(self) -> bool:
+        """Whether dot products are scaled by something else than `d_head ** -0.5`."""
+        return self.scale is not None and self.d_head is not None and abs(self.scale - self.d_head**-0.5) > 1e-12
+
+    @property
+    def layer_positions(self) -> LayerPositions:
+        """The positions that act inside the layer; `none` where they are added to the rows before it."""
+        return "none" if self.positions == "sinusoidal" or self.positions == "learned" else self.positions
+
+    def first_column(self, n_tokens: int, length: int) -> int:
+        """Where a sequence of `n_tokens` begins on an axis of `length`: behind its padding, if that is on the left."""
+        return length - n_tokens if self.padding == "left" else 0
+
     def resolved(self) -> Config:
         """This config with every derived width filled in. Raises `UsageError` naming the rule that is broken."""
         _check_choices(self)
@@ -135,11 +150,12 @@ def _check_range(name: str, value: int, low: int, high: int, hint: str | None = 
 def _check_numbers(full: Config) -> None:
     for name in ("d_head", "d_v", "d_input"):
         _check_range(name, getattr(full, name), 1, MAX_WIDTH)
-    _check_range("n_kv_heads", full.n_kv_heads or 0, 1, full.n_heads)
+    nearest = f"--kv-heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works"
+    _check_range("n_kv_heads", full.n_kv_heads or 0, 1, full.n_heads, nearest)
     if full.n_heads % (full.n_kv_heads or 1):
         raise UsageError(
             f"n_heads ({full.n_heads}) must be a multiple of n_kv_heads ({full.n_kv_heads})",
-            hint=f"--kv-heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works",
+            hint=nearest,
         )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {full.device!r}")
@@ -183,7 +199,8 @@ def _check_mask(full: Config) -> None:
         )
     if full.documents is not None and (not full.documents or full.random is not None):
         given = "random rows" if full.documents else "an empty one"
-        raise UsageError(f"documents must be the separator of a text, got {given}", hint="try --documents '|'")
+        way_out = "leave --documents or --random out" if full.documents else "try --documents '|'"
+        raise UsageError(f"documents must be the separator of a text, got {given}", hint=way_out)
     if full.random is not None:
         for name, value in zip(("random's batch", "random's length"), full.random, strict=True):
             _check_range(name, value, 1, MAX_RANDOM, "--random BATCH,LENGTH, such as 2,5")

@@ -1,4 +1,8 @@
-"""What a step of decoding costs: floating point operations and bytes, by formula. T is the length with the new tokens."""
+"""What a step of decoding costs, by formula: operations of its products and biases, bytes of what is kept.
+
+Bytes are those of a kernel that reads each kv head once; the explicit computation here copies more on the way. T is the
+length with the new tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,25 @@ def token_bytes(config: Config, n_kv_heads: int | None = None) -> int:
     return heads * ((config.d_head or 0) + (config.d_v or 0)) * ITEM_BYTES[config.dtype]
 
 
-def crossing(config: Config, batch: int) -> float:
+def crossing_len(config: Config, batch: int) -> float:
     """The length at which a step reads as many bytes of keys and values as of weights: below it weights weigh more."""
     return weight_bytes(config) / (batch * token_bytes(config))
 
 
 def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
-    """Operations of one step: 2 per weight and row that is projected, `2·(d_head + d_v)` per head, query and key.
+    """Operations of one step's matrix products, and of their biases: 2 per weight and row that is projected and 1 per bias, and
+    `2·(d_head + d_v)` per head, query and key. Scale, softmax and positions are left out: they are few.
 
     Without a cache all rows are projected and all meet all, masked cells too, as the explicit computation does.
     """
     rows = length if cache == "none" else n_new
-    multiplied = sum(width * n_in for n_in, width in _projections(config))
-    added = sum(width for _, width in _projections(config)) if config.bias else 0
     per_cell = 2 * config.n_heads * ((config.d_head or 0) + (config.d_v or 0))
-    return batch * rows * (2 * multiplied + added + per_cell * length)
+    return batch * rows * (row_flops(config) + per_cell * length)
+
+
+def row_flops(config: Config) -> int:
+    """Operations of projecting one row, and its result: 2 per weight, 1 per bias."""
+    return sum(2 * width * n_in + (width if config.bias else 0) for n_in, width in _projections(config))
 
 
 def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from mhacli.config import Config
+from mhacli.parts import TokenSequence
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,24 @@ class Facts:
     padded: bool = False
     packed: bool = False
     n_tokens: int = 0
+
+    @staticmethod
+    def of(
+        config: Config, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, *, n_tokens: int
+    ) -> Facts:
+        """The facts of these tokens under a resolved config."""
+        families = (sequences, sequences if context is None else context)
+        q_len, k_len = (max(len(s.tokens) for s in family) for family in families)
+        return Facts(
+            config,
+            len(sequences),
+            q_len,
+            k_len,
+            cross=context is not None,
+            padded=any(len(s.tokens) < n for f, n in zip(families, (q_len, k_len), strict=True) for s in f),
+            packed=any(len(set(s.documents)) > 1 for family in families for s in family),
+            n_tokens=n_tokens,
+        )
 
     @property
     def sizes(self) -> Mapping[str, int]:

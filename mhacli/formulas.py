@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mhacli.config import ROPE
 from mhacli.facts import Facts
-from mhacli.variants import alibi_slopes, mask_rules
+from mhacli.variants import mask_rules
 
 
 def product(out: str, weight: str, *, of: str = "x", of_cross: str | None = None) -> Callable[[Facts], str]:
@@ -61,7 +61,7 @@ def x_formula(f: Facts) -> str:
 
 def context_flops(f: Facts) -> int:
     """Of the positions of the context."""
-    waves = 2 if f.config.positions == "sinusoidal" else 0
+    waves = 2 * (f.batch if f.own_places else 1) if f.config.positions == "sinusoidal" else 0
     return (f.batch + waves) * f.k_len * f.size("d_input") if adds_positions(f) else 0
 
 
@@ -72,6 +72,21 @@ def sharing(f: Facts) -> str:
     if group == 1:
         return ""
     return "; all query heads read this one" if n_kv_heads == 1 else f"; each is read by {group} query heads in a row"
+
+
+def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """What each head takes off its scores per step of distance: `2^(−8(h+1)/n)`.
+
+    Where `n` is no power of two: the slopes for the power below, then every other slope of the power above. Source: Press
+    et al. 2021, section 3, and its published code for other counts of heads.
+
+    >>> alibi_slopes(2)
+    (0.0625, 0.00390625)
+    """
+    below = 1 << (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (h + 1) / below) for h in range(below)]
+    between = [2.0 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * below, 2)]
+    return tuple(slopes + between[: n_heads - below])
 
 
 def slopes(f: Facts) -> str:

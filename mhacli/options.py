@@ -222,15 +222,21 @@ class LayerOptions:
     causal: Annotated[bool | None, _switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
     window: Annotated[
         str | None,
-        _option(_MASK, "Only keys so far left and right of the query. (default of RIGHT: 0)", metavar="LEFT[,RIGHT]"),
+        _option(
+            _MASK,
+            "Only keys so far left and right of the query; none takes a saved one off. (default of RIGHT: 0)",
+            metavar="LEFT[,RIGHT]",
+        ),
     ] = None
     prefix: Annotated[
         int | None,
-        _number(_MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens; the others causally."),
+        _number(
+            _MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens, the others causally; 0 for none."
+        ),
     ] = None
     sink: Annotated[
         int | None,
-        _number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window."),
+        _number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
     ] = None
     padding: Annotated[
         Side | None, _option(_MASK, "The side on which shorter sequences are filled up. (default: right)")

@@ -123,11 +123,11 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodeSummary:
     """A decoded sequence: how the past was kept, how long the prompt was, and how the ways of keeping it compare.
 
     `weight_bytes` are read at every step whatever the length, `token_bytes` per token and sequence that is kept; they are
-    equal at `crossing` tokens. `full_token_bytes` is what a token would take with a kv head for every query head.
+    equal at `crossing_len` tokens. `full_token_bytes` is what a token would take with a kv head for every query head.
     """
 
     cache: str
@@ -136,7 +136,7 @@ class Decoding:
     weight_bytes: int
     token_bytes: int
     full_token_bytes: int
-    crossing: float
+    crossing_len: float
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,8 @@ class HeadStatistics:
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """The output recomputed in float64 from the pattern that is shown, against the output that was computed."""
+    """The output recomputed in float64 from the pattern that is shown, against the output that was computed; of decoding
+    also against a full recomputation, whichever is further."""
 
     max_abs_error: float | None
     tolerance: float
@@ -184,7 +185,10 @@ class RouteCheck:
 
 @dataclass(frozen=True)
 class ScorePart:
-    """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both."""
+    """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
+
+    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed.
+    """
 
     name: str
     kind: Literal["content", "position", "both", "given", "softcap"]

@@ -19,7 +19,7 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
 BASE_BYTES = 300 << 20
 """What python and torch take before the first tensor, with room."""
-_FLOAT32_BYTES = 4
+_FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,7 @@ class Place:
 
 def facts_of(encoded: Encoded, config: Config) -> Facts:
     """The sizes of a run, from its text and its resolved config."""
-    families = (encoded.sequences, encoded.q_len), (encoded.context or encoded.sequences, encoded.k_len)
-    return Facts(
-        config,
-        len(encoded.sequences),
-        encoded.q_len,
-        encoded.k_len,
-        cross=encoded.context is not None,
-        padded=any(len(s.tokens) < length for family, length in families for s in family),
-        packed=any(len(set(s.documents)) > 1 for s in encoded.sequences),
-        n_tokens=len(encoded.vocabulary.tokens),
-    )
+    return Facts.of(config, encoded.sequences, encoded.context, n_tokens=len(encoded.vocabulary.tokens))
 
 
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
@@ -157,7 +147,7 @@ def _prefix_end(config: Config, encoded: Encoded) -> int:
     """Behind which column no token of a prefix comes that an earlier one sees: 0 where there is none."""
     end = 0
     for sequence in encoded.sequences:
-        first = encoded.q_len - len(sequence.tokens) if config.padding == "left" else 0
+        first = config.first_column(len(sequence.tokens), encoded.q_len)
         seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
         end = max(end, first + seen[-1] + 1) if seen else end
     return end
@@ -186,12 +176,32 @@ def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
     """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
     item = ITEM_BYTES[facts.config.dtype]
     matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
-    matrices += (
-        facts.cells() * _FLOAT32_BYTES * ((facts.config.positions == "alibi") + (facts.config.score_bias is not None))
-    )
     widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
-    rows = facts.batch * (facts.q_len + facts.k_len) * widths * item
-    return BASE_BYTES + kept_bytes + matrices + rows + _weight_bytes(facts)
+    read = (
+        (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * 3
+    )  # content, sum, padding masked
+    rows = facts.batch * ((facts.q_len + facts.k_len) * widths + read) * item
+    return BASE_BYTES + kept_bytes + matrices + _added_bytes(facts) + rows + _drawn_bytes(facts) + _weight_bytes(facts)
+
+
+def _added_bytes(facts: Facts) -> int:
+    """What is added to scores: a bias, and distances with the whole numbers that they are made of."""
+    wide, has_bias = max(_FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
+    added = 2 * facts.cells() * wide if has_bias else 0
+    if facts.config.positions == "alibi":
+        planes = (facts.batch if facts.own_places else 1) * facts.q_len * facts.k_len
+        added += planes * (facts.config.n_heads * wide + 2 * _INT64_BYTES)
+    return added
+
+
+def _drawn_bytes(facts: Facts) -> int:
+    """What is made in float64 and rounded, one after the other: random rows; waves with angles, sines and cosines."""
+    d_input = facts.size("d_input")
+    random = facts.batch * facts.q_len * d_input * _FLOAT64_BYTES if facts.config.random is not None else 0
+    if facts.config.positions != "sinusoidal":
+        return random
+    longest = max(facts.q_len, facts.k_len) if facts.cross else facts.q_len
+    return max(random, (facts.batch if facts.own_places else 1) * longest * d_input * 5 * _FLOAT64_BYTES)
 
 
 def _weight_bytes(facts: Facts) -> int:

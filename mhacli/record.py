@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
@@ -17,7 +18,17 @@ from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
-from mhacli.parts import Cell, Decoding, Environment, HeadStatistics, RouteCheck, SelfCheck, Step, Timing, TokenSequence
+from mhacli.parts import (
+    Cell,
+    DecodeSummary,
+    Environment,
+    HeadStatistics,
+    RouteCheck,
+    SelfCheck,
+    Step,
+    Timing,
+    TokenSequence,
+)
 from mhacli.schema import decode
 from mhacli.trace import SITES
 
@@ -57,7 +68,7 @@ class Record:
     not_kept: tuple[str, ...] = ()
     routes: tuple[RouteCheck, ...] = ()
     cell: Cell | None = None
-    decoding: Decoding | None = None
+    decoding: DecodeSummary | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -65,24 +76,18 @@ class Record:
         """The sequences that keys and values come from: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
         """What formulas and shapes depend on."""
-        q_len, k_len = (max(len(s.tokens) for s in family) for family in (self.sequences, self.keys))
-        padded = any(len(s.tokens) < n for family, n in ((self.sequences, q_len), (self.keys, k_len)) for s in family)
-        return Facts(
-            self.config, len(self.sequences), q_len, k_len,
-            cross=self.context is not None, padded=padded,
-            packed=any(len(set(s.documents)) > 1 for s in (*self.sequences, *self.keys)), n_tokens=len(self.vocabulary),
-        )  # fmt: skip
+        return Facts.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
 
     def first_query(self, sequence: int) -> int:
         """Where a sequence's first token stands on the query axis: behind its padding, if that is on the left."""
-        return _behind_padding(self.sequences, sequence, self.config)
+        return self.config.first_column(len(self.sequences[sequence].tokens), self.facts.q_len)
 
     def first_key(self, sequence: int) -> int:
         """Where its first key stands on the key axis."""
-        return _behind_padding(self.keys, sequence, self.config)
+        return self.config.first_column(len(self.keys[sequence].tokens), self.facts.k_len)
 
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON values."""
@@ -118,11 +123,6 @@ class Record:
         _require_fitting(record, arrays, path)
         _require_meaning(arrays, record, path)
         return dataclasses.replace(record, arrays=arrays)
-
-
-def _behind_padding(family: tuple[TokenSequence, ...], index: int, config: Config) -> int:
-    longest = max(len(sequence.tokens) for sequence in family)
-    return longest - len(family[index].tokens) if config.padding == "left" else 0
 
 
 def _plain(value: Any) -> Any:
@@ -217,8 +217,17 @@ def _require_whole(record: Record, path: str) -> None:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
         if len(sequence.documents) not in (0, len(sequence.tokens)):
             raise MhaError(f"{path} must give every token its document, or none", code="bad-file", path=path)
+    if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
+        raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
     if record.cell is not None and not _is_inside(record.cell, record):
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
+
+
+def _is_step(step: Step, record: Record) -> bool:
+    if step.cache is None or len(step.shape) != 3 or step.shape[1] < 1:
+        return False
+    is_placed = 0 <= step.cache.start <= record.facts.q_len - step.shape[1]
+    return is_placed and len(step.cache.tokens) == len(record.sequences)
 
 
 def _is_inside(cell: Cell, record: Record) -> bool:

@@ -128,7 +128,7 @@ _ORDER = (
         lambda f: "c = E[context ids]" + (" + positions" if adds_positions(f) else ""),
         "the other text, embedded alike: keys and values come from it, queries do not",
         flops=context_flops,
-        parameters=("embed",),
+        parameters=("embed", "embed_positions"),
     ),
     Site(
         "qkv",
@@ -234,7 +234,7 @@ _ORDER = (
         lambda f: (*(("batch",) if f.own_places else ()), "head", "query", "key"),
         lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
         "what distance costs: steep slopes make local heads, flat ones see far",
-        flops=lambda f: 3 * f.cells() // (1 if f.own_places else f.batch),
+        flops=lambda f: f.cells() // (1 if f.own_places else f.batch),
     ),
     Site(
         "bias",

@@ -29,7 +29,7 @@ def variants(facts: Facts) -> tuple[Variant, ...]:
 
 
 def mask_rules(facts: Facts) -> tuple[str, ...]:
-    """The rules of the mask, each as a clause; all must hold."""
+    """The rules of the mask, each as a clause; all must hold, but for the exception that one of them names."""
     config = facts.config
     rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
     if config.window is not None:
@@ -38,6 +38,7 @@ def mask_rules(facts: Facts) -> tuple[str, ...]:
     rules += [] if config.prefix is None else [f"except that all see {_first(config.prefix)}"]
     rules += ["no token sees another document"] if facts.packed else []
     rules += ["padding is never seen"] if facts.padded else []
+    rules += ["nothing where the score bias is −∞"] if config.score_bias is not None else []
     return tuple(rules)
 
 
@@ -50,21 +51,6 @@ def positions_name(config: Config) -> str:
     styles = {"rope": "half-rotation", "rope-interleaved": "interleaved"}
     style = styles.get(config.positions)
     return config.positions if style is None else f"rope ({style}, θ {config.rope_theta:g})"
-
-
-def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """What each head takes off its scores per step of distance: `2^(−8(h+1)/n)`.
-
-    Where `n` is no power of two: the slopes for the power below, then every other slope of the power above. Source: Press
-    et al. 2021, section 3, and its published code for other counts of heads.
-
-    >>> alibi_slopes(2)
-    (0.0625, 0.00390625)
-    """
-    below = 1 << (n_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * (h + 1) / below) for h in range(below)]
-    between = [2.0 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * below, 2)]
-    return tuple(slopes + between[: n_heads - below])
 
 
 def _first(count: int | None) -> str:
@@ -141,7 +127,7 @@ VARIANTS = (
         _positions("rope"),
         lambda f: f"column j turns with column j + {(f.config.d_head or 0) // 2}, θ {f.config.rope_theta:g}",
         "scores depend on the distance between two tokens, and nothing is added to the rows",
-        "Su et al. 2021, RoFormer, equation 34; pairing of Black et al. 2022, GPT-NeoX-20B, section 2.1.1",
+        "Su et al. 2021, RoFormer, equation 34; pairing of the code of Black et al. 2022, GPT-NeoX-20B (rotate_half)",
     ),
     Variant(
         "rotary positions, interleaved",
@@ -189,7 +175,7 @@ VARIANTS = (
         "sliding window",
         lambda f: f.config.window is not None,
         lambda f: "from {} keys left to {} right of the query".format(*(f.config.window or (0, 0))),
-        "time and cache grow with the window instead of the text",
+        "time grows with the window instead of the text, and a cache need not keep more than the window",
         "Beltagy et al. 2020, Longformer, section 3.1",
     ),
     Variant(
@@ -215,10 +201,10 @@ VARIANTS = (
     ),
     Variant(
         "own scale",
-        lambda f: f.config.scale is not None and abs(f.config.scale - (f.config.d_head or 1) ** -0.5) > 1e-12,
+        lambda f: f.config.has_own_scale,
         lambda f: f"dot products times {f.config.scale:g} instead of {(f.config.d_head or 1) ** -0.5:.4g}",
         "some models train with another temperature, or without any",
-        "Vaswani et al. 2017, section 3.2.1, footnote 4",
+        "Vaswani et al. 2017, section 3.2.1, on what the scale is for",
     ),
     Variant(
         "softcap",
@@ -241,7 +227,7 @@ VARIANTS = (
             f"each share is 0 with probability {f.config.dropout:g}, the others × {1 / (1 - f.config.dropout):.4g}"
         ),
         "training cannot lean on any single key; rows sum to 1 only on average",
-        "Srivastava et al. 2014, Dropout, section 10; Vaswani et al. 2017, section 5.4",
+        "Srivastava et al. 2014, Dropout, section 10",
     ),
 )
 """Every variant, in the order of the computation."""

@@ -12,7 +12,9 @@ from rich.console import Console, RenderableType
 
 from mhacli.config import Config
 from mhacli.parts import (
+    CacheStep,
     Cell,
+    DecodeSummary,
     Environment,
     HeadStatistics,
     Parameter,
@@ -22,6 +24,7 @@ from mhacli.parts import (
     Timing,
     TokenSequence,
     Values,
+    Way,
 )
 from mhacli.record import Record
 
@@ -169,6 +172,65 @@ def walked(record: Record) -> Record:
         RouteCheck("fused", ("qkv", "z", "out"), 2.5e-7, 4e-6, True),
     )
     return replace(record, trace=(*record.trace[:-1], last), cell=cell, routes=routes)
+
+
+def decoded(record: Record, *, cache: str = "preallocated", prompt_len: int = 0, ways: tuple[Way, ...] = ()) -> Record:
+    """The record as if its tokens had come one by one, behind a prompt that came at once.
+
+    Its numbers are easy to follow: step n takes n + 1 ms and 1000 · (n + 1) operations, and differs by (n + 1) · 1e-7.
+    """
+    c, batch, length = record.config, len(record.sequences), record.facts.q_len
+    n_kv_heads, is_kept = c.n_kv_heads or c.n_heads, cache != "none"
+    numbers = n_kv_heads * 2 * D_HEAD
+    token = batch * numbers * 4
+    ends = [*([prompt_len] if prompt_len else []), *range(prompt_len + 1, length + 1)]
+    steps = []
+    for number, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        n_new = end - start
+        begins = [record.first_query(b) for b in range(batch)]
+        cached = CacheStep(
+            phase="prefill" if number == 0 < prompt_len else "decode",
+            start=start,
+            tokens=tuple(
+                sequence.tokens[max(0, start - first) : max(0, end - first)]
+                for sequence, first in zip(record.sequences, begins, strict=True)
+            ),
+            q_shape=(batch, c.n_heads, n_new if is_kept else end, D_HEAD),
+            k_shape=(batch, n_kv_heads, n_new if is_kept else end, D_HEAD),
+            v_shape=(batch, n_kv_heads, n_new if is_kept else end, D_HEAD),
+            n_past=start,
+            read_bytes=end * token if is_kept else 0,
+            appended_bytes=n_new * token if is_kept else 0,
+            moved_bytes=(end + n_new) * token,
+            cache_bytes={"none": 0, "concat": end * token, "preallocated": length * token}[cache],
+            max_abs_difference=(number + 1) * 1e-7,
+        )
+        steps.append(
+            Step(
+                site=f"step {number}",
+                axes=("batch", "query", "head·d_v"),
+                shape=(batch, n_new, c.n_heads * D_HEAD),
+                dtype="float32",
+                formula="out = the formula of a step",
+                meaning="what a step means",
+                layout="copy",
+                strides=(1, 1, 1),
+                flops=1000 * (number + 1),
+                bytes=batch * n_new * c.n_heads * D_HEAD * 4,
+                time_s=(number + 1) / 1000,
+                cache=cached,
+            )
+        )
+    summary = DecodeSummary(
+        cache=cache,
+        prompt_len=prompt_len,
+        ways=ways,
+        weight_bytes=4 * 1234,
+        token_bytes=4 * numbers,
+        full_token_bytes=4 * c.n_heads * 2 * D_HEAD,
+        crossing_len=1234 / (batch * numbers),
+    )
+    return replace(record, trace=tuple(steps), decoding=summary)
 
 
 def drawn(renderable: RenderableType, width: int) -> list[str]:

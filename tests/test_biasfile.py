@@ -70,7 +70,7 @@ def test_a_tensor_that_is_not_there_is_told_with_those_that_are(tmp_path):
     for suffix, name in (("", "bias"), (":three", "three")):
         fault = refused(path + suffix)
         assert fault.message == f"{path} must hold the tensor '{name}', got 'one', 'two'"
-        assert fault.hint == "--score-bias FILE:TENSOR names the one to take"
+        assert fault.hint == f"--score-bias {path}:one names the one to take"
         assert fault.path == path
     empty = written(tmp_path, "empty")
     assert refused(empty).message == f"{empty} must hold the tensor 'bias', got no tensor"
@@ -87,7 +87,8 @@ def test_only_floats_are_a_bias(dtype, told, tmp_path):
     path = written(tmp_path, bias=zeros(5, 5, dtype=dtype))
     fault = refused(path)
     assert fault.message == f"{path}: tensor 'bias' must be one of F64, F32, BF16, F16, got {told}"
-    assert fault.hint == "a mask of true and false is no bias: write 0 where allowed and -inf where not"
+    of_mask = "a mask as a bias is 0 where allowed and -inf where not"
+    assert fault.hint == (of_mask if told == "BOOL" else "save it as float32")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -209,7 +209,7 @@ def test_only_the_new_rows_are_projected(normal):
         x[:, 4:6], past, allowed=masks.causal(4), tap=lambda site, tensor, **_: shapes.update({site: tensor.shape})
     )
     assert list(shapes) == [
-        "q_proj", "q", "k_proj", "k", "v_proj", "v", "k_rot", "q_rot", "qk", "scores", "pattern", "z", "concat", "out",
+        "q_proj", "q", "k_proj", "k", "v_proj", "v", "q_rot", "k_rot", "qk", "scores", "pattern", "z", "concat", "out",
     ]  # fmt: skip
     assert shapes["q_proj"] == (BATCH, 2, 24)
     assert shapes["k_rot"] == (BATCH, 2, 2, 4)

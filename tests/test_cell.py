@@ -168,8 +168,9 @@ def test_the_content_is_the_score_that_there_would_be_without_positions(place, p
 def test_by_hand_what_distance_costs_is_the_slope_times_the_distance(place):
     slopes = [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]
     cell = walked(place, positions="alibi").cell
-    expected = -slopes[place.head] * abs(place.query - place.key)
-    assert values(cell)["−slope · distance"] == pytest.approx(expected, abs=1e-15)
+    slope, distance = slopes[place.head], abs(place.query - place.key)
+    name = f"−slope {slope:.4g} · distance {distance}"
+    assert values(cell)[name] == pytest.approx(-slope * distance, abs=1e-15)
 
 
 def test_distances_and_turns_are_counted_inside_a_document():
@@ -179,14 +180,14 @@ def test_distances_and_turns_are_counted_inside_a_document():
         apart = walked(Place(0, 1, 2, 0), ("sat on the", "the cat mat a"), positions=positions).cell
         assert values(packed) == pytest.approx(values(apart), abs=1e-12)
     alibi = walked(inside, positions="alibi", documents="|").cell
-    assert values(alibi)["−slope · distance"] == -2 / 16
+    assert values(alibi)["−slope 0.0625 · distance 2"] == -2 / 16
 
 
 def test_a_key_at_the_place_of_its_query_is_turned_by_nothing_that_counts():
     cell = walked(Place(0, 2, 5, 5), positions="rope").cell
-    assert values(cell)["what turning them changes"] == pytest.approx(0.0, abs=1e-12)
+    assert values(cell)["what turning them changes, distance 0"] == pytest.approx(0.0, abs=1e-12)
     other = walked(Place(0, 2, 5, 1), positions="rope").cell
-    assert abs(values(other)["what turning them changes"]) > 1e-3
+    assert abs(values(other)["what turning them changes, distance 4"]) > 1e-3
 
 
 def test_at_place_0_the_parts_of_a_learned_table_are_products_with_its_first_row():

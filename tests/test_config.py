@@ -94,8 +94,8 @@ WHOLE = "must be a whole number from"
         ({"d_head": 0}, f"d_head {WHOLE} 1 to 65536, got 0", None),
         ({"d_head": 70_000}, f"d_head {WHOLE} 1 to 65536, got 70000", None),
         ({"d_v": -1}, f"d_v {WHOLE} 1 to 65536, got -1", None),
-        ({"n_kv_heads": 0}, f"n_kv_heads {WHOLE} 1 to 4, got 0", None),
-        ({"n_kv_heads": 8}, f"n_kv_heads {WHOLE} 1 to 4, got 8", None),
+        ({"n_kv_heads": 0}, f"n_kv_heads {WHOLE} 1 to 4, got 0", "--kv-heads 1 works"),
+        ({"n_kv_heads": 8}, f"n_kv_heads {WHOLE} 1 to 4, got 8", "--kv-heads 4 works"),
         ({"n_kv_heads": 3}, "n_heads (4) must be a multiple of n_kv_heads (3)", "--kv-heads 4 works"),
         (
             {"n_heads": 12, "d_model": 12, "n_kv_heads": 9},
@@ -144,7 +144,7 @@ WHOLE = "must be a whole number from"
         (
             {"documents": "|", "random": (2, 5)},
             "documents must be the separator of a text, got random rows",
-            "try --documents '|'",
+            "leave --documents or --random out",
         ),
         ({"random": (0, 5)}, f"random's batch {WHOLE} 1 to 1048576, got 0", "--random BATCH,LENGTH, such as 2,5"),
         ({"random": (2, 0)}, f"random's length {WHOLE} 1 to 1048576, got 0", "--random BATCH,LENGTH, such as 2,5"),

@@ -1,12 +1,16 @@
-"""What a step of decoding costs: by hand, and against loops that do the work and count."""
+"""What a step of decoding costs: by hand, against torch's own counter, and against a count token by token."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli import costs
+from mhacli.attention.cache import CACHES
 from mhacli.attention.weights import new_attention
 from mhacli.config import Config
 from mhacli.costs import CacheKind
@@ -27,8 +31,8 @@ def test_by_hand_the_weights_and_tokens_of_a_small_layer():
     assert costs.weight_bytes(SMALL) == 475 * 8
     assert costs.token_bytes(SMALL) == 2 * (4 + 3) * 8
     assert costs.token_bytes(SMALL, SMALL.n_heads) == 6 * (4 + 3) * 8
-    assert costs.crossing(SMALL, 1) == 475 / 14
-    assert costs.crossing(SMALL, 3) == pytest.approx(475 / 42)
+    assert costs.crossing_len(SMALL, 1) == 475 / 14
+    assert costs.crossing_len(SMALL, 3) == pytest.approx(475 / 42)
 
 
 def test_by_hand_the_operations_of_a_step():
@@ -48,31 +52,37 @@ def test_parameters_and_bytes_are_those_of_a_real_layer(name):
     assert costs.weight_bytes(config) == sum(p.numel() * p.element_size() for p in layer.parameters())
 
 
-def counted_operations(config, batch, rows, length):
-    """Two for each multiplication with a weight, one for each bias, two for each number of a query, key and value met."""
-    count = 0
-    widths = [("q", config.d_input, config.n_heads * config.d_head)]
-    widths += [("k", config.d_input, config.n_kv_heads * config.d_head)]
-    widths += [("v", config.d_input, config.n_kv_heads * config.d_v)]
-    widths += [("o", config.n_heads * config.d_v, config.d_model)] if config.out_proj else []
-    for _ in range(batch * rows):
-        for _, n_in, n_out in widths:
-            for _ in range(n_out):
-                count += 2 * n_in
-                count += 1 if config.bias else 0
-        for _ in range(config.n_heads * length):
-            count += 2 * config.d_head
-            count += 2 * config.d_v
-    return count
+def counted_by_torch(layer, rows, cache, n_new):
+    """What torch counts while the layer computes the step of the last `n_new` rows. It leaves biases out."""
+    with torch.no_grad():
+        if cache == "none":
+            with FlopCounterMode(display=False) as counter:
+                layer(rows)
+        else:
+            past = CACHES[cache](layer, rows.shape[0], rows.shape[1])
+            if rows.shape[1] > n_new:
+                past = layer.decode(rows[:, :-n_new], past)[2]
+            with FlopCounterMode(display=False) as counter:
+                layer.decode(rows[:, -n_new:], past)
+    return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize(("n_new", "length"), [(1, 1), (1, 6), (4, 4), (2, 7)])
-def test_operations_agree_with_loops_that_count(name, n_new, length):
-    for cache in KINDS:
-        found = costs.step_flops(LAYERS[name], batch=3, n_new=n_new, length=length, cache=cache)
-        rows = length if cache == "none" else n_new
-        assert found == counted_operations(LAYERS[name], 3, rows, length)
+@pytest.mark.parametrize("widths", [(12, 2, 2, 12), (5, 4, 3, 9), (7, 1, 5, 2)])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(1, 1), (6, 6), (6, 2), (6, 1)])
+@pytest.mark.parametrize("out_proj", [True, False], ids=["projected", "side by side"])
+@pytest.mark.parametrize("cache", KINDS)
+def test_operations_without_the_biases_are_what_torch_counts(widths, n_heads, n_kv_heads, out_proj, cache):
+    d_model, d_head, d_v, d_input = widths
+    sizes = Config(d_model=d_model, d_head=d_head, d_v=d_v, d_input=d_input, n_heads=n_heads, n_kv_heads=n_kv_heads)
+    for has_bias in (True, False):
+        config = replace(sizes, out_proj=out_proj, bias=has_bias).resolved()
+        layer = new_attention(config)
+        added = sum(linear.out_features for linear in layer.children()) if has_bias else 0
+        for batch, n_new, length in ((1, 1, 1), (3, 1, 6), (2, 4, 4), (2, 2, 7)):
+            found = costs.step_flops(config, batch=batch, n_new=n_new, length=length, cache=cache)
+            n_rows = batch * (length if cache == "none" else n_new)
+            rows = torch.zeros(batch, length, d_input)
+            assert found - n_rows * added == counted_by_torch(layer, rows, cache, n_new)
 
 
 def counted_tokens(cache, n_new, length):
@@ -100,7 +110,7 @@ def test_moved_bytes_agree_with_a_count_and_their_sum_with_the_formula_for_all_s
 
 def test_at_the_crossing_a_step_reads_as_many_bytes_of_keys_and_values_as_of_weights():
     config = LAYERS["one kv head"]
-    length = costs.crossing(config, 2)
+    length = costs.crossing_len(config, 2)
     assert 2 * length * costs.token_bytes(config) == pytest.approx(costs.weight_bytes(config))
 
 

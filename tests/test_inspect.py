@@ -334,6 +334,8 @@ def test_an_output_that_is_not_finite_where_it_should_be_fails_the_comparison():
     assert largest_difference(one, one + 0.5) == 0.5
 
 
-def test_a_site_that_was_not_passed_is_named_as_not_kept():
-    record = inspect("a b", Config(), options=Options(keep=("pattern", "qkv")))
-    assert record.not_kept == ("qkv",)
+def test_a_site_that_the_run_does_not_pass_cannot_be_kept():
+    with pytest.raises(UsageError) as caught:
+        inspect("a b", Config(positions="none"), options=Options(keep=("pattern", "qkv")))
+    assert caught.value.message == "keep must name sites that this run passes, got qkv"
+    assert caught.value.hint == ("it has ids embed x q_proj q k_proj k v_proj v qk scores pattern z concat out")

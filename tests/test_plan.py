@@ -157,8 +157,10 @@ from mhacli.studies.inspect import Options, inspect
 from mhacli.text.encode import encode
 from mhacli.studies.setup import facts_of
 
-config = Config(d_model=64, n_heads=4, device="cpu", dtype=sys.argv[1]).resolved()
-encoded = encode(["word " * 1600], config)
+choices = json.loads(sys.argv[1])
+texts = [] if "random" in choices else ["word " * 1600, "word " * 1500]
+config = Config(**{"d_model": 64, "n_heads": 4, "device": "cpu", **choices}).resolved()
+encoded = encode(texts[: 2 if "padding" in choices else 1], config)
 inspect(encoded, config, options=Options(repeat=1))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
@@ -166,8 +168,19 @@ print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts in other units elsewhere")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_takes_no_more_memory_than_predicted(dtype):
-    done = subprocess.run([sys.executable, "-c", MEASURED, dtype], capture_output=True, text=True, check=True)
-    measured, predicted = json.loads(done.stdout)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "float64", "positions": "alibi"},
+        {"dtype": "bfloat16", "positions": "rope", "padding": "left"},
+        {"dtype": "bfloat16", "padding": "left", "d_model": 2048, "d_head": 8},
+        {"dtype": "float32", "random": [2, 512], "d_model": 8, "d_input": 65_536},
+    ],
+    ids=lambda choices: " ".join(map(str, choices.values())),
+)
+def test_a_run_takes_no_more_memory_than_predicted(choices):
+    command = [sys.executable, "-c", MEASURED, json.dumps(choices)]
+    measured, predicted = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert measured <= predicted <= 2 * measured

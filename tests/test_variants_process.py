@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "random rows with a context": (
         ["trace", "--random", "2,3", "--context", "a b"],
-        "random must stand alone, got a context besides: random rows take its place", "leave the text or --random out",
+        "random must stand alone, got --context besides: there is no text", "leave --random or --context out",
     ),
     "a shape that is none": (
         ["run", "--random", "2,0"], "random must be BATCH,LENGTH, two counts from 1 up such as 2,5, got '2,0'", None,
@@ -76,7 +76,7 @@ REFUSED = {
     ),
     "documents of random rows": (
         ["run", "--random", "2,3", "--documents", "|"],
-        "documents must be the separator of a text, got random rows", "try --documents '|'",
+        "documents must be the separator of a text, got random rows", "leave --documents or --random out",
     ),
     "decoding with a context": (
         ["decode", "a b", "--context", "c"],
@@ -161,7 +161,7 @@ def test_a_score_bias_that_does_not_fit_is_told_without_torch(tmp_path: Path) ->
     missing = attempt(tmp_path, "run", "a b c", "--score-bias", "b.safetensors:c", code=1)
     assert missing.stderr == (
         "mha: error: b.safetensors must hold the tensor 'c', got 'b'\n"
-        "hint: --score-bias FILE:TENSOR names the one to take\n"
+        "hint: --score-bias b.safetensors:b names the one to take\n"
     )
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells, weighted_sum
 from mhacli.attention.positions import alibi, rotate, sinusoidal
-from mhacli.config import ROPE, Config, Init, Positions
+from mhacli.config import ROPE, Config, Init, LayerPositions, Positions
+from mhacli.errors import UsageError
 
 Rows = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]
@@ -65,7 +66,7 @@ class MultiHeadAttention(nn.Module):
         d_input: int | None = None,
         bias: bool = True,
         out_proj: bool = True,
-        positions: Positions = "none",
+        positions: LayerPositions = "none",
         rope_theta: float = 10_000.0,
         scale: float | None = None,
         softcap: float | None = None,
@@ -81,6 +82,11 @@ class MultiHeadAttention(nn.Module):
         self.n_heads, self.n_kv_heads = n_heads, sizes.n_kv_heads or n_heads
         self.d_head, self.d_v = sizes.d_head or 0, sizes.d_v or 0
         self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
+        if sizes.layer_positions != positions:
+            raise UsageError(
+                f"positions must act inside the layer: none, rope, rope-interleaved or alibi, got {positions!r}",
+                hint="sinusoidal and learned ones are added to the rows before it (added_positions)",
+            )
         self.positions, self.rope_theta = positions, rope_theta
         width = sizes.d_input or d_model
         self.q_proj = _linear(width, n_heads * self.d_head, bias)
@@ -117,9 +123,9 @@ class MultiHeadAttention(nn.Module):
         k = self._projected("k", self.k_proj, rows, self.n_kv_heads, tap)
         v = self._projected("v", self.v_proj, rows if value is None else value, self.n_kv_heads, tap)
         key_places = places if rows is query else None
-        q, k = self.turned("q", q, places, tap), self.turned("k", k, key_places, tap)
-        bias_of_places = self.distances(places, key_places, q, k, tap)
-        z, pattern = self.attend_heads(q, k, v, allowed=allowed, bias=bias, distances=bias_of_places, tap=tap)
+        z, pattern = self.attend_placed(
+            q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap
+        )
         return self.joined(z, tap), pattern
 
     def decode(
@@ -134,24 +140,40 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], Past]:
         """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values kept so far.
 
-        Only the new rows are projected. `allowed` is asked with the new rows as queries 0, 1, … and all tokens as keys:
+        Only the new rows are projected. `places` turn new queries and keys; ALiBi counts rows, which is the same wherever
+        places count from the same beginning. `allowed` is asked with the new rows as queries 0, 1, … and all tokens as keys:
         `masks.causal(past.length)`, or `masks.shifted(mask, past.length)` for any other. One new token needs no causal
         mask: there is nothing later. `places` default to those that follow the past. Source: Shazeer 2019, "Fast
         Transformer Decoding", section 2.4.
         """
         tap = no_tap if tap is None else tap
-        start = past.length
-        if places is None:
-            places = start + torch.arange(new.shape[1], device=new.device)
+        rows = past.length + torch.arange(new.shape[1], device=new.device)
+        places = rows if places is None else places
         q = self._projected("q", self.q_proj, new, self.n_heads, tap)
         k = self._projected("k", self.k_proj, new, self.n_kv_heads, tap)
         v = self._projected("v", self.v_proj, new, self.n_kv_heads, tap)
-        past = past.extended(self.turned("k", k, places, tap), v)
-        q = self.turned("q", q, places, tap)
-        rows = start + torch.arange(new.shape[1], device=new.device)
+        q, k = self.turned("q", q, places, tap), self.turned("k", k, places, tap)
+        past = past.extended(k, v)
         costs = self.distances(rows, None, q, past.k, tap)
         z, pattern = self.attend_heads(q, past.k, past.v, allowed=allowed, bias=bias, distances=costs, tap=tap)
         return self.joined(z, tap), pattern, past
+
+    def attend_placed(
+        self,
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_v"],
+        *,
+        places: Places | None,
+        key_places: Places | None,
+        allowed: Allowed | None,
+        bias: Float[Tensor, "..."] | None,
+        tap: Tap,
+    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
+        """`attend_heads` of queries and keys that know their places: the same for every way of projecting."""
+        q, k = self.turned("q", q, places, tap), self.turned("k", k, key_places, tap)
+        distances = self.distances(places, key_places, q, k, tap)
+        return self.attend_heads(q, k, v, allowed=allowed, bias=bias, distances=distances, tap=tap)
 
     def turned(
         self, name: Literal["q", "k"], heads: Float[Tensor, "batch head length d_head"], places: Places | None, tap: Tap

@@ -43,7 +43,8 @@ class ConcatCache(NamedTuple):
 class PreallocatedCache(NamedTuple):
     """The past as the filled part of a buffer. A step writes its own tokens; nothing else moves.
 
-    States share the buffer: extending the same state twice overwrites what the first extension wrote.
+    States share the buffer: extending the same state twice overwrites what the first extension wrote, and gradients do not
+    flow back through several steps. For inference; train with `ConcatCache`.
     """
 
     k_buffer: Float[Tensor, "batch kv_head capacity d_head"]

@@ -42,13 +42,12 @@ def window(left: int, right: int, offset: int = 0) -> Allowed:
     return allowed
 
 
-def prefix(n: int, offset: int = 0, *, places: Int[Tensor, "... key"] | None = None) -> Allowed:
-    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`,
-    `places` as for `leading`.
+def prefix(n: int, offset: int = 0) -> Allowed:
+    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`.
 
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning …" (T5), section 3.2.1.
     """
-    return either(leading(n, places), causal(offset))
+    return either(leading(n), causal(offset))
 
 
 def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Allowed:
@@ -63,7 +62,7 @@ def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Allowed:
     """
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        rows = k_idx[None, :] if places is None else torch.atleast_2d(places)[:, k_idx]
+        rows = k_idx[None, :] if places is None else torch.atleast_2d(places).to(k_idx.device)[:, k_idx]
         return (rows < n)[:, None, None, :]
 
     return allowed
@@ -102,7 +101,7 @@ def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | Non
     k_rows: Tensor = q_rows if k_ids is None else torch.atleast_2d(k_ids)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        of_query, of_key = q_rows[:, q_idx], k_rows[:, k_idx]
+        of_query, of_key = q_rows.to(q_idx.device)[:, q_idx], k_rows.to(q_idx.device)[:, k_idx]
         return (of_query[:, :, None] == of_key[:, None, :])[:, None]
 
     return allowed
@@ -118,7 +117,8 @@ def from_tensor(t: Tensor) -> Allowed:
     full = t.reshape((1,) * (4 - t.ndim) + tuple(t.shape))
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        rows = full if full.shape[-2] == 1 else full[..., q_idx, :]
+        cells = full.to(q_idx.device)
+        rows = cells if full.shape[-2] == 1 else cells[..., q_idx, :]
         return rows if full.shape[-1] == 1 else rows[..., k_idx]
 
     return allowed

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mhacli.variants import alibi_slopes
+from mhacli.formulas import alibi_slopes
 
 
 def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) -> Float[Tensor, "*rows width"]:

@@ -84,12 +84,11 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 
 
 def _attended(layer: MultiHeadAttention, reading: Reading, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
-    """From queries, keys and values to each head's result: the same for every route."""
     places = reading.places
     key_places = places if reading.context is None else None
-    q, k = layer.turned("q", q, places, tap), layer.turned("k", k, key_places, tap)
-    distances = layer.distances(places, key_places, q, k, tap)
-    return layer.attend_heads(q, k, v, allowed=reading.allowed, bias=reading.bias, distances=distances, tap=tap)[0]
+    return layer.attend_placed(
+        q, k, v, places=places, key_places=key_places, allowed=reading.allowed, bias=reading.bias, tap=tap
+    )[0]
 
 
 def _side_by_side(

@@ -66,7 +66,7 @@ def new_attention(config: Config, generator: torch.Generator | None = None) -> M
     """The attention that a resolved config describes, with random weights, in its dtype, on the CPU, not in training."""
     attention = MultiHeadAttention(
         config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, d_v=config.d_v,
-        d_input=config.d_input, bias=config.bias, out_proj=config.out_proj, positions=config.positions,
+        d_input=config.d_input, bias=config.bias, out_proj=config.out_proj, positions=config.layer_positions,
         rope_theta=config.rope_theta, scale=config.scale, softcap=config.softcap, dropout=config.dropout,
         init=config.init, generator=generator,
     )  # fmt: skip
@@ -141,7 +141,7 @@ def probe(layer: Layer, config: Config) -> Probe:
     seen: dict[str, Tensor] = {}
     attention = copy.deepcopy(layer.attention).double().cpu().eval()
     attention.scale, attention.softcap = config.scale, config.softcap
-    attention.positions, attention.rope_theta = config.positions, config.rope_theta
+    attention.positions, attention.rope_theta = config.layer_positions, config.rope_theta
     attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
     answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     if layer.position_table is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from mhacli.commands.output import output, require_self_check, tell_notes
+from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
 from mhacli.options import (
     ColourOptions,
@@ -41,7 +42,7 @@ class DecodeOptions:
         ),
     ] = 0
     cache: Annotated[
-        Literal["none", "concat", "preallocated"],
+        CacheKind,
         typer.Option(help="How the steps keep the past; all three are compared.", rich_help_panel=_DECODING),
     ] = "preallocated"
     lengths: Annotated[
@@ -98,7 +99,7 @@ def decode(
     )
     if layer.causal is False:
         raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
-    from mhacli.commands.sources import make_request, record_command, require_memory, save_files
+    from mhacli.commands.sources import make_request, require_memory, save_files, study_options
     from mhacli.plan import decodable
 
     request = make_request(source, text, layer, device, save)
@@ -107,7 +108,6 @@ def decode(
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with life("loading torch"):
         from mhacli.studies import decode as study
-        from mhacli.studies.inspect import Options
     with life("computing"):
         record = study.decode(
             request.encoded,
@@ -116,7 +116,7 @@ def decode(
             prompt_len=decoding.prompt_len,
             lengths=compared,
             source=request.source,
-            options=Options(request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()),
+            options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
     output(record, options, MachineOptions(json=decoding.json), colour)

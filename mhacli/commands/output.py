@@ -1,4 +1,4 @@
-"""What `run`, `trace` and `show` share after the record: the format asked for, the notes, and the verdict."""
+"""What `run`, `trace`, `decode` and `show` share after the record: the format asked for, the notes, and the verdict."""
 
 from __future__ import annotations
 
@@ -48,14 +48,18 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
         from mhacli.render.terminal import run_view
 
         on = screen(colour.color)
-        view = run_view if record.decoding is None else decode_view
+        view = decode_view if record.decoding is not None and options.view == "matrix" else run_view
         draw(view(record, options, on), on)
 
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:
     """What a reader should know of a run that worked, on stderr: after the output, so that an error stands alone."""
+    from mhacli.render.json import nonfinite
+
     for said in notes:
         note(said)
+    for name, n_bad in nonfinite(record).items():
+        note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     if record.not_kept:
         note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
 
@@ -64,7 +68,11 @@ def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
     check = record.self_check
     if not check.ok:
-        rule = "follow from the pattern shown" if record.decoding is None else "be that of a full recomputation"
+        rule = (
+            "follow from the pattern shown"
+            if record.decoding is None
+            else "follow from the pattern shown and be that of a full recomputation"
+        )
         raise MhaError(
             f"the output must {rule} within {check.tolerance:.3g}, got a difference of {check.max_abs_error}",
             code="self-check",

@@ -32,7 +32,7 @@ def run(
     """Options in, the study `inspect`, the view of a run out."""
     options = view_options(drawing)
     require_one_format(machine)
-    from mhacli.commands.sources import make_request, record_command, require_memory, save_files
+    from mhacli.commands.sources import make_request, require_memory, save_files, study_options
 
     request = make_request(source, text, layer, device, save)
     require_memory(request, save)
@@ -44,9 +44,7 @@ def run(
             request.encoded,
             request.config,
             source=request.source,
-            options=study.Options(
-                request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()
-            ),
+            options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
     output(record, options, machine, colour)

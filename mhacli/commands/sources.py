@@ -1,4 +1,4 @@
-"""What `run` and `trace` share: from options to a request before the first tensor, and files after the last."""
+"""What `run`, `trace` and `decode` share: from options to a request before the first tensor, and files after the last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mhacli.biasfile import read_bias_file
 from mhacli.config import DEFAULT_MAX_BYTES, ROPE, Config
@@ -23,6 +23,13 @@ from mhacli.text.escape import without_surrogates
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
 from mhacli.values import reach, shape
+
+if TYPE_CHECKING:
+    from mhacli.studies.inspect import Options
+
+
+OFF = "none"
+"""The word that takes a window off that weights were saved with."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ def make_request(
     weights = None if layer.weights is None else read_layer_file(layer.weights, given)
     config = Config(**given).resolved() if weights is None else weights.config
     _require_used(given, config)
+    if config.random is not None:
+        _require_random_alone(source, text)
     decoding = make_decoding(source)
     texts = [] if config.random is not None and not (source.text or source.file) else read_texts(source, decoding)
     context = [argument_text(words, decoding) for words in text.context or ()]
@@ -71,6 +80,13 @@ def require_memory(request: Request, save: SaveOptions) -> None:
     """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
     if request.config.device in ("auto", "cpu"):
         foresee(facts_of(request.encoded, request.config), request.keep, save.keep_limit)
+
+
+def study_options(request: Request, layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> Options:
+    """What the studies record besides the config. Called where torch is loaded."""
+    from mhacli.studies.inspect import Options
+
+    return Options(request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
 
 
 def _leave_deleted_folder() -> None:
@@ -95,6 +111,20 @@ def _require_used(given: Mapping[str, Any], config: Config) -> None:
             )
 
 
+def _require_random_alone(source: SourceOptions, text: TextOptions) -> None:
+    """Raises `UsageError` for options of a text where random rows take its place."""
+    given = {
+        "--tokenizer": source.tokenizer, "--vocab": text.vocab, "--max-tokens": text.max_tokens, "--lines": source.lines,
+        "--context": text.context,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"random must stand alone, got {option} besides: there is no text",
+                hint=f"leave --random or {option} out",
+            )
+
+
 def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
     """What to tell of options that a run takes and does not use."""
     said = []
@@ -116,7 +146,7 @@ def given_choices(
         "positions": layer.positions or (None if text.random is None else "none"),
         "out_proj": False if layer.no_out_proj else None,
         "train": layer.train or None,
-        "window": reach(layer.window, "window"),
+        "window": None if layer.window == OFF else reach(layer.window, "window"),
         "random": shape(text.random, "random"),
     }
     alike = (
@@ -128,7 +158,10 @@ def given_choices(
     )
     for group, names in alike:
         choices |= {name: getattr(group, name) for name in names.split()}
-    return {name: value for name, value in choices.items() if value is not None}
+    taken_off = {"window": layer.window == OFF, "prefix": layer.prefix == 0, "sink": layer.sink == 0}
+    return {name: value for name, value in choices.items() if value is not None and not taken_off.get(name)} | {
+        name: None for name, is_off in taken_off.items() if is_off
+    }
 
 
 def make_decoding(source: SourceOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:

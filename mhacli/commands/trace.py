@@ -82,7 +82,9 @@ def trace(
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
-    from mhacli.commands.sources import make_request, record_command, require_memory, save_files
+    if walking.mask:
+        _require_mask_alone(walking, layer, save)
+    from mhacli.commands.sources import make_request, require_memory, save_files, study_options
     from mhacli.plan import Place, require_inside
 
     request = make_request(source, text, layer, device, save)
@@ -94,7 +96,6 @@ def trace(
         return
     require_memory(request, save)
     with life("loading torch"):
-        from mhacli.studies import inspect as study
         from mhacli.studies import walk
     with life("computing"):
         record = walk.walk(
@@ -104,9 +105,7 @@ def trace(
             values=walking.values,
             place=place,
             source=request.source,
-            options=study.Options(
-                request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command()
-            ),
+            options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
     if walking.json:
@@ -117,6 +116,20 @@ def trace(
         _walk_through(record, colour, step=walking.step)
     require_self_check(record)
     tell_notes(record, request.notes)
+
+
+def _require_mask_alone(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:
+    """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
+    given = {
+        "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
+        "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"mask must be drawn alone, got {option} besides: no layer is made",
+                hint=f"leave --mask or {option} out",
+            )
 
 
 def _draw_mask(request: Request, walking: WalkOptions, colour: ColourOptions) -> None:

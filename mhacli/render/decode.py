@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -10,11 +11,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.parts import CacheStep, Decoding, SelfCheck, Step, Way
+from mhacli import costs
+from mhacli.parts import CacheStep, DecodeSummary, Step, Way
 from mhacli.record import Record
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions, balanced, chosen
-from mhacli.render.terminal import MAX_HEADS, groups_table
+from mhacli.render.terminal import MAX_HEADS, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
     configuration,
@@ -67,30 +69,29 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         cache = steps[number].cache
         if cache is not None:
             sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
-    sections += [_ways(decoding.ways, screen), _formulas(record, decoding, screen), agreement(record.self_check)]
+    sections += [
+        _ways(decoding.ways, screen),
+        _formulas(record, decoding, screen),
+        self_check_line(record.self_check, "the steps' outputs differ from a full recomputation"),
+    ]
     return Group(*(part for section in sections for part in (section, Text(""))))
 
 
-def agreement(check: SelfCheck) -> Text:
-    """One line: whether the steps give what a full recomputation gives."""
-    verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
-    return verdict.append(
-        f": the steps' outputs differ from a full recomputation by at most {number_text(check.max_abs_error)}"
-        f" (tolerance {number_text(check.tolerance)})",
-        style="not bold default",
-    )
-
-
-def _introduction(record: Record, decoding: Decoding) -> Text:
+def _introduction(record: Record, decoding: DecodeSummary) -> Text:
     kinds = [
         variant
         for variant in variants(record.facts)
         if variant.name in ("multi-query attention", "grouped-query attention")
     ]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
-    text = Text(f"cache {decoding.cache}: ", style="bold").append(_KEPT.get(decoding.cache, ""), style="not bold")
+    text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
+        _KEPT.get(decoding.cache, ""), style="not bold"
+    )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
-    text.append("\nper head, the newest query's row: key, its position, its share; * the largest", style="not bold dim")
+    text.append(
+        "\nper head, the newest query's row: key, its position, its share; * the largest; of many keys the strongest",
+        style="not bold dim",
+    )
     for kind in kinds:
         text.append(f"\n{kind.name}: {kind.why}", style="not bold italic")
     return text
@@ -109,27 +110,40 @@ def _step(
     names = " | ".join(_new_tokens(cache.tokens[b]) for b in sequences if b < len(cache.tokens))
     title = Text(f"{visible(step.site)} · {cache.phase} · ", style="bold").append(names, style="bold cyan")
     room = screen.width - _INDENT
-    shapes = [
-        f"{name} {list(shape)}" for name, shape in (("q", cache.q_shape), ("k", cache.k_shape), ("v", cache.v_shape))
+    lines: list[RenderableType] = [
+        Text("\n".join(filled(parts, room))) for parts in (_shapes(cache), _traffic(cache, n_new))
     ]
-    if cache.cache_bytes:
-        room_made = f" in room for {bytes_text(cache.cache_bytes)}" if cache.cache_bytes > cache.read_bytes else ""
-        traffic = [
-            f"appends {bytes_text(cache.appended_bytes)} to {count_of(cache.n_past, 'token')} before",
-            f"reads {bytes_text(cache.read_bytes)} of keys and values",
-            f"cache {bytes_text(cache.read_bytes)}{room_made}",
-        ]
-    else:
-        traffic = [f"computes the keys and values of all {count_of(cache.start + n_new, 'token')} again, keeps nothing"]
+    lines += _pattern_rows(record, (cache.start, cache.start + n_new), sequences, heads, options, room)
     check = [
-        f"from the full recomputation: {number_text(cache.max_abs_difference)}",
+        f"largest difference from the full recomputation: {number_text(cache.max_abs_difference)}",
         f"{count_text(step.flops)} FLOPs",
         seconds_text(step.time_s),
     ]
-    lines: list[RenderableType] = [Text("\n".join(filled(parts, room))) for parts in (shapes, traffic)]
-    lines += _pattern_rows(record, cache.start + n_new - 1, sequences, heads, options)
-    lines.append(Text("\n".join(filled(["largest difference " + check[0], *check[1:]], room)), style="dim"))
+    lines.append(Text("\n".join(filled(check, room)), style="dim"))
     return Group(Rule(title, align="left", style="dim"), Padding(Group(*lines), (0, 0, 0, _INDENT)))
+
+
+def _shapes(cache: CacheStep) -> list[str]:
+    """The new tensors, and those that the queries meet: all keys so far."""
+    new = [
+        f"{name} {list(shape)}" for name, shape in (("q", cache.q_shape), ("k", cache.k_shape), ("v", cache.v_shape))
+    ]
+    if not cache.cache_bytes:
+        return ["computes " + new[0], *new[1:]]
+    length = cache.start + cache.k_shape[2]
+    met = [list((*shape[:2], length, *shape[3:])) for shape in (cache.k_shape, cache.v_shape)]
+    return ["new " + new[0], *new[1:], f"meets k {met[0]}", f"v {met[1]}"]
+
+
+def _traffic(cache: CacheStep, n_new: int) -> list[str]:
+    if not cache.cache_bytes:
+        return [f"keys and values of all {count_of(cache.start + n_new, 'token')} anew, nothing is kept"]
+    room_made = f" in room for {bytes_text(cache.cache_bytes)}" if cache.cache_bytes > cache.read_bytes else ""
+    return [
+        f"appends {bytes_text(cache.appended_bytes)} to {count_of(cache.n_past, 'token')} before",
+        f"reads {bytes_text(cache.read_bytes)}",
+        f"cache {bytes_text(cache.read_bytes)}{room_made}",
+    ]
 
 
 def _new_tokens(tokens: tuple[str, ...]) -> str:
@@ -138,37 +152,44 @@ def _new_tokens(tokens: tuple[str, ...]) -> str:
 
 
 def _pattern_rows(
-    record: Record, row: int, sequences: tuple[int, ...], heads: tuple[int, ...], options: ViewOptions
+    record: Record,
+    span: tuple[int, int],
+    sequences: tuple[int, ...],
+    heads: tuple[int, ...],
+    options: ViewOptions,
+    room: int,
 ) -> Iterator[RenderableType]:
-    """The newest query's row of each head: its keys in order, or the strongest of many."""
+    """The newest query's row of each head and sequence: its keys in order, or the strongest of many."""
     if "pattern" not in record.arrays:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
     for b in sequences:
-        query = row - record.first_query(b)
-        if not 0 <= query < len(record.sequences[b].tokens):
+        first = record.first_query(b)
+        query = min(span[1], first + len(record.sequences[b].tokens)) - 1 - first
+        if query < max(0, span[0] - first):  # nothing but padding in this step
             continue
         for h in heads:
-            of = f"sequence {b} · " if len(sequences) > 1 else ""
-            table.add_row(f"{of}head {h}", Text(_row_words(Head(record, b, h, "pattern"), query, options)))
-    yield table
+            label = (f"sequence {b} · " if len(sequences) > 1 else "") + f"head {h}  "
+            words = _row_words(Head(record, b, h, "pattern"), query, options)
+            lines = filled(words, max(20, room - len(label)), ", ")
+            yield Text(label, style="dim").append(("\n" + " " * len(label)).join(lines), style="not dim")
 
 
-def _row_words(head: Head, query: int, options: ViewOptions) -> str:
+def _row_words(head: Head, query: int, options: ViewOptions) -> list[str]:
     shares, allowed = head.shares[query], head.allowed[query]
     keys = [key for key in range(len(shares)) if allowed[key]]
-    strongest = sorted(keys, key=lambda key: (-float(shares[key]), key))
+    is_whole = not any(math.isnan(shares[key]) for key in keys)
+    strongest = sorted(keys, key=lambda key: (-float(shares[key]), key)) if is_whole else keys
     is_long = len(keys) > _KEYS_SHOWN and not options.everything
     listed = strongest[:_KEYS_SHOWN] if is_long else keys
     words = [
         f"{token_text(head.record.keys[head.sequence], head.key_index(key))} {head.key_index(key)} "
-        f"{share_text(float(shares[key]), options.precision)}{'*' if strongest and key == strongest[0] else ''}"
+        f"{share_text(float(shares[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
         for key in listed
     ]
-    more = f", {len(keys) - len(listed)} keys more" if is_long else ""
-    return (", ".join(words) or "no key allowed") + more
+    if is_long:
+        rest = float(sum(shares[key] for key in strongest[_KEYS_SHOWN:]))
+        words.append(f"{len(keys) - len(listed)} keys more {share_text(rest, options.precision)}")
+    return words or ["no key allowed"]
 
 
 def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
@@ -186,7 +207,7 @@ def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
     said = "a step: the last one of the length, median; ×: faster than none"
     said += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
     if "total" in wanted and any(way.n_timed < way.length for way in ways):
-        said += f"; ≈ the sum over all steps, of which {max(way.n_timed for way in ways)} were timed"
+        said += f"; ≈ the sum over all steps, of which {max(way.n_timed for way in ways if way.n_timed < way.length)} were timed"
     title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
     return Group(title, table, Text(said, style="dim"))
 
@@ -198,7 +219,7 @@ def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
         "length": f"{way.length:,}",
         "cache": visible(way.cache),
         "step": seconds_text(way.step.median_s),
-        "faster": "" if faster is None else f"{faster:.3g} ×",
+        "faster": "" if faster is None else f"{faster:.3g} ×" if faster < 1000 else f"{faster:,.0f} ×",
         "flops": count_text(way.step_flops),
         "step_bytes": bytes_text(way.step_bytes),
         "total": ("≈ " if way.n_timed < way.length else "") + seconds_text(way.total_s),
@@ -207,22 +228,26 @@ def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
     }
 
 
-def _formulas(record: Record, decoding: Decoding, screen: Screen) -> RenderableType:
+def _formulas(record: Record, decoding: DecodeSummary, screen: Screen) -> RenderableType:
     """FLOPs and bytes by formula, with the numbers of this layer, and where cache traffic overtakes weight traffic."""
     c, batch = record.config, len(record.sequences)
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
     item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
-    parameters = decoding.weight_bytes // item if item else 0
     group = c.n_heads // n_kv
     lines = [
-        f"cached step: batch · (2 · {parameters:,} weights + 2 · {c.n_heads} heads · (d_head + d_v) · T) FLOPs; "
-        "without a cache about T times as many",
+        f"FLOPs of a cached step, products and biases: batch · ({costs.row_flops(c):,} to project + "
+        f"2 · {c.n_heads} heads · (d_head + d_v) · T); without a cache T times as many",
         f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
         "a step reads all of it once",
         "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
-        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; from T = {_tokens(decoding.crossing)} on, "
+        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
         "keys and values are more traffic than weights",
     ]
+    if c.window is not None:
+        lines.append(
+            f"all keys and values are kept and read here; the window needs only the last {c.window[0] + 1:,}"
+            + (f" and the first {c.sink:,}" if c.sink else "")
+        )
     if group > 1:
         lines.append(
             f"{count_of(n_kv, 'kv head')} instead of {c.n_heads}: {bytes_text(decoding.token_bytes)} per token instead of "

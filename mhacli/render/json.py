@@ -25,20 +25,26 @@ def pieces(record: Record) -> Iterator[str]:
     """
     document = record.document()
     yield "{" + ",\n".join(_field(name, document.pop(name)) for name in _FIRST)
-    nonfinite: dict[str, int] = {}
     for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
         if name not in record.arrays:
             yield ",\n" + _field(name, None)
             continue
         values, meant = _values(record, name)
-        bad = int((~np.isfinite(values) & meant).sum())
-        nonfinite |= {_RENAMED.get(name, name): bad} if bad else {}
         yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
         yield from _nested(values, meant)
-    document["nonfinite"] = nonfinite
+    document["nonfinite"] = nonfinite(record)
     for name, value in document.items():
         yield ",\n" + _field(name, value)
     yield "}\n"
+
+
+def nonfinite(record: Record) -> dict[str, int]:
+    """How many numbers of each array are NaN or Inf, cells that are not allowed aside; arrays without any left out."""
+    counts = {}
+    for name in record.arrays:
+        values, meant = _values(record, name)
+        counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & meant).sum())
+    return {name: count for name, count in counts.items() if count}
 
 
 def _field(name: str, value: object) -> str:

@@ -53,6 +53,7 @@ def document(survey: MaskSurvey, command: tuple[str, ...]) -> str:
 def _one(survey: MaskSurvey, index: int, screen: Screen) -> Iterator[RenderableType]:
     mask, q_len = survey.masks[index], len(survey.masks[index].visible_per_query)
     k_len = mask.n_cells // q_len
+    n_real = len(survey.sequences[index].tokens) * len((survey.context or survey.sequences)[index].tokens)
     yield Rule(Text(f"sequence {index}: {q_len} queries × {k_len} keys", style="bold"), align="left", style="dim")
     room = screen.width - _LABEL_WIDTH - 1 - _COUNT_WIDTH
     cell_width = 2 if 2 * k_len <= room else 1
@@ -61,19 +62,30 @@ def _one(survey: MaskSurvey, index: int, screen: Screen) -> Iterator[RenderableT
     else:
         yield _blocks(mask, k_len, max(1, room))
     counts = mask.visible_per_query
+    padded = ", padding counted" if q_len * k_len > n_real else ""
     yield Text(
-        f"density {100 * mask.density:.3g} %: {mask.n_visible:,} of {mask.n_cells:,} cells are allowed · a query sees "
-        f"{min(counts):,} to {max(counts):,} keys, mean {mask.n_visible / q_len:.3g}",
+        f"density {100 * mask.density:.3g} %: {mask.n_visible:,} of {mask.n_cells:,} cells are allowed{padded} · a query sees "
+        f"{min(counts):,} to {max(counts):,} keys, mean {_mean(mask.n_visible / q_len)}",
         style="bold",
     )
 
 
 def _named_cells(survey: MaskSurvey, index: int, k_len: int, cell_width: int) -> Text:
-    """Every cell, with the tokens beside it; keys are numbered as they stand on the axis."""
+    """Every cell, with the tokens beside it; keys are numbered as tokens of their text, – is padding."""
     mask, sequence = survey.masks[index], survey.sequences[index]
-    first = len(mask.visible_per_query) - len(sequence.tokens) if survey.config.padding == "left" else 0
-    picture = Text(" " * (_LABEL_WIDTH + 1), style="")
-    picture.append("".join(f"{key % 10:<{cell_width}}" for key in range(k_len)) + "  sees", style="dim")
+    first = survey.config.first_column(len(sequence.tokens), len(mask.visible_per_query))
+    keys = (survey.context or survey.sequences)[index]
+    indices = [key - survey.config.first_column(len(keys.tokens), k_len) for key in range(k_len)]
+    digits = [str(i % 10) if 0 <= i < len(keys.tokens) else "–" for i in indices]
+    picture = Text()
+    if len(keys.tokens) > 10:
+        tens = [str(i // 10) if i % 10 == 0 and 0 < i < len(keys.tokens) else "" for i in indices]
+        picture.append(
+            " " * (_LABEL_WIDTH + 1) + "".join(f"{ten:<{cell_width}}" for ten in tens).rstrip() + "\n", style="dim"
+        )
+    picture.append(
+        " " * (_LABEL_WIDTH + 1) + "".join(f"{digit:<{cell_width}}" for digit in digits) + "  sees", style="dim"
+    )
     for row, blocks in enumerate(mask.block_counts):
         picture.append("\n").append_text(_label(sequence, row - first)).append(" ")
         for seen in blocks:
@@ -105,6 +117,10 @@ def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
         lines.append(line)
     lines.append(Text(f"{_SEEN} all of a block is allowed, {_PARTLY} some of it, {_UNSEEN} nothing", style="dim"))
     return Text("\n").join(lines)
+
+
+def _mean(number: float) -> str:
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def _mark(share: float) -> str:

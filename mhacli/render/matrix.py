@@ -164,7 +164,7 @@ def _row(
     head: Head, query: int, keys: Selection, layout: _Layout, largest: float, options: ViewOptions, screen: Screen
 ) -> list[Text]:
     shares, allowed = head.shares[query], head.allowed[query]
-    strongest = int(shares.argmax()) if allowed.any() else -1
+    strongest = int(shares.argmax()) if allowed.any() and not np.isnan(shares).any() else -1
     cells = [Text(fitted(head.query_name(query), layout.label), style="bold")]
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
@@ -174,16 +174,16 @@ def _row(
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
     total = float(shares.sum(dtype=np.float64))
     cells += [Text(share_text(total, options.precision)), Text(_entropy_text(head, query))]
-    return [*cells, _strongest_text(head, strongest, layout)]
+    return [*cells, _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")]
 
 
-def _strongest_text(head: Head, key: int, layout: _Layout) -> Text:
-    """The key's position, and its name where there is room."""
+def _strongest_text(head: Head, key: int, layout: _Layout, none: str) -> Text:
+    """The key's position, and its name where there is room; `none` where there is no such key."""
     index = str(head.key_index(key))
     if layout.strongest < _STRONGEST_WIDTH:
         return Text(index if key >= 0 else "–")
     if key < 0:
-        return Text("none allowed", style="dim")
+        return Text(none, style="dim")
     return Text(fitted(f"{index} {head.key_name(key)}", layout.strongest))
 
 

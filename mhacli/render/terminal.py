@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 import numpy as np
 from rich.cells import cell_len
@@ -11,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.config import ITEM_BYTES
+from mhacli import costs
 from mhacli.parts import SelfCheck, TokenSequence
 from mhacli.record import Record
 from mhacli.render.heatmap import heatmap, scale_caption
@@ -53,12 +54,11 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     return Group(*_spaced(sections))
 
 
-def self_check_line(check: SelfCheck) -> Text:
-    """One line: whether the output follows from the pattern that is shown."""
+def self_check_line(check: SelfCheck, compared: str = "the output recomputed from the pattern differs") -> Text:
+    """One line: whether the output follows from the pattern that is shown, or from what else it was `compared` with."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
     return verdict.append(
-        f": the output recomputed from the pattern differs by at most {number_text(check.max_abs_error)}"
-        f" (tolerance {number_text(check.tolerance)})",
+        f": {compared} by at most {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
         style="not bold default",
     )
 
@@ -154,7 +154,7 @@ def _is_unknown(record: Record, token_id: int, token: str) -> bool:
 
 
 def shape_trace(record: Record, screen: Screen) -> Text:
-    """Each site that was passed: its axes by name and size, and its formula where there is room for all on one line."""
+    """Each site that was passed: its axes by name and size, and its formula where there is room beside them."""
     rows = [(visible(step.site), axes_text(step.axes, step.shape), visible(step.formula)) for step in record.trace]
     name_width = max((cell_len(name) for name, _, _ in rows), default=0)
     axes_width = max((cell_len(axes) for _, axes, _ in rows), default=0)
@@ -163,7 +163,9 @@ def shape_trace(record: Record, screen: Screen) -> Text:
     for number, (name, axes, formula) in enumerate(rows):
         trace.append("\n" if number else "").append(f"{name:<{name_width}}  ", style="bold")
         if room >= _FORMULA_ROOM:
-            trace.append(axes).append(" " * (axes_width - cell_len(axes) + 2) + fitted(formula, room), style="dim")
+            lines = wrap(formula, room, break_long_words=False, break_on_hyphens=False) or [""]
+            trace.append(axes).append(" " * (axes_width - cell_len(axes) + 2), style="dim")
+            trace.append(("\n" + " " * (screen.width - room)).join(lines), style="dim")
         else:
             lines = filled(axes.split(_BETWEEN_AXES), screen.width - name_width - 2)
             trace.append(("\n" + " " * (name_width + 2)).join(lines))
@@ -186,10 +188,8 @@ def groups_table(record: Record) -> Iterator[RenderableType]:
         table.add_row(str(kv_head), listed)
     if n_kv_heads > MAX_GROUPS:
         table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
-    width = ITEM_BYTES[c.dtype] * ((c.d_head or 0) + (c.d_v or 0))
-    one = (
-        f"keys and values of one token take {bytes_text(n_kv_heads * width)} instead of {bytes_text(c.n_heads * width)}"
-    )
+    own, shared = bytes_text(costs.token_bytes(c, c.n_heads)), bytes_text(costs.token_bytes(c))
+    one = f"keys and values of one token take {shared} instead of {own}"
     yield Group(
         Text("shared keys and values", style="bold"), table, Text(f"{one}: 1/{group} of the cache", style="dim")
     )
@@ -299,8 +299,8 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
     share = float((after[cells] == 0).mean()) if cells.any() else 0.0
     return Text(
         f"dropout {p:g}: every share became 0 with probability {p:g} (here {100 * share:.0f} % of them did), and the rest "
-        f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: here from "
-        f"{rows.min():.2f} to {rows.max():.2f}, {rows.mean():.2f} on average. Without --train nothing is dropped.",
+        f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: over all heads from "
+        f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
         style="dim",
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.config import ROPE
-from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
+from mhacli.parts import Cell, RouteCheck, ScorePart, Step, TokenSequence, Values
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.terminal import axes_text, groups_table, self_check_line
@@ -33,7 +33,15 @@ from mhacli.variants import variants
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
 _MASKED = ("scores", "bias")
 """Sites where −∞ is no accident."""
-_ADDED = ("−slope · distance", "the bias of the file")
+_KINDS = {
+    "content": "content",
+    "position": "position",
+    "both": "content and position",
+    "softcap": "softcap",
+    "given": "file",
+}
+"""Where a part of a score comes from, in words."""
+_ALWAYS = ("content", "position")
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
@@ -167,11 +175,21 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
 
 def _score_line(cell: Cell) -> str:
     if not cell.allowed:
-        return "the mask forbids this cell: its score is −∞, its share exactly 0"
+        who = "score bias, −∞ here," if _is_forbidden_by_bias(cell) else "mask"
+        return f"the {who} forbids this cell: its score is −∞, its share exactly 0"
     scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
     capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-    added = "".join(f", plus {p.name} {number_text(p.value)}" for p in cell.parts if p.name in _ADDED)
+    added = "".join(f", plus {p.name} = {number_text(p.value)}" for p in _added(cell))
     return f"{scaled}{capped}{added} = {number_text(cell.score)}, and the mask allows it"
+
+
+def _added(cell: Cell) -> list[ScorePart]:
+    """What is added to the scaled score behind the softcap: the parts of ALiBi and of a file."""
+    return [part for part in cell.parts if part.kind == "given" or "slope" in part.name]
+
+
+def _is_forbidden_by_bias(cell: Cell) -> bool:
+    return any(part.kind == "given" and part.value is None for part in cell.parts)
 
 
 def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
@@ -180,19 +198,16 @@ def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
     table.add_column("of the score", no_wrap=screen.width >= _WIDE)
     table.add_column("comes from", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
-    kinds = {"both": "content and position", "given": "the file"}
     for part in cell.parts:
-        table.add_row(visible(part.name), kinds.get(part.kind, part.kind), number_text(part.value))
-    totals = {
-        kind: sum(part.value or 0.0 for part in cell.parts if part.kind == kind)
-        for kind in ("content", "position", "both")
-    }
-    of_both = f", {number_text(totals['both'])} both at once" if totals["both"] else ""
+        value = "−∞" if part.kind == "given" and part.value is None else number_text(part.value)
+        table.add_row(visible(part.name), _KINDS[part.kind], value)
+    is_forbidden = _is_forbidden_by_bias(cell)
     total = sum(part.value or 0.0 for part in cell.parts)
-    table.add_row("sum", "", number_text(total), style="bold")
-    said = f"content {number_text(totals['content'])}, position {number_text(totals['position'])}{of_both}"
-    masked = "" if cell.allowed else "; without the mask, which sets it to −∞"
-    return Group(table, Text(f"{said}{masked}", style="italic"))
+    table.add_row("sum", "", "−∞" if is_forbidden else number_text(total), style="bold")
+    totals = {kind: sum(p.value or 0.0 for p in cell.parts if p.kind == kind) for kind in _KINDS}
+    words = [f"{_KINDS[kind]} {number_text(total)}" for kind, total in totals.items() if total or kind in _ALWAYS]
+    masked = "" if cell.allowed or is_forbidden else " (before the mask, which makes the score −∞)"
+    return Group(table, Text(f"in all: {', '.join(words)}{masked}", style="italic"))
 
 
 def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:

@@ -118,16 +118,15 @@ def _choices(record: Record) -> list[str]:
     parts += [] if c.bias else ["no bias"]
     parts += [] if c.out_proj else ["no output projection"]
     parts += [f"dropout {c.dropout:g}, training"] if c.train else []
-    own_scale = c.scale is not None and c.d_head and abs(c.scale - c.d_head**-0.5) > 1e-12
-    return parts + ([f"scale {c.scale:g}"] if own_scale else [])
+    return parts + ([f"scale {c.scale:g}"] if c.has_own_scale else [])
 
 
-def filled(parts: list[str], width: int) -> list[str]:
-    """Lines of at most `width` cells that hold the parts in order, ` · ` between them, none broken."""
+def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
+    """Lines of at most `width` cells that hold the parts in order, `between` them, none broken."""
     lines = [parts[0]]
     for part in parts[1:]:
-        if cell_len(lines[-1]) + 3 + cell_len(part) <= width:
-            lines[-1] += f" · {part}"
+        if cell_len(lines[-1]) + cell_len(between) + cell_len(part) <= width:
+            lines[-1] += f"{between}{part}"
         else:
             lines.append(part)
     return lines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from mhacli.attention.core import per_query_head
 from mhacli.config import ROPE
+from mhacli.formulas import alibi_slopes
 from mhacli.parts import Cell, ScorePart
 from mhacli.plan import Place
 from mhacli.studies.inspect import Observed, finite
@@ -49,13 +51,13 @@ def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
 
 def _columns(setup: Setup, place: Place) -> tuple[int, int]:
     """Where the cell's query and key stand in the tensors: behind the padding, if that is on the left."""
-    sides = (
-        (setup.encoded.sequences, setup.facts.q_len),
-        (setup.encoded.context or setup.encoded.sequences, setup.facts.k_len),
+    config, facts, b = setup.config, setup.facts, place.sequence
+    n_queries, n_keys = (
+        len(family[b].tokens) for family in (setup.encoded.sequences, setup.encoded.context or setup.encoded.sequences)
     )
-    is_left = setup.config.padding == "left"
-    q_first, k_first = (length - len(family[place.sequence].tokens) if is_left else 0 for family, length in sides)
-    return place.query + q_first, place.key + k_first
+    return place.query + config.first_column(n_queries, facts.q_len), place.key + config.first_column(
+        n_keys, facts.k_len
+    )
 
 
 def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
@@ -73,25 +75,26 @@ def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) 
         plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
         unturned = scale * float(plain_q[i] @ plain_k[j])
         yield ScorePart("scale · q · k, not turned", "content", finite(unturned))
-        yield ScorePart("what turning them changes", "position", finite(scaled - unturned))
+        places = setup.encoded.sequences[b].places
+        distance = abs(places[place.query] - places[place.key])
+        yield ScorePart(f"what turning them changes, distance {distance}", "position", finite(scaled - unturned))
     elif setup.config.positions in ("sinusoidal", "learned"):
         yield from _products(setup, place, at, scale)
     else:
         yield ScorePart("scale · q · k", "content", finite(scaled))
     if setup.config.softcap is not None:
-        capped = observed.tensors["scores"].new_tensor(scaled / setup.config.softcap).double().tanh().item()
-        yield ScorePart("what the softcap changes", "softcap", finite(setup.config.softcap * capped - scaled))
+        capped = setup.config.softcap * math.tanh(scaled / setup.config.softcap)
+        yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
     if "alibi" in observed.tensors:
-        yield ScorePart(
-            "−slope · distance", "position", finite(_of_sequence(observed.tensors["alibi"], b)[h, i, j].item())
-        )
+        slope, value = alibi_slopes(setup.config.n_heads)[h], _of_sequence(observed.tensors["alibi"], b)[h, i, j].item()
+        yield ScorePart(f"−slope {slope:.4g} · distance {round(-value / slope)}", "position", finite(value))
     if "bias" in observed.tensors:
         yield ScorePart("the bias of the file", "given", finite(observed.tensors["bias"][b, h, i, j].item()))
 
 
 def _of_sequence(costs: Tensor, sequence: int) -> Tensor:
     """What distance costs in one sequence `[head, query, key]`, where all share it or each has its own."""
-    return costs if costs.ndim == 3 else costs[min(sequence, len(costs) - 1)]
+    return costs if costs.ndim == 3 else costs[sequence]
 
 
 def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:

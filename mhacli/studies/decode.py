@@ -17,8 +17,9 @@ from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import Tap, no_tap
 from mhacli.config import Config
 from mhacli.costs import CacheKind
+from mhacli.errors import MhaError
 from mhacli.layerfile import LayerFile
-from mhacli.parts import CacheStep, Decoding, SelfCheck, Step
+from mhacli.parts import CacheStep, DecodeSummary, SelfCheck, Step
 from mhacli.plan import decodable, foresee
 from mhacli.record import Record
 from mhacli.studies.capture import require_finite
@@ -51,25 +52,25 @@ def decode(
     setup, plan = prepare(encoded, resolved, source, options)
     with torch.no_grad():
         for length in lengths:
-            foresee(replace(setup.facts, q_len=length, k_len=length), (), options.keep_limit, free_bytes(config.device))
+            _require_room(setup, length)
         decoder = Decoder(setup, setup.rows(), cache, prompt_len)
         observed = decoder.observe()
         if not options.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
         timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
-        record = make_record(setup, plan, observed, timings, options.command)
+        record = make_record(setup, plan, observed, timings, options)
         ways = compare_ways(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
     return replace(
         record,
         self_check=_against_recomputation(record),
-        decoding=Decoding(
+        decoding=DecodeSummary(
             cache=cache,
             prompt_len=prompt_len,
             ways=ways,
             weight_bytes=costs.weight_bytes(setup.config),
             token_bytes=costs.token_bytes(setup.config),
             full_token_bytes=costs.token_bytes(setup.config, setup.config.n_heads),
-            crossing=costs.crossing(setup.config, setup.facts.batch),
+            crossing_len=costs.crossing_len(setup.config, setup.facts.batch),
         ),
     )
 
@@ -149,7 +150,7 @@ class Decoder:
             shape=(batch, n_new, out_width),
             dtype=str(seen["out"].dtype).removeprefix("torch."),
             formula=f"out = softmax(scale · q[{_span(start, end)}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]"
-            + (" W_oᵀ" if config.out_proj else ""),
+            + _output_words(config),
             meaning=f"{'the prompt at once' if number == 0 < self.prompt_len else 'one new token'} over {end} keys and values",
             layout="copy",
             strides=tuple(seen["out"].stride()),
@@ -175,7 +176,7 @@ class Decoder:
         """The names of the new tokens of each sequence; none where it is padding."""
         named = []
         for sequence in self.setup.encoded.sequences:
-            first = self.x.shape[1] - len(sequence.tokens) if self.setup.config.padding == "left" else 0
+            first = self.setup.config.first_column(len(sequence.tokens), self.x.shape[1])
             named.append(sequence.tokens[max(0, start - first) : max(0, end - first)])
         return tuple(named)
 
@@ -194,9 +195,28 @@ class Decoder:
         return rows if rows.shape[-1] == 1 else rows[..., :end]
 
 
+def _require_room(setup: Setup, length: int) -> None:
+    """Raises `MhaError` for a length at which computing all again, one of the ways compared, does not fit in memory."""
+    longer = replace(setup.facts, q_len=length, k_len=length)
+    try:
+        foresee(longer, (), 0, free_bytes(setup.config.device))
+    except MhaError as fault:
+        raise MhaError(
+            f"lengths must be such that computing all again fits in memory, got {length}: {fault.message}",
+            hint="compare at shorter --lengths",
+            code=fault.code,
+        ) from None
+
+
 def site_of(number: int) -> str:
     """The name of a step in traces and timings."""
     return f"step {number}"
+
+
+def _output_words(config: Config) -> str:
+    if not config.out_proj:
+        return ""
+    return " W_oᵀ + b_o" if config.bias else " W_oᵀ"
 
 
 def _span(start: int, end: int) -> str:
@@ -204,13 +224,12 @@ def _span(start: int, end: int) -> str:
 
 
 def _against_recomputation(record: Record) -> SelfCheck:
-    """The largest distance of a step's output from its row of a full recomputation. Both may err: twice the tolerance.
-
-    A record whose output does not follow from its own pattern fails too.
+    """The larger of two errors: the steps' outputs against what follows from the pattern that is shown, and against their
+    rows of a full recomputation. There both sides may err, so the tolerance is twice that of one output.
     """
     found = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
-    known = [difference for difference in found if difference is not None]
+    known = [error for error in (record.self_check.max_abs_error, *found) if error is not None]
     tolerance = 2 * record.self_check.tolerance
-    is_whole = len(known) == len(found)
-    error = max(known, default=0.0) if is_whole else None
-    return SelfCheck(error, tolerance, record.self_check.ok and error is not None and error <= tolerance)
+    if len(known) <= len(found):
+        return SelfCheck(None, tolerance, False)
+    return SelfCheck(max(known), tolerance, max(known) <= tolerance)

@@ -15,6 +15,7 @@ from mhacli.attention.blocks import merge_heads
 from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.errors import UsageError
 from mhacli.layerfile import LayerFile
 from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
 from mhacli.plan import Plan, facts_of, foresee
@@ -85,7 +86,7 @@ def record_run(
     if not options.allow_nonfinite:
         require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
     timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
-    return make_record(setup, plan, observed, timings, options.command), observed
+    return make_record(setup, plan, observed, timings, options), observed
 
 
 def weights_content(encoded: Encoded, config: Config, source: LayerFile | None = None) -> bytes:
@@ -124,18 +125,28 @@ def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", value
 
 
 def make_record(
-    setup: Setup, plan: Plan, observed: Observed, timings: Mapping[str, Timing], command: tuple[str, ...]
+    setup: Setup, plan: Plan, observed: Observed, timings: Mapping[str, Timing], options: Options
 ) -> Record:
-    """The record of an observed run, everything moved to the CPU once."""
+    """The record of an observed run, everything moved to the CPU once.
+
+    Raises `UsageError` where an array was to be kept of a site that the run does not pass.
+    """
+    for name in options.keep or ():
+        if name not in observed.tensors:
+            passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
+            raise UsageError(
+                f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
+            )
     entropy = stats.row_entropy(observed.tensor("pattern"))
-    arrays = {name: to_array(observed.tensors[name]) for name in plan.keep if name in observed.tensors}
+    tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
+    arrays = {name: to_array(tensors[name]) for name in plan.keep}
     arrays |= {
         "allowed": to_array(observed.visible),
         "entropy": to_array(entropy),
         "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
     }
     return Record(
-        command=command,
+        command=options.command,
         config=setup.config,
         sequences=setup.encoded.sequences,
         context=setup.encoded.context,
@@ -146,7 +157,7 @@ def make_record(
         self_check=_self_check(setup, observed),
         environment=setup.environment,
         weights=setup.weights,
-        not_kept=(*plan.not_kept, *(name for name in plan.keep if name not in observed.tensors)),
+        not_kept=plan.not_kept,
         arrays=arrays,
     )
 
