@@ -18,7 +18,7 @@ MAX_BLOCKS = 256
 """Blocks of the map along its longer side, at most."""
 MAX_CELLS = 1 << 34
 """Most cells to ask of a mask: some minutes."""
-_BLOCK_CELLS = 1 << 22
+_BLOCK_CELLS = 1 << 20
 
 
 def survey_mask(encoded: Encoded, config: Config) -> MaskSurvey:
