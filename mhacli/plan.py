@@ -17,8 +17,8 @@ from mhacli.trace import SITES
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
-BASE_BYTES = 350 << 20
-"""What python and torch take before the first tensor, with room for a heap in pieces."""
+BASE_BYTES = 300 << 20
+"""What python and torch take before the first tensor, with room."""
 _FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
