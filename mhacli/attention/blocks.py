@@ -221,7 +221,8 @@ class MultiHeadAttention(nn.Module):
 
         `bias` and `distances` are both added to the scores; only the bias may forbid a cell, with −∞.
         """
-        keep = visible_cells(allowed, q, k, bias)
+        q_idx, k_idx = (torch.arange(heads.shape[2], device=q.device) for heads in (q, k))
+        keep = visible_cells(allowed, q_idx, k_idx, bias)
         if bias is not None:
             tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
             bias = bias if distances is None else bias + distances

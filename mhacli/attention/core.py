@@ -57,7 +57,8 @@ def attend(
     0.7310585975646973
     """
     tap = no_tap if tap is None else tap
-    keep = visible_cells(allowed, q, k, bias)
+    q_idx, k_idx = (torch.arange(heads.shape[2], device=q.device) for heads in (q, k))
+    keep = visible_cells(allowed, q_idx, k_idx, bias)
     pattern = attention_pattern(q, k, keep=keep, bias=bias, scale=scale, softcap=softcap, tap=tap)
     return weighted_sum(pattern, v, keep=keep, tap=tap)
 
@@ -119,18 +120,16 @@ def per_query_head(t: Float[Tensor, "batch kv_head key d"], n_heads: int) -> Flo
 
 def visible_cells(
     allowed: Allowed | None,
-    q: Float[Tensor, "... query d"],
-    k: Float[Tensor, "... key d"],
+    q_idx: Int[Tensor, " query"],
+    k_idx: Int[Tensor, " key"],
     bias: Float[Tensor, "..."] | None = None,
 ) -> Bool[Tensor, "#batch #head #query #key"] | None:
-    """The mask evaluated on every query and key, True = may attend; None where there is no mask.
+    """The mask evaluated on these queries and keys, True = may attend; None where there is neither mask nor bias.
 
     What a `bias` sets to −∞ is not allowed either: a row of nothing else would otherwise be 0/0.
     """
     cells = []
     if allowed is not None:
-        q_idx = torch.arange(q.shape[-2], device=q.device)
-        k_idx = torch.arange(k.shape[-2], device=q.device)
         cells.append(allowed(q_idx, k_idx))
     if bias is not None:
         cells.append(~torch.isneginf(bias))

@@ -16,7 +16,7 @@ import mhacli
 from mhacli import memory
 from mhacli.attention import masks, weights
 from mhacli.attention.blocks import Places, Rows, added_positions, embed_tokens, place_rows
-from mhacli.attention.core import Allowed, Tap, no_tap
+from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.routes import ROUTES, Reading
 from mhacli.attention.weights import Layer
 from mhacli.biasfile import read_bias_file
@@ -99,8 +99,9 @@ class Setup:
     def visible(self) -> Bool[Tensor, "#batch #head query key"]:
         """Which cells may be attended to: the mask, less what the bias sets to −∞."""
         q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
-        cells = self.allowed(q_idx, k_idx)
-        return cells if self.bias is None else cells & ~torch.isneginf(self.bias)
+        cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
+        assert cells is not None  # a setup always has a mask
+        return cells
 
 
 def make_setup(
