@@ -96,6 +96,11 @@ class Config:
         return f"positions {self.positions}" if self.positions in (*ROPE, "alibi") else None
 
     @property
+    def heads_per_kv_head(self) -> int:
+        """How many query heads share a kv head; 1 where each has its own."""
+        return self.n_heads // (self.n_kv_heads or self.n_heads)
+
+    @property
     def has_own_scale(self) -> bool:
         """Whether dot products are scaled by something else than `d_head ** -0.5`."""
         return self.scale is not None and self.d_head is not None and abs(self.scale - self.d_head**-0.5) > 1e-12

@@ -67,11 +67,11 @@ def context_flops(f: Facts) -> int:
 
 def sharing(f: Facts) -> str:
     """Which query heads read which kv head, where they share."""
-    n_kv_heads, n_heads = f.size("kv_head"), f.config.n_heads
-    group = n_heads // n_kv_heads
+    group = f.config.heads_per_kv_head
     if group == 1:
         return ""
-    return "; all query heads read this one" if n_kv_heads == 1 else f"; each is read by {group} query heads in a row"
+    all_share = group == f.config.n_heads
+    return "; all query heads read this one" if all_share else f"; each is read by {group} query heads in a row"
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:

@@ -57,10 +57,6 @@ def _first(count: int | None) -> str:
     return "the first token" if count == 1 else f"the first {count} tokens"
 
 
-def _group(f: Facts) -> int:
-    return f.config.n_heads // (f.config.n_kv_heads or 1)
-
-
 def _positions(*names: str) -> Callable[[Facts], bool]:
     return lambda f: f.config.positions in names
 
@@ -104,7 +100,9 @@ VARIANTS = (
     Variant(
         "grouped-query attention",
         lambda f: 1 < (f.config.n_kv_heads or f.config.n_heads) < f.config.n_heads,
-        lambda f: f"{f.config.n_heads} query heads, {_group(f)} to each of {f.config.n_kv_heads} key and value heads",
+        lambda f: (
+            f"{f.config.n_heads} query heads, {f.config.heads_per_kv_head} to each of {f.config.n_kv_heads} key and value heads"
+        ),
         "decoding reads a smaller cache, at nearly the quality of one key and value head per query head",
         "Ainslie et al. 2023, GQA, section 2.2",
     ),

@@ -233,7 +233,6 @@ def _formulas(record: Record, decoding: DecodeSummary, screen: Screen) -> Render
     c, batch = record.config, len(record.sequences)
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
     item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
-    group = c.n_heads // n_kv
     lines = [
         f"FLOPs of a cached step, products and biases: batch · ({costs.row_flops(c):,} to project + "
         f"2 · {c.n_heads} heads · (d_head + d_v) · T); without a cache T times as many",
@@ -248,10 +247,10 @@ def _formulas(record: Record, decoding: DecodeSummary, screen: Screen) -> Render
             f"all keys and values are kept and read here; the window needs only the last {c.window[0] + 1:,}"
             + (f" and the first {c.sink:,}" if c.sink else "")
         )
-    if group > 1:
+    if c.heads_per_kv_head > 1:
         lines.append(
             f"{count_of(n_kv, 'kv head')} instead of {c.n_heads}: {bytes_text(decoding.token_bytes)} per token instead of "
-            f"{bytes_text(decoding.full_token_bytes)}, {group} × less to keep and to read"
+            f"{bytes_text(decoding.full_token_bytes)}, {c.heads_per_kv_head} × less to keep and to read"
         )
     elif c.n_heads > 1:
         lines.append(f"with --kv-heads 1 it would be {c.n_heads} × less to keep and to read per token")

@@ -175,8 +175,7 @@ def shape_trace(record: Record, screen: Screen) -> Text:
 def groups_table(record: Record) -> Iterator[RenderableType]:
     """Which query heads share a kv head, and what sharing saves; nothing where every query head has its own."""
     c = record.config
-    n_kv_heads = c.n_kv_heads or c.n_heads
-    group = c.n_heads // n_kv_heads
+    n_kv_heads, group = c.n_kv_heads or c.n_heads, c.heads_per_kv_head
     if group == 1:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -247,7 +246,7 @@ def _one_head(
 
 def _kv_head_of(record: Record, head: int) -> str:
     """Which kv head the query head reads, where it shares it."""
-    group = record.config.n_heads // (record.config.n_kv_heads or record.config.n_heads)
+    group = record.config.heads_per_kv_head
     return f" · kv head {head // group}" if group > 1 else ""
 
 

@@ -102,7 +102,7 @@ def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> 
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer, group = setup.layer.attention, setup.config.n_heads // (setup.config.n_kv_heads or 1)
+    layer = setup.layer.attention
     context = setup.context_content()
     sides = (
         (setup.content(), setup.places, layer.q_proj, place.head, at[0]),
@@ -110,7 +110,7 @@ def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> 
             setup.content() if context is None else context,
             setup.places if setup.context_places is None else setup.context_places,
             layer.k_proj,
-            place.head // group,
+            place.head // setup.config.heads_per_kv_head,
             at[1],
         ),
     )
