@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from mhacli.attention.core import per_query_head
@@ -86,15 +87,13 @@ def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) 
         capped = setup.config.softcap * math.tanh(scaled / setup.config.softcap)
         yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
     if "alibi" in observed.tensors:
-        slope, value = alibi_slopes(setup.config.n_heads)[h], _of_sequence(observed.tensors["alibi"], b)[h, i, j].item()
-        yield ScorePart(f"−slope {slope:.4g} · distance {round(-value / slope)}", "position", finite(value))
+        slope = alibi_slopes(setup.config.n_heads)[h]
+        value = observed.tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
+        name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
+        yield ScorePart(name, "position", finite(value))
     if "bias" in observed.tensors:
-        yield ScorePart("the bias of the file", "given", finite(observed.tensors["bias"][b, h, i, j].item()))
-
-
-def _of_sequence(costs: Tensor, sequence: int) -> Tensor:
-    """What distance costs in one sequence `[head, query, key]`, where all share it or each has its own."""
-    return costs if costs.ndim == 3 else costs[sequence]
+        given = observed.tensors["bias"][b, h, i, j].item()
+        yield ScorePart("the bias of the file", "given", finite(given))
 
 
 def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
@@ -102,25 +101,17 @@ def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> 
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer = setup.layer.attention
-    context = setup.context_content()
-    sides = (
-        (setup.content(), setup.places, layer.q_proj, place.head, at[0]),
-        (
-            setup.content() if context is None else context,
-            setup.places if setup.context_places is None else setup.context_places,
-            layer.k_proj,
-            place.head // setup.config.heads_per_kv_head,
-            at[1],
-        ),
-    )
+    layer, context, b = setup.layer.attention, setup.context, place.sequence
+    own = setup.content(), setup.places
+    others = own if context is None else (setup.context_content(context), context.places)
     made = []
-    for rows, places, projection, head, index in sides:
+    for (rows, places), projection, head, index in (
+        (own, layer.q_proj, place.head, at[0]),
+        (others, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
+    ):
         added = setup.added(places)
-        position = (
-            rows.new_zeros(rows.shape[1:]) if added is None else added if added.ndim == 2 else added[place.sequence]
-        )
-        made.append(_projected(projection, rows[place.sequence, index], position[index], head, layer.d_head))
+        position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
+        made.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
     (q_content, q_position), (k_content, k_position) = made
     for name, kind, one, other in (
         ("content of the query · content of the key", "content", q_content, k_content),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy
 import torch
@@ -32,12 +32,19 @@ _INPUT_STREAM = 1 << 63
 """Added to the seed for random rows, so that they are not the numbers that the weights are made of."""
 
 
+class Context(NamedTuple):
+    """The other text of cross-attention: ids, −1 for padding, and places."""
+
+    ids: Int[Tensor, "batch key"]
+    places: Places
+
+
 @dataclass(frozen=True)
 class Setup:
     """Everything that a run needs, on its device. `config.device` is the device that was chosen.
 
-    `ids` are −1 for padding; `places` and `context_places` are the rows' places in their own texts; `random` are the rows
-    that stand in for embedded tokens, where the config asks for them.
+    `ids` are −1 for padding; `places` are the rows' places in their own texts; `random` are the rows that stand in for
+    embedded tokens, where the config asks for them.
     """
 
     config: Config
@@ -46,8 +53,7 @@ class Setup:
     layer: Layer
     ids: Int[Tensor, "batch query"]
     places: Places
-    context_ids: Int[Tensor, "batch key"] | None
-    context_places: Places | None
+    context: Context | None
     random: Float[Tensor, "batch query d_input"] | None
     allowed: Allowed
     bias: Float[Tensor, "..."] | None
@@ -62,11 +68,10 @@ class Setup:
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        x = self.rows(tap)
-        context = None
-        content = self.context_content()
-        if content is not None and self.context_ids is not None and self.context_places is not None:
-            context = place_rows(content, self.added(self.context_places), real=self.context_ids >= 0)
+        x, context = self.rows(tap), None
+        if self.context is not None:
+            content, added = self.context_content(self.context), self.added(self.context.places)
+            context = place_rows(content, added, real=self.context.ids >= 0)
             tap("context", context)
         places = self.places if context is None else None
         return ROUTES[route](self.layer.attention, Reading(x, context, self.allowed, self.bias, places), tap)
@@ -82,9 +87,9 @@ class Setup:
         tap("random", self.random)
         return self.random
 
-    def context_content(self) -> Float[Tensor, "batch key d_input"] | None:
-        """The same of the context, where there is one."""
-        return None if self.context_ids is None else embed_tokens(self.context_ids, self.layer.embedding)
+    def context_content(self, context: Context) -> Float[Tensor, "batch key d_input"]:
+        """The same of the context."""
+        return embed_tokens(context.ids, self.layer.embedding)
 
     def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
         """What positions add to rows at these places; None where they act elsewhere."""
@@ -119,17 +124,17 @@ def make_setup(
     else:
         layer = weights.from_file(source, allow_nonfinite=allow_nonfinite)
     _require_vocabulary(encoded, layer, source)
-    ids, places = _padded(encoded.sequences, facts, device)
-    context_ids, context_places = (None, None) if encoded.context is None else _padded(encoded.context, facts, device)
+    context = None
+    if encoded.context is not None:
+        context = Context(_ids(encoded.context, facts, device), _places(encoded.context, facts, device))
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
         facts=facts,
         layer=layer.to(device),
-        ids=ids,
-        places=places,
-        context_ids=context_ids,
-        context_places=context_places,
+        ids=_ids(encoded.sequences, facts, device),
+        places=_places(encoded.sequences, facts, device),
+        context=context,
         random=None if config.random is None else _random_rows(config, device),
         allowed=make_mask(encoded, facts, device),
         bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
@@ -189,14 +194,16 @@ def _require_vocabulary(encoded: Encoded, layer: Layer, source: LayerFile | None
         )
 
 
-def _padded(
-    sequences: Sequence[TokenSequence], facts: Facts, device: torch.device
-) -> tuple[Int[Tensor, "batch length"], Places]:
-    """Ids, −1 where a shorter sequence is filled up, and places: one row for all where they begin together."""
-    ids = _filled([sequence.ids for sequence in sequences], -1, facts, device)
+def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Int[Tensor, "batch length"]:
+    """Ids, −1 where a shorter sequence is filled up."""
+    return _filled([sequence.ids for sequence in sequences], -1, facts, device)
+
+
+def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:
+    """The place of each row in its own text: one row for all sequences where they begin together."""
     if facts.own_places:
-        return ids, _filled([sequence.places for sequence in sequences], 0, facts, device)
-    return ids, torch.arange(ids.shape[1], device=device)
+        return _filled([sequence.places for sequence in sequences], 0, facts, device)
+    return torch.arange(max(len(sequence.ids) for sequence in sequences), device=device)
 
 
 def _filled(
@@ -239,7 +246,7 @@ def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed:
         longest = facts.k_len if of == "key" else facts.q_len
         return masks.padding(lengths, config.padding, padded_len=longest, of=of)
 
-    rules = [padding(keys, "key"), padding(encoded.sequences, "query"), _order(config, _padded(keys, facts, device)[1])]
+    rules = [padding(keys, "key"), padding(encoded.sequences, "query"), _order(config, _places(keys, facts, device))]
     if facts.packed:
         rules.append(
             masks.documents(*(_filled([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
