@@ -187,12 +187,14 @@ class RouteCheck:
 class ScorePart:
     """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
 
-    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed.
+    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed. What is `added` comes
+    after scale and softcap.
     """
 
     name: str
     kind: Literal["content", "position", "both", "given", "softcap"]
     value: float | None
+    added: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.config import ROPE
-from mhacli.parts import Cell, RouteCheck, ScorePart, Step, TokenSequence, Values
+from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.terminal import axes_text, groups_table, self_check_line
@@ -179,13 +179,8 @@ def _score_line(cell: Cell) -> str:
         return f"the {who} forbids this cell: its score is −∞, its share exactly 0"
     scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
     capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-    added = "".join(f", plus {p.name} = {number_text(p.value)}" for p in _added(cell))
+    added = "".join(f", plus {visible(p.name)} = {number_text(p.value)}" for p in cell.parts if p.added)
     return f"{scaled}{capped}{added} = {number_text(cell.score)}, and the mask allows it"
-
-
-def _added(cell: Cell) -> list[ScorePart]:
-    """What is added to the scaled score behind the softcap: the parts of ALiBi and of a file."""
-    return [part for part in cell.parts if part.kind == "given" or "slope" in part.name]
 
 
 def _is_forbidden_by_bias(cell: Cell) -> bool:

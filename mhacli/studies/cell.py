@@ -90,10 +90,10 @@ def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) 
         slope = alibi_slopes(setup.config.n_heads)[h]
         value = observed.tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
         name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
-        yield ScorePart(name, "position", finite(value))
+        yield ScorePart(name, "position", finite(value), added=True)
     if "bias" in observed.tensors:
         given = observed.tensors["bias"][b, h, i, j].item()
-        yield ScorePart("the bias of the file", "given", finite(given))
+        yield ScorePart("the bias of the file", "given", finite(given), added=True)
 
 
 def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
