@@ -71,7 +71,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
             sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
     sections += [
         _ways(decoding.ways, screen),
-        _formulas(record, decoding, screen),
+        _formulas(record, decoding),
         self_check_line(record.self_check, "the steps' outputs differ from a full recomputation"),
     ]
     return Group(*(part for section in sections for part in (section, Text(""))))
@@ -228,7 +228,7 @@ def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
     }
 
 
-def _formulas(record: Record, decoding: DecodeSummary, screen: Screen) -> RenderableType:
+def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
     """FLOPs and bytes by formula, with the numbers of this layer, and where cache traffic overtakes weight traffic."""
     c, batch = record.config, len(record.sequences)
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)

@@ -47,12 +47,12 @@ _ALWAYS = ("content", "position")
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     """The configuration, then one block for each site in the order of execution."""
     yield configuration(record, screen.width)
-    yield from _variants(record, screen)
+    yield from _variants(record)
     for number, step in enumerate(record.trace, 1):
         yield _block(number, step, screen)
 
 
-def _variants(record: Record, screen: Screen) -> Iterator[RenderableType]:
+def _variants(record: Record) -> Iterator[RenderableType]:
     """What kind of attention it is: each variant in a line, why one would use it, and who described it."""
     for variant in variants(record.facts):
         title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
