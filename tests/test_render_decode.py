@@ -7,8 +7,9 @@ from records import decoded, drawn, make_record
 
 from mhacli.errors import UsageError
 from mhacli.parts import SelfCheck, Timing, Way
-from mhacli.render.decode import MAX_SEQUENCES, MAX_STEPS, decode_view
+from mhacli.render.decode import MAX_STEPS, decode_view
 from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.terminal import MAX_SEQUENCES
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

@@ -16,7 +16,7 @@ from mhacli.parts import CacheStep, DecodeSummary, Step, Way
 from mhacli.record import Record
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions, balanced, chosen
-from mhacli.render.terminal import MAX_HEADS, groups_table, self_check_line
+from mhacli.render.terminal import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
     configuration,
@@ -31,7 +31,7 @@ from mhacli.render.words import (
 from mhacli.text.escape import token_label, visible
 from mhacli.variants import variants
 
-MAX_STEPS, MAX_SEQUENCES = 16, 4
+MAX_STEPS = 16
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
 _COLUMNS = {
     "length": ("length", 0),
