@@ -61,6 +61,23 @@ def _positions(*names: str) -> Callable[[Facts], bool]:
     return lambda f: f.config.positions in names
 
 
+MULTI_QUERY = Variant(
+    "multi-query attention",
+    lambda f: f.config.n_kv_heads == 1 < f.config.n_heads,
+    lambda f: f"all {f.config.n_heads} query heads share one key and value head",
+    "the cache of keys and values is as small as it can be, so decoding reads the least",
+    "Shazeer 2019, Fast Transformer Decoding: One Write-Head is All You Need, section 3",
+)
+GROUPED_QUERY = Variant(
+    "grouped-query attention",
+    lambda f: 1 < (f.config.n_kv_heads or f.config.n_heads) < f.config.n_heads,
+    lambda f: (
+        f"{f.config.n_heads} query heads, {f.config.heads_per_kv_head} to each of {f.config.n_kv_heads} key and value heads"
+    ),
+    "decoding reads a smaller cache, at nearly the quality of one key and value head per query head",
+    "Ainslie et al. 2023, GQA, section 2.2",
+)
+
 VARIANTS = (
     Variant(
         "random input",
@@ -90,22 +107,8 @@ VARIANTS = (
         "what each head says stays apart, in columns of its own",
         "Vaswani et al. 2017, equation 1, without the W^O of section 3.2.2",
     ),
-    Variant(
-        "multi-query attention",
-        lambda f: f.config.n_kv_heads == 1 < f.config.n_heads,
-        lambda f: f"all {f.config.n_heads} query heads share one key and value head",
-        "the cache of keys and values is as small as it can be, so decoding reads the least",
-        "Shazeer 2019, Fast Transformer Decoding: One Write-Head is All You Need, section 3",
-    ),
-    Variant(
-        "grouped-query attention",
-        lambda f: 1 < (f.config.n_kv_heads or f.config.n_heads) < f.config.n_heads,
-        lambda f: (
-            f"{f.config.n_heads} query heads, {f.config.heads_per_kv_head} to each of {f.config.n_kv_heads} key and value heads"
-        ),
-        "decoding reads a smaller cache, at nearly the quality of one key and value head per query head",
-        "Ainslie et al. 2023, GQA, section 2.2",
-    ),
+    MULTI_QUERY,
+    GROUPED_QUERY,
     Variant(
         "sinusoidal positions",
         _positions("sinusoidal"),

@@ -29,7 +29,7 @@ from mhacli.render.words import (
     token_text,
 )
 from mhacli.text.escape import token_label, visible
-from mhacli.variants import variants
+from mhacli.variants import GROUPED_QUERY, MULTI_QUERY
 
 MAX_STEPS = 16
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
@@ -78,11 +78,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
 
 
 def _introduction(record: Record, decoding: DecodeSummary) -> Text:
-    kinds = [
-        variant
-        for variant in variants(record.facts)
-        if variant.name in ("multi-query attention", "grouped-query attention")
-    ]
+    kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
     text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
         _KEPT.get(decoding.cache, ""), style="not bold"
