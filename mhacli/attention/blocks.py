@@ -119,9 +119,7 @@ class MultiHeadAttention(nn.Module):
         """
         tap = no_tap if tap is None else tap
         rows = query if key is None else key
-        q = self._projected("q", self.q_proj, query, self.n_heads, tap)
-        k = self._projected("k", self.k_proj, rows, self.n_kv_heads, tap)
-        v = self._projected("v", self.v_proj, rows if value is None else value, self.n_kv_heads, tap)
+        q, k, v = self._heads(query, rows, rows if value is None else value, tap)
         key_places = places if rows is query else None
         z, pattern = self.attend_placed(
             q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap
@@ -149,9 +147,7 @@ class MultiHeadAttention(nn.Module):
         tap = no_tap if tap is None else tap
         rows = past.length + torch.arange(new.shape[1], device=new.device)
         places = rows if places is None else places
-        q = self._projected("q", self.q_proj, new, self.n_heads, tap)
-        k = self._projected("k", self.k_proj, new, self.n_kv_heads, tap)
-        v = self._projected("v", self.v_proj, new, self.n_kv_heads, tap)
+        q, k, v = self._heads(new, new, new, tap)
         q, k = self.turned("q", q, places, tap), self.turned("k", k, places, tap)
         past = past.extended(k, v)
         costs = self.distances(rows, None, q, past.k, tap)
@@ -242,6 +238,13 @@ class MultiHeadAttention(nn.Module):
         out: Tensor = concat if self.o_proj is None else self.o_proj(concat)
         tap("out", out)
         return out
+
+    def _heads(self, query: Rows, key: KeyRows, value: KeyRows, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, in the order of execution."""
+        q = self._projected("q", self.q_proj, query, self.n_heads, tap)
+        k = self._projected("k", self.k_proj, key, self.n_kv_heads, tap)
+        v = self._projected("v", self.v_proj, value, self.n_kv_heads, tap)
+        return q, k, v
 
     def _projected(
         self,
