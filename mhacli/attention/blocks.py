@@ -35,9 +35,7 @@ class Past(Protocol):
     def v(self) -> Float[Tensor, "batch kv_head length d_v"]:
         """The values."""
 
-    def extended(
-        self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]
-    ) -> "Past":
+    def extended(self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]) -> Past:
         """The state with the keys and values of new tokens behind it."""
 
 
