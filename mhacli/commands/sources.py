@@ -59,7 +59,7 @@ def make_request(
     config = Config(**given).resolved() if weights is None else weights.config
     _require_used(given, config)
     if config.random is not None:
-        _require_random_alone(source, text)
+        _require_no_text(source, text)
     decoding = make_decoding(source)
     texts = [] if config.random is not None and not (source.text or source.file) else read_texts(source, decoding)
     context = [argument_text(words, decoding) for words in text.context or ()]
@@ -111,18 +111,21 @@ def _require_used(given: Mapping[str, Any], config: Config) -> None:
             )
 
 
-def _require_random_alone(source: SourceOptions, text: TextOptions) -> None:
+def require_alone(rule: str, besides: Mapping[str, Any], why: str) -> None:
+    """Raises `UsageError` for the first option that is given `besides` one that stands alone; the `rule` begins with its name."""
+    for option, value in besides.items():
+        if value:
+            hint = f"leave --{rule.partition(' ')[0]} or {option} out"
+            raise UsageError(f"{rule}, got {option} besides: {why}", hint=hint)
+
+
+def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
     """Raises `UsageError` for options of a text where random rows take its place."""
     given = {
         "--tokenizer": source.tokenizer, "--vocab": text.vocab, "--max-tokens": text.max_tokens, "--lines": source.lines,
         "--context": text.context,
     }  # fmt: skip
-    for option, value in given.items():
-        if value:
-            raise UsageError(
-                f"random must stand alone, got {option} besides: there is no text",
-                hint=f"leave --random or {option} out",
-            )
+    require_alone("random must stand alone", given, "there is no text")
 
 
 def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def trace(
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
     if walking.mask:
-        _require_mask_alone(walking, layer, save)
+        _require_no_layer(walking, layer, save)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
     from mhacli.plan import Place, require_inside
 
@@ -118,18 +118,15 @@ def trace(
     tell_notes(record, request.notes)
 
 
-def _require_mask_alone(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:
+def _require_no_layer(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:
     """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
+    from mhacli.commands.sources import require_alone
+
     given = {
         "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
     }  # fmt: skip
-    for option, value in given.items():
-        if value:
-            raise UsageError(
-                f"mask must be drawn alone, got {option} besides: no layer is made",
-                hint=f"leave --mask or {option} out",
-            )
+    require_alone("mask must be drawn alone", given, "no layer is made")
 
 
 def _draw_mask(request: Request, walking: WalkOptions, colour: ColourOptions) -> None:
