@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mhacli.cli import main
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.layerfile import read_layer_file
+from mhacli.parts import SelfCheck
 from mhacli.plan import decodable
 from mhacli.studies import decode as study
 from mhacli.studies.inspect import Options, inspect, weights_content
@@ -207,6 +209,13 @@ def test_a_step_that_goes_wrong_fails_the_self_check_and_says_by_how_much(monkey
     assert found[0] <= 1e-12 < 1e-3 < min(found[1:])
     assert record.self_check.max_abs_error == max(found)
     assert not record.self_check.ok
+
+
+def test_what_is_shown_must_keep_its_own_tolerance_which_is_the_stricter_one(monkeypatch):
+    make_record, bound = study.make_record, decoded().self_check.tolerance / 2
+    shown = SelfCheck(1.5 * bound, bound, False)
+    monkeypatch.setattr(study, "make_record", lambda *given: replace(make_record(*given), self_check=shown))
+    assert decoded().self_check == shown
 
 
 def test_a_step_that_is_not_finite_fails_the_self_check(monkeypatch):
