@@ -1,6 +1,6 @@
 """Writes the README's table of wrong attentions, between the comments `mutants` and `/mutants`.
 
-    python docs/mutants.py
+    python docs/zoo.py
 
 It runs the checks of tests/test_mutants.py on every mutant, and tells for each how many of them it fails.
 """
@@ -23,7 +23,7 @@ def written(readme: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests"))  # before docs, whose file of the same name is this one
+    sys.path.insert(0, str(ROOT / "tests"))
     import test_mutants
 
     readme = ROOT / "README.md"
