@@ -23,8 +23,9 @@ from mhacli.parts import CacheStep, DecodeSummary, SelfCheck, Step
 from mhacli.plan import decodable, foresee
 from mhacli.record import Record
 from mhacli.studies.capture import require_finite
+from mhacli.studies.devices import free_bytes
 from mhacli.studies.inspect import Observed, Options, finite, largest_difference, make_record, prepare
-from mhacli.studies.setup import Setup, free_bytes
+from mhacli.studies.setup import Setup
 from mhacli.studies.ways import compare_ways
 from mhacli.text.encode import Encoded
 

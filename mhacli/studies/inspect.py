@@ -21,7 +21,8 @@ from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
 from mhacli.plan import Plan, facts_of, foresee
 from mhacli.record import Record
 from mhacli.studies.capture import Capture, require_finite, to_array
-from mhacli.studies.setup import Setup, free_bytes, make_setup
+from mhacli.studies.devices import free_bytes
+from mhacli.studies.setup import Setup, make_setup
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}

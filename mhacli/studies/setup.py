@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-import numpy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-import mhacli
-from mhacli import memory
 from mhacli.attention import masks, weights
 from mhacli.attention.blocks import Places, Rows, added_positions, embed_tokens, place_rows
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
@@ -26,6 +22,7 @@ from mhacli.facts import Facts
 from mhacli.layerfile import LayerFile
 from mhacli.parts import Environment, TokenSequence
 from mhacli.plan import facts_of
+from mhacli.studies.devices import choose_device, environment
 from mhacli.text.encode import Encoded
 
 _INPUT_STREAM = 1 << 63
@@ -138,48 +135,8 @@ def make_setup(
         random=None if config.random is None else _random_rows(config, device),
         allowed=make_mask(encoded, facts, device),
         bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
-        environment=_environment(device, config.device),
+        environment=environment(device, config.device),
         weights=None if source is None else source.path,
-    )
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that a config's name means; `auto` takes CUDA, then MPS, then the CPU.
-
-    Raises `MhaError` that says whether torch or the machine lacks the device.
-    """
-    if name == "auto":
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
-    kind, _, index = name.partition(":")
-    if kind == "cuda":
-        _require_cuda(name, int(index or 0))
-    if kind == "mps" and not torch.backends.mps.is_available():
-        built = "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
-        raise MhaError(
-            f"device mps must be present, got none: {built}", hint="--device cpu works everywhere", code="no-device"
-        )
-    return torch.device(name)
-
-
-def free_bytes(device_name: str) -> int:
-    """What a run on the device may still allocate: the device's own memory where it has its own."""
-    device = choose_device(device_name)
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_bytes()
-
-
-def _require_cuda(name: str, index: int) -> None:
-    if torch.version.cuda is None and torch.version.hip is None:
-        why = f"this build of torch ({torch.__version__}) has no CUDA"
-    elif not torch.cuda.is_available():
-        why = "this machine has no CUDA device that torch can use"
-    elif index >= torch.cuda.device_count():
-        why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
-    else:
-        return
-    raise MhaError(
-        f"device {name} must be present, got none: {why}", hint="--device cpu works everywhere", code="no-device"
     )
 
 
@@ -262,18 +219,3 @@ def _order(config: Config, places: Places) -> Allowed:
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
     ordered = masks.both(*rules)
     return ordered if config.prefix is None else masks.either(masks.leading(config.prefix, places), ordered)
-
-
-def _environment(device: torch.device, asked: str) -> Environment:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return Environment(
-        mha=mhacli.__version__,
-        torch=torch.__version__,
-        numpy=numpy.__version__,
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        device=str(device),
-        device_name=name,
-        device_asked=asked,
-        threads=torch.get_num_threads(),
-    )

@@ -10,7 +10,8 @@ from mhacli.config import Config
 from mhacli.errors import MhaError
 from mhacli.parts import MaskSurvey, SequenceMask
 from mhacli.plan import facts_of
-from mhacli.studies.setup import choose_device, make_mask
+from mhacli.studies.devices import choose_device
+from mhacli.studies.setup import make_mask
 from mhacli.text.encode import Encoded
 from mhacli.variants import mask_rules
 

@@ -1,0 +1,197 @@
+"""The backends of `mha bench`, each made ready for one size: the same inputs, one call to time, one exact answer.
+
+Names and descriptions stand in `mhacli.sweep.BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mhacli.attention import masks
+from mhacli.attention.blocks import merge_heads, split_heads
+from mhacli.attention.core import attend
+from mhacli.attention.fused import KERNELS, fused_attend, only
+from mhacli.benchmark import Status
+from mhacli.workload import Workload
+
+_NO_KERNEL = ("No available kernel", "No viable backend")
+_CANNOT = ("not implemented for", "No working C++ compiler", "Cannot find a working triton")
+_LONGEST_REASON = 300
+
+Heads = Float[Tensor, "batch n_heads length d_head"]
+Projected = tuple[Heads, Heads, Heads]
+
+
+class UnsupportedError(Exception):
+    """This backend cannot do this work on this device; the text says why."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A backend ready to run: `forward` is what is timed, within `around`, and `leaves` are what gradients go to.
+
+    The exact answer is `joined(attention(*heads(*leaves)))`, in float64: `heads` and `joined` are what the backend does
+    besides attention, with its own weights. `mask_bytes` is what it keeps because it must be given a mask as a tensor.
+    """
+
+    leaves: tuple[Tensor, ...]
+    forward: Callable[[], Tensor]
+    mask_bytes: int = 0
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    heads: Callable[..., Projected] = lambda q, k, v: (q, k, v)
+    joined: Callable[[Tensor], Tensor] = lambda z: z
+
+
+def prepare(backend: str, workload: Workload, heads: Projected, seed: int) -> Prepared:
+    """The backend ready for this size. Raises `UnsupportedError` where it cannot do this on the heads' device."""
+    return _MAKERS[backend](workload, heads, seed)
+
+
+def draw_heads(workload: Workload, device: torch.device, seed: int) -> Projected:
+    """q, k and v for every backend: independent normal numbers in the size's dtype, never zeros, which run too fast."""
+    generator = torch.Generator(device).manual_seed(seed)
+    sizes = ((workload.n_heads, workload.q_len), *[(workload.n_kv_heads, workload.k_len)] * 2)
+    q, k, v = (_draw((workload.batch, *size, workload.d_head), workload, generator) for size in sizes)
+    return q, k, v
+
+
+def _draw(shape: tuple[int, ...], workload: Workload, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, workload.dtype)
+    numbers = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+    return numbers.requires_grad_(workload.direction != "forward")
+
+
+def _explicit(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    return Prepared(heads, partial(attend, *heads, allowed=masks.causal() if workload.is_masked else None))
+
+
+def _compiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    torch.compiler.reset()  # one size, one graph: what was compiled for another must not be counted or reused
+    call = torch.compile(attend, fullgraph=True, dynamic=False)
+    return Prepared(heads, partial(call, *heads, allowed=masks.causal() if workload.is_masked else None))
+
+
+def _sdpa(workload: Workload, heads: Projected, seed: int, kernel: str | None = None) -> Prepared:
+    around = nullcontext if kernel is None else partial(only, kernel)
+    return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
+
+
+def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    device = heads[0].device
+    if device.type != "cuda":
+        raise UnsupportedError(
+            f"FlexAttention is measured on CUDA, where it compiles to one kernel, not on {device.type}"
+        )
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.compiler.reset()
+    mask = None
+    if workload.is_masked:
+        mask = create_block_mask(
+            lambda batch, head, q_idx, k_idx: q_idx >= k_idx,
+            None,
+            None,
+            workload.q_len,
+            workload.k_len,
+            device=device.type,
+        )
+    call = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    shares = workload.n_kv_heads != workload.n_heads
+    return Prepared(heads, partial(call, *heads, block_mask=mask, enable_gqa=shares))
+
+
+def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool) -> Prepared:
+    """`nn.MultiheadAttention` as a layer: it projects its rows before attention and its result after."""
+    if workload.n_kv_heads != workload.n_heads:
+        raise UnsupportedError("nn.MultiheadAttention has no shared kv heads")
+    if workload.q_len != workload.k_len:
+        raise UnsupportedError("nn.MultiheadAttention keeps no past to decode with")
+    device, n_heads = heads[0].device, workload.n_heads
+    generator = torch.Generator(device).manual_seed(seed)
+    layer = _new_layer(workload, generator)
+    rows = _draw((workload.batch, workload.q_len, layer.embed_dim), workload, generator)
+    mask = (
+        nn.Transformer.generate_square_subsequent_mask(workload.q_len, device, rows.dtype)
+        if workload.is_masked
+        else None
+    )
+
+    def forward() -> Tensor:
+        out, _ = layer(
+            rows,
+            rows,
+            rows,
+            need_weights=weights,
+            average_attn_weights=False,
+            attn_mask=mask,
+            is_causal=mask is not None,
+        )
+        return out  # type: ignore[no-any-return]
+
+    def projected(x: Tensor) -> Projected:
+        flat = nn.functional.linear(x, layer.in_proj_weight.detach().to(x), layer.in_proj_bias.detach().to(x))
+        q, k, v = (split_heads(part, n_heads) for part in flat.chunk(3, dim=-1))
+        return q, k, v
+
+    def joined(z: Tensor) -> Tensor:
+        return nn.functional.linear(
+            merge_heads(z), layer.out_proj.weight.detach().to(z), layer.out_proj.bias.detach().to(z)
+        )
+
+    mask_bytes = 0 if mask is None else mask.nbytes
+    return Prepared((rows,), forward, mask_bytes, heads=projected, joined=joined)
+
+
+def _new_layer(workload: Workload, generator: torch.Generator) -> nn.MultiheadAttention:
+    """A layer whose projections keep the size of normal rows."""
+    width, dtype = workload.n_heads * workload.d_head, getattr(torch, workload.dtype)
+    layer = nn.MultiheadAttention(width, workload.n_heads, batch_first=True, device=generator.device, dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=width**-0.5, generator=generator)
+    return layer.eval()
+
+
+_MAKERS: Mapping[str, Callable[[Workload, Projected, int], Prepared]] = {
+    "explicit": _explicit,
+    "compiled": _compiled,
+    "sdpa": _sdpa,
+    "flex": _flex,
+    "torch-mha": partial(_torch_mha, weights=False),
+    "torch-mha-weights": partial(_torch_mha, weights=True),
+    **{name: partial(_sdpa, kernel=name) for name in KERNELS},
+}
+
+
+@contextmanager
+def explained(backend: str) -> Iterator[None]:
+    """Within it, torch's refusal of a kernel becomes an `UnsupportedError` with the reasons that torch gives as warnings."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except RuntimeError as fault:
+            if not any(words in str(fault) for words in _NO_KERNEL):
+                raise
+            reasons = [str(warning.message).partition(" (Triggered")[0] for warning in said]
+            raise UnsupportedError(" ".join([f"torch has no {backend} kernel for this here.", *reasons])) from fault
+
+
+def told(fault: Exception) -> tuple[Status, str]:
+    """What became of a backend that raised, and why, in one line."""
+    reason = " ".join(str(fault).split())[:_LONGEST_REASON] or type(fault).__name__
+    if isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in reason:
+        return "out-of-memory", reason
+    is_unsupported = isinstance(fault, (UnsupportedError, NotImplementedError)) or any(
+        words in reason for words in _CANNOT
+    )
+    return "unsupported" if is_unsupported else "failed", reason

@@ -1,0 +1,218 @@
+"""What `mha bench` found, as data: rows, the machine and its ceilings; written and read as JSON, schema `mha.bench/1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mhacli.config import Dtype
+from mhacli.errors import MhaError
+from mhacli.expected import expected_flops, expected_moved_bytes
+from mhacli.files import read_whole
+from mhacli.intervals import Interval
+from mhacli.parts import Environment
+from mhacli.schema import decode, load_json
+from mhacli.sweep import Sweep
+from mhacli.workload import Workload
+
+SCHEMA = "mha.bench/1"
+MAX_FILE_BYTES = 256 << 20
+
+Status = Literal["ok", "unsupported", "out-of-memory", "too-large", "failed"]
+"""`too-large` was predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed` should have."""
+Limit = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the machine reached in this run, the best of several: a matrix product and a copy (read and written bytes)."""
+
+    dtype: Dtype
+    matmul_tflops: float
+    copy_gb_per_s: float
+
+    def floor_s(self, flops: int, moved_bytes: int) -> tuple[float, Limit]:
+        """The least time for so much work, and what sets it."""
+        compute, memory = flops / (self.matmul_tflops * 1e12), moved_bytes / (self.copy_gb_per_s * 1e9)
+        return (compute, "compute") if compute >= memory else (memory, "memory")
+
+    def or_higher(self, other: Ceiling) -> Ceiling:
+        """The better rate of two measurements, one by one."""
+        matmul, copy = max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s)
+        return Ceiling(self.dtype, matmul, copy)
+
+
+@dataclass(frozen=True)
+class BenchEnvironment(Environment):
+    """Where it ran, and how busy the machine was when it began."""
+
+    cpu_name: str
+    n_cpus: int
+    driver: str | None
+    load_average: float | None
+
+
+@dataclass(frozen=True)
+class Row(Workload):
+    """One backend at one size. Times are None where `status` is not ok, and `reason` says why.
+
+    `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
+    `n_calls` calls make one sample. `low` and `high` are the 95 % interval of a median, or of the ratio to the control.
+    """
+
+    backend: str
+    status: Status
+    predicted_bytes: int
+    reason: str | None = None
+    ran: str | None = None
+    is_fallback: bool = False
+    first_s: float | None = None
+    n_calls: int = 0
+    samples_s: tuple[float, ...] = ()
+    median_s: float | None = None
+    median_low_s: float | None = None
+    median_high_s: float | None = None
+    p25_s: float | None = None
+    p75_s: float | None = None
+    min_s: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    is_similar: bool = False
+    is_fastest: bool = False
+    limit: Limit | None = None
+    share_of_peak: float | None = None
+    extra_bytes: int | None = None
+    max_error: float | None = None
+    mean_error: float | None = None
+    n_error_queries: int = 0
+
+    @property
+    def work_flops(self) -> int:
+        """Operations that the backend has to do, projections included where it has them."""
+        return expected_flops(self.backend, self)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that it has to move at least."""
+        return expected_moved_bytes(self.backend, self)
+
+    @property
+    def tflops(self) -> float | None:
+        """Operations in 1e12 per second, at the median."""
+        return None if self.median_s is None else self.work_flops / self.median_s / 1e12
+
+    @property
+    def interval(self) -> Interval | None:
+        """The median of seconds with its interval."""
+        return _interval(self.median_s, self.median_low_s, self.median_high_s)
+
+    @property
+    def ratio_interval(self) -> Interval | None:
+        """The ratio to the control's backend with its interval."""
+        return _interval(self.ratio, self.ratio_low, self.ratio_high)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two runs must share for their rows to be compared."""
+        return (self.backend, *workload_of(self).__dict__.values())
+
+    def under(self, ceiling: Ceiling) -> Row:
+        """The row with the share of the machine that it reached, and which of the two limits binds it."""
+        if self.median_s is None:
+            return self
+        floor_s, limit = ceiling.floor_s(self.work_flops, self.moved_bytes)
+        return dataclasses.replace(self, limit=limit, share_of_peak=floor_s / self.median_s)
+
+    def document(self) -> dict[str, Any]:
+        """The row as JSON values, with what follows from it."""
+        derived = {
+            "n_samples": len(self.samples_s),
+            "flops": self.work_flops,
+            "bytes": self.moved_bytes,
+            "flops_per_byte": self.work_flops / self.moved_bytes,
+            "tflops": self.tflops,
+        }
+        return dataclasses.asdict(self) | derived
+
+
+@dataclass(frozen=True)
+class Control(Workload):
+    """One backend against itself, timed in the same rounds: the noise that a ratio must rise above."""
+
+    backend: str
+    samples_s: tuple[float, ...]
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio with its interval."""
+        return Interval(self.ratio, self.ratio_low, self.ratio_high)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A whole run of `mha bench`."""
+
+    command: tuple[str, ...]
+    seed: int
+    environment: BenchEnvironment
+    sweep: Sweep
+    ceilings: tuple[Ceiling, ...]
+    rows: tuple[Row, ...]
+    controls: tuple[Control, ...]
+
+    def control(self, workload: Workload) -> Control | None:
+        """The control of a size; None where nothing could be timed."""
+        return next((c for c in self.controls if workload_of(c) == workload_of(workload)), None)
+
+    def document(self) -> dict[str, Any]:
+        """The run as JSON values; non-finite numbers do not occur."""
+        return {"schema": SCHEMA} | dataclasses.asdict(self) | {"rows": [row.document() for row in self.rows]}
+
+    def to_json(self) -> str:
+        """The document, a row per line."""
+        lines = []
+        for name, value in self.document().items():
+            if name in ("rows", "controls"):
+                inner = ",\n".join(_dump(item) for item in value)
+                lines.append(f"{json.dumps(name)}:[\n{inner}]" if value else f"{json.dumps(name)}:[]")
+            else:
+                lines.append(f"{json.dumps(name)}:{_dump(value)}")
+        return "{" + ",\n".join(lines) + "}\n"
+
+
+def read_benchmark(path: str) -> Benchmark:
+    """The run in a JSON file. Raises `MhaError` for a file that cannot be read, or is of another schema."""
+    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise MhaError(
+            f"{path} must be a benchmark (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)[:80]}",
+            hint="mha bench --save-baseline FILE writes one",
+            code="bad-file",
+            path=path,
+        )
+    found = decode(Benchmark, document, path)
+    for place, row in enumerate(found.rows):
+        times = (row.median_s, row.median_low_s, row.median_high_s)
+        if row.status == "ok" and not all(time is not None and time > 0 for time in times):
+            raise MhaError(f"{path}: rows[{place}] must have times above 0, got {times[0]}", code="bad-file", path=path)
+    return found
+
+
+def workload_of(row: Workload) -> Workload:
+    """The size of a row, without what was measured."""
+    return Workload(**{f.name: getattr(row, f.name) for f in dataclasses.fields(Workload)})
+
+
+def _interval(median: float | None, low: float | None, high: float | None) -> Interval | None:
+    return None if median is None or low is None or high is None else Interval(median, low, high)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

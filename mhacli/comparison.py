@@ -1,0 +1,125 @@
+"""A benchmark beside an earlier one: how each row's time has changed, and whether the machines can be compared at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mhacli.benchmark import Benchmark, Row, workload_of
+from mhacli.errors import UsageError
+from mhacli.intervals import Interval
+from mhacli.workload import Workload
+
+Verdict = Literal["slower", "faster", "similar"]
+_SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
+_SAME_RATE = 1.1
+"""Machines whose matrix products or copies differ by more than this factor are told apart."""
+
+
+@dataclass(frozen=True)
+class Change(Workload):
+    """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals."""
+
+    backend: str
+    baseline_s: float
+    median_s: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed, what cannot be compared, and what to beware of."""
+
+    baseline: str
+    changes: tuple[Change, ...]
+    broken: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+
+def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
+    """Every row of `now` beside the same row of the baseline.
+
+    The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse; a change is
+    `similar` where it overlaps what the controls of both runs showed to be noise.
+    """
+    then = {row.key: row for row in baseline.rows}
+    changes, broken, unmatched = [], [], []
+    for row in now.rows:
+        before = then.pop(row.key, None)
+        if before is None:
+            unmatched.append(f"{_name(row)}: not in {path}")
+        elif row.interval is not None and before.interval is not None:
+            changes.append(_change(row, row.interval, before.interval, _noise(row, now, baseline)))
+        elif before.interval is not None:
+            broken.append(f"{_name(row)}: {row.status} now ({row.reason})")
+    unmatched += [f"{_name(row)}: not measured now" for row in then.values()]
+    return Comparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
+
+
+def parse_rule(word: str) -> float:
+    """The ratio of `slower:RATIO`. Raises `UsageError` with the form."""
+    match = re.fullmatch(r"slower:([0-9]{1,6}(?:\.[0-9]{1,9})?)", word.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"fail-if must be slower:RATIO such as slower:1.10, got {word[:40]!r}")
+    return float(match[1])
+
+
+def too_slow(comparison: Comparison, ratio: float) -> tuple[Change, ...]:
+    """The changes whose whole interval lies above a ratio."""
+    return tuple(change for change in comparison.changes if change.ratio_low > ratio)
+
+
+def _change(row: Row, now: Interval, then: Interval, noise: Interval) -> Change:
+    ratio = Interval(now.median / then.median, now.low / then.high, now.high / then.low)
+    verdict: Verdict = "similar" if ratio.overlaps(noise) else "slower" if ratio.median > 1 else "faster"
+    return Change(
+        **dataclasses.asdict(workload_of(row)), backend=row.backend, baseline_s=then.median, median_s=now.median,
+        ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high, verdict=verdict,
+    )  # fmt: skip
+
+
+def _noise(row: Row, *runs: Benchmark) -> Interval:
+    """What a ratio of 1 looked like in both runs."""
+    intervals = [control.interval for run in runs if (control := run.control(row)) is not None]
+    low, high = min((i.low for i in intervals), default=1.0), max((i.high for i in intervals), default=1.0)
+    return Interval(1.0, min(1.0, low), max(1.0, high))
+
+
+def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
+    said = []
+    for name in _SAME:
+        ours, theirs = getattr(now.environment, name), getattr(baseline.environment, name)
+        if ours != theirs:
+            said.append(f"{name} differs: {theirs} then, {ours} now")
+    then = {ceiling.dtype: ceiling for ceiling in baseline.ceilings}
+    for ceiling in now.ceilings:
+        if ceiling.dtype in then:
+            other = then[ceiling.dtype]
+            said += _rate("matrix product", ceiling.matmul_tflops / other.matmul_tflops, ceiling.dtype)
+            said += _rate("copy", ceiling.copy_gb_per_s / other.copy_gb_per_s, ceiling.dtype)
+    return said
+
+
+def _rate(what: str, ratio: float, dtype: str) -> list[str]:
+    if 1 / _SAME_RATE <= ratio <= _SAME_RATE:
+        return []
+    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: a busier or other machine"]
+
+
+def _name(row: Row) -> str:
+    mask = "causal" if row.causal else "full"
+    heads = f"{row.n_heads}" if row.n_heads == row.n_kv_heads else f"{row.n_heads}/{row.n_kv_heads}"
+    return (
+        f"{row.backend}, {row.batch} × {row.q_len} × {row.k_len}, {heads} heads × {row.d_head}, {row.dtype}, {mask}, "
+        f"{row.direction}"
+    )

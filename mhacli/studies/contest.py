@@ -1,0 +1,219 @@
+"""One size of attention, and the backends that compete at it: who can run at all, how exactly, how fast, in how much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli import memory
+from mhacli.attention.backends import Prepared, Projected, draw_heads, explained, prepare, told
+from mhacli.attention.exact import Exact, deviation, exact_answer
+from mhacli.attention.fused import kernel_among, operators_of
+from mhacli.benchmark import Control, Row
+from mhacli.expected import expected_extra_bytes
+from mhacli.files import format_size
+from mhacli.intervals import Interval, median_interval, paired_ratio, quartiles
+from mhacli.studies.devices import free_bytes
+from mhacli.studies.footprint import Footprint, FreshProcesses, cuda_footprint, once
+from mhacli.studies.rounds import Clock, Rounds, Timed, time_in_turns
+from mhacli.workload import Workload
+
+MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
+"""Of the exact answer in float64; a longer one is found for some of the queries."""
+_UNFUSED = ("math", "unfused")
+_HOPES_FOR_FUSED = ("sdpa", "flex", "torch-mha")
+_COMPILED = ("compiled", "flex")
+
+
+@dataclass
+class _Entrant:
+    row: Row
+    prepared: Prepared | None = None
+
+
+class _BrokeError(Exception):
+    """A backend raised in the middle of a round."""
+
+    def __init__(self, backend: str, fault: Exception) -> None:
+        super().__init__(backend)
+        self.backend, self.fault = backend, fault
+
+
+class Contest:
+    """Backends enter one by one, then run in turns. `rows` says at any time how each fared, in the order of entering."""
+
+    def __init__(
+        self, workload: Workload, device: torch.device, clock: Clock, *, seed: int, fresh: FreshProcesses | None
+    ) -> None:
+        self._workload, self._device, self._clock, self._seed, self._fresh = workload, device, clock, seed, fresh
+        self._heads: Projected | None = None
+        self._exact: Exact | None = None
+        self._entrants: dict[str, _Entrant] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each backend that entered."""
+        return [entrant.row for entrant in self._entrants.values()]
+
+    def enter(self, backend: str) -> None:
+        """Finds out whether the backend can run: foreseen memory, a process of its own, a first call, the exact answer."""
+        entrant = _Entrant(self._empty_row(backend))
+        self._entrants[backend] = entrant
+        if entrant.row.status != "ok":
+            return
+        if self._fresh is not None:
+            found = self._fresh.footprint(backend, self._workload, self._seed)
+            entrant.row = _with_footprint(entrant.row, found)
+            if found.status != "ok":
+                return
+        try:
+            with explained(backend):
+                self._first_calls(entrant)
+        except Exception as fault:
+            self._withdraw(backend, fault)
+
+    def run(self, *, repeat: int | None, budget_s: float) -> Control | None:
+        """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left."""
+        while running := {name: e.prepared for name, e in self._entrants.items() if e.prepared is not None}:
+            entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
+            try:
+                rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
+            except _BrokeError as broke:
+                self._withdraw(broke.backend, broke.fault)
+                continue
+            return self._judge(rounds)
+        return None
+
+    def _empty_row(self, backend: str) -> Row:
+        """The row with what is foreseen, and the verdict where that does not fit."""
+        work = self._workload
+        predicted = expected_extra_bytes(backend, work, self._device.type)
+        row = Row(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
+        needed, available = predicted + work.input_bytes, free_bytes(str(self._device))
+        if memory.fits(needed, available):
+            return row
+        reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
+        return replace(row, status="too-large", reason=reason)
+
+    def _first_calls(self, entrant: _Entrant) -> None:
+        """The first call on the clock, with all that is compiled for it; then what ran, what it took, how exact it is."""
+        work, row = self._workload, entrant.row
+        if self._heads is None:
+            self._heads = draw_heads(work, self._device, self._seed)
+        prepared = prepare(row.backend, work, self._heads, self._seed)
+        whole = partial(once, prepared, work)
+        began = perf_counter()
+        whole()
+        _wait(self._device)
+        row = replace(row, first_s=perf_counter() - began)
+        row = _with_what_ran(row, operators_of(whole))
+        if self._device.type == "cuda":
+            row = replace(row, extra_bytes=cuda_footprint(prepared, work))
+        entrant.row = self._with_deviation(row, prepared)
+        entrant.prepared = prepared
+
+    def _with_deviation(self, row: Row, prepared: Prepared) -> Row:
+        """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
+        most = MOST_EXACT_FLOPS[self._device.type]
+        try:
+            exact = self._exact
+            if exact is None or prepared.leaves is not self._heads:
+                exact = exact_answer(prepared, self._workload, most_flops=most)
+            if prepared.leaves is self._heads:
+                self._exact = exact
+            found = deviation(prepared, self._workload, exact)
+        except (MemoryError, torch.OutOfMemoryError):
+            return replace(row, reason="no room for the exact answer")
+        if not isfinite(found.mean_error):
+            return replace(row, reason="results are not finite", n_error_queries=found.n_queries)
+        return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
+
+    def _withdraw(self, backend: str, fault: Exception) -> None:
+        status, reason = told(fault)
+        entrant = self._entrants[backend]
+        entrant.row, entrant.prepared = replace(entrant.row, status=status, reason=reason), None
+
+    def _timed(self, backend: str, prepared: Prepared) -> Timed:
+        """What is on the clock in this direction, and what is not."""
+        direction, leaves = self._workload.direction, prepared.leaves
+        around = partial(_around, prepared, direction)
+        if direction == "forward":
+            return Timed(_naming(backend, prepared.forward), around)
+        with around():
+            out = prepared.forward()
+        weight = torch.randn_like(out)
+        if direction == "both":
+            return Timed(_naming(backend, lambda: torch.autograd.grad(prepared.forward(), leaves, weight)), around)
+        kept: list[Tensor] = [out]
+
+        def forward() -> None:
+            kept[0] = prepared.forward()
+
+        return Timed(_naming(backend, lambda: torch.autograd.grad(kept[0], leaves, weight)), around, forward)
+
+    def _judge(self, rounds: Rounds) -> Control:
+        """Times, ratios to the control's backend, and who is really the fastest."""
+        reference = rounds.samples[rounds.reference]
+        again = paired_ratio(rounds.control, reference)
+        noise = Interval(1.0, min(1.0, again.low), max(1.0, again.high))
+        ratios = {name: paired_ratio(samples, reference) for name, samples in rounds.samples.items()}
+        ratios[rounds.reference] = noise
+        first = min(ratios, key=lambda name: ratios[name].median)
+        is_alone = len(ratios) > 1 and not any(
+            ratio.overlaps(ratios[first]) for name, ratio in ratios.items() if name != first
+        )
+        for name, samples in rounds.samples.items():
+            middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
+            row = self._entrants[name].row
+            self._entrants[name].row = replace(
+                row, samples_s=samples, n_calls=rounds.n_calls[name], median_s=middle.median, median_low_s=middle.low,
+                median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(samples), ratio=ratio.median,
+                ratio_low=ratio.low, ratio_high=ratio.high,
+                is_similar=name != rounds.reference and ratio.overlaps(noise), is_fastest=is_alone and name == first,
+            )  # fmt: skip
+        return Control(**asdict(self._workload), backend=rounds.reference, samples_s=rounds.control, ratio=again.median,
+                       ratio_low=again.low, ratio_high=again.high)  # fmt: skip
+
+
+def _with_footprint(row: Row, found: Footprint) -> Row:
+    return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
+
+
+def _with_what_ran(row: Row, operators: frozenset[str]) -> Row:
+    """The kernel that was seen, beside what the backend promises."""
+    kernel = kernel_among(operators)
+    if row.backend in _COMPILED and any(name.startswith("Torch-Compiled Region") for name in operators):
+        return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
+    ran = "explicit" if row.backend == "explicit" and kernel == "unfused" else kernel or "unknown"
+    return replace(row, ran=ran, is_fallback=row.backend in _HOPES_FOR_FUSED + _COMPILED and ran in _UNFUSED)
+
+
+@contextmanager
+def _around(prepared: Prepared, direction: str) -> Iterator[None]:
+    with prepared.around(), torch.set_grad_enabled(direction != "forward"):
+        yield
+
+
+def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, whose faults say whose they are."""
+
+    def run() -> Any:
+        try:
+            return call()
+        except Exception as fault:
+            raise _BrokeError(backend, fault) from fault
+
+    return run
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
