@@ -19,9 +19,12 @@ from mhacli.workload import Workload
 
 SCHEMA = "mha.bench/1"
 MAX_FILE_BYTES = 256 << 20
+_LEAST, _MOST = 1e-12, 1e12
+"""Of times and rates in a file: ratios of what lies between are finite."""
 
-Status = Literal["ok", "unsupported", "out-of-memory", "too-large", "failed"]
-"""`too-large` was predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed` should have."""
+Status = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
+"""`too-large` and `too-slow` were predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed`
+should have."""
 Limit = Literal["compute", "memory"]
 
 
@@ -90,7 +93,7 @@ class Row(Workload):
     n_error_queries: int = 0
 
     @property
-    def work_flops(self) -> int:
+    def flops(self) -> int:
         """Operations that the backend has to do, projections included where it has them."""
         return expected_flops(self.backend, self)
 
@@ -102,7 +105,7 @@ class Row(Workload):
     @property
     def tflops(self) -> float | None:
         """Operations in 1e12 per second, at the median."""
-        return None if self.median_s is None else self.work_flops / self.median_s / 1e12
+        return None if self.median_s is None else self.flops / self.median_s / 1e12
 
     @property
     def interval(self) -> Interval | None:
@@ -123,16 +126,16 @@ class Row(Workload):
         """The row with the share of the machine that it reached, and which of the two limits binds it."""
         if self.median_s is None:
             return self
-        floor_s, limit = ceiling.floor_s(self.work_flops, self.moved_bytes)
+        floor_s, limit = ceiling.floor_s(self.flops, self.moved_bytes)
         return dataclasses.replace(self, limit=limit, share_of_peak=floor_s / self.median_s)
 
     def document(self) -> dict[str, Any]:
         """The row as JSON values, with what follows from it."""
         derived = {
             "n_samples": len(self.samples_s),
-            "flops": self.work_flops,
+            "flops": self.flops,
             "bytes": self.moved_bytes,
-            "flops_per_byte": self.work_flops / self.moved_bytes,
+            "flops_per_byte": self.flops / self.moved_bytes,
             "tflops": self.tflops,
         }
         return dataclasses.asdict(self) | derived
@@ -144,6 +147,7 @@ class Control(Workload):
 
     backend: str
     samples_s: tuple[float, ...]
+    median_s: float
     ratio: float
     ratio_low: float
     ratio_high: float
@@ -172,7 +176,8 @@ class Benchmark:
 
     def document(self) -> dict[str, Any]:
         """The run as JSON values; non-finite numbers do not occur."""
-        return {"schema": SCHEMA} | dataclasses.asdict(self) | {"rows": [row.document() for row in self.rows]}
+        rows = [row.document() for row in self.rows]
+        return {"schema": SCHEMA} | dataclasses.asdict(dataclasses.replace(self, rows=())) | {"rows": rows}
 
     def to_json(self) -> str:
         """The document, a row per line."""
@@ -200,8 +205,13 @@ def read_benchmark(path: str) -> Benchmark:
     found = decode(Benchmark, document, path)
     for place, row in enumerate(found.rows):
         times = (row.median_s, row.median_low_s, row.median_high_s)
-        if row.status == "ok" and not all(time is not None and time > 0 for time in times):
-            raise MhaError(f"{path}: rows[{place}] must have times above 0, got {times[0]}", code="bad-file", path=path)
+        is_timed = row.status == "ok" or row.interval is not None
+        if is_timed and not all(time is not None and _LEAST <= time <= _MOST for time in times):
+            raise _refusal(path, f"rows[{place}] must have times from {_LEAST:g} to {_MOST:g} s", times)
+    for place, ceiling in enumerate(found.ceilings):
+        rates = (ceiling.matmul_tflops, ceiling.copy_gb_per_s)
+        if not all(_LEAST <= rate <= _MOST for rate in rates):
+            raise _refusal(path, f"ceilings[{place}] must have rates from {_LEAST:g} to {_MOST:g}", rates)
     return found
 
 
@@ -212,6 +222,10 @@ def workload_of(row: Workload) -> Workload:
 
 def _interval(median: float | None, low: float | None, high: float | None) -> Interval | None:
     return None if median is None or low is None or high is None else Interval(median, low, high)
+
+
+def _refusal(path: str, rule: str, got: tuple[float | None, ...]) -> MhaError:
+    return MhaError(f"{path}: {rule}, got {', '.join(map(str, got))}", code="bad-file", path=path)
 
 
 def _dump(value: object) -> str:

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
     "trace": "Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time.",
     "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
+    "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",
     "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
     "show": "Draw a saved record, with every view of run. Does not need torch.",
 }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mhacli.benchmark import Benchmark, Row, workload_of
 from mhacli.errors import UsageError
-from mhacli.intervals import Interval
+from mhacli.intervals import CONFIDENCE, Interval, is_known
 from mhacli.workload import Workload
 
 Verdict = Literal["slower", "faster", "similar"]
@@ -57,12 +57,12 @@ def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
     for row in now.rows:
         before = then.pop(row.key, None)
         if before is None:
-            unmatched.append(f"{_name(row)}: not in {path}")
+            unmatched.append(f"{row.backend}, {row.name}: not in {path}")
         elif row.interval is not None and before.interval is not None:
             changes.append(_change(row, row.interval, before.interval, _noise(row, now, baseline)))
         elif before.interval is not None:
-            broken.append(f"{_name(row)}: {row.status} now ({row.reason})")
-    unmatched += [f"{_name(row)}: not measured now" for row in then.values()]
+            broken.append(f"{row.backend}, {row.name}: {row.status} now ({row.reason})")
+    unmatched += [f"{row.backend}, {row.name}: not measured now" for row in then.values()]
     return Comparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
 
 
@@ -101,6 +101,11 @@ def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
         ours, theirs = getattr(now.environment, name), getattr(baseline.environment, name)
         if ours != theirs:
             said.append(f"{name} differs: {theirs} then, {ours} now")
+    if now.seed != baseline.seed:
+        said.append(f"seed differs: {baseline.seed} then, {now.seed} now")
+    fewest = min((len(row.samples_s) for run in (now, baseline) for row in run.rows if row.samples_s), default=0)
+    if fewest and not is_known(fewest):
+        said.append(f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range")
     then = {ceiling.dtype: ceiling for ceiling in baseline.ceilings}
     for ceiling in now.ceilings:
         if ceiling.dtype in then:
@@ -114,12 +119,3 @@ def _rate(what: str, ratio: float, dtype: str) -> list[str]:
     if 1 / _SAME_RATE <= ratio <= _SAME_RATE:
         return []
     return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: a busier or other machine"]
-
-
-def _name(row: Row) -> str:
-    mask = "causal" if row.causal else "full"
-    heads = f"{row.n_heads}" if row.n_heads == row.n_kv_heads else f"{row.n_heads}/{row.n_kv_heads}"
-    return (
-        f"{row.backend}, {row.batch} × {row.q_len} × {row.k_len}, {heads} heads × {row.d_head}, {row.dtype}, {mask}, "
-        f"{row.direction}"
-    )

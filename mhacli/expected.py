@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 from mhacli.config import ITEM_BYTES
+from mhacli.sweep import BACKENDS
 from mhacli.workload import Workload
 
-_PROJECTS = ("torch-mha", "torch-mha-weights")
 _PASSES = {"forward": 1, "backward": 1, "both": 2}
 """Of a projection: gradients are taken of the inputs alone, one product of the size of the forward one."""
+_EXACT_BLOCKS_BYTES = 512 << 20
+"""Of the scores of a block of queries, and what stands beside them."""
 
 
 def expected_flops(backend: str, workload: Workload) -> int:
     """Operations of the products: those of attention, and of the four projections where the backend has them."""
-    if backend not in _PROJECTS:
-        return workload.flops
+    if not BACKENDS[backend].projects:
+        return workload.attention_flops
     width = workload.n_heads * workload.d_head
     rows = workload.batch * (2 * workload.q_len + 2 * workload.k_len)
-    return workload.flops + 2 * rows * width * width * _PASSES[workload.direction]
+    return workload.attention_flops + 2 * rows * width * width * _PASSES[workload.direction]
 
 
 def expected_moved_bytes(backend: str, workload: Workload) -> int:
-    """The least bytes to move: for attention as `Workload.bytes`; with projections rows in and out, and the weights."""
-    if backend not in _PROJECTS:
-        return workload.bytes
+    """The least bytes to move: those of attention, or with projections of rows in and out and of the weights.
+
+    A pattern that is a result is written too, and read where its gradient is taken.
+    """
+    kind, passes, item = BACKENDS[backend], _PASSES[workload.direction], ITEM_BYTES[workload.dtype]
+    if not kind.projects:
+        return workload.attention_bytes
     width = workload.n_heads * workload.d_head
     numbers = 2 * workload.batch * workload.q_len * width + 4 * width * width
-    return numbers * ITEM_BYTES[workload.dtype] * _PASSES[workload.direction]
+    if kind.returns_pattern:
+        numbers += workload.batch * workload.n_heads * workload.q_len * workload.k_len
+    return numbers * item * passes
+
+
+def exact_bytes(workload: Workload) -> int:
+    """The memory that the exact answer in float64 takes: inputs and result, three times over where gradients are taken."""
+    of_queries, of_keys = workload.n_heads * workload.q_len, workload.n_heads * workload.k_len
+    copies = 1 if workload.direction == "forward" else 3
+    return copies * 8 * workload.batch * workload.d_head * 2 * (of_queries + of_keys) + _EXACT_BLOCKS_BYTES
 
 
 def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
@@ -39,8 +54,8 @@ def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
         return counts.explicit()
     if backend == "math":
         return counts.math()
-    if backend in _PROJECTS:
-        return counts.torch_mha(weights=backend == "torch-mha-weights", kind=kind)
+    if BACKENDS[backend].projects:
+        return counts.torch_mha(weights=BACKENDS[backend].returns_pattern, kind=kind)
     return counts.fused()
 
 
@@ -57,6 +72,7 @@ class _Counts:
         self.wide = round(self.matrix * self.growth)
         self.lse = heads * workload.q_len * 4
         self.mask = workload.q_len * workload.k_len if workload.is_masked else 0
+        self.has_fast_path = not self.mask and workload.n_heads % 2 == 0
         self.item, self.is_forward = item, workload.direction == "forward"
 
     def fused(self) -> int:
@@ -81,11 +97,14 @@ class _Counts:
         return 2 * self.wide + cells + 4 * self.mask + rows + copied
 
     def torch_mha(self, *, weights: bool, kind: str) -> int:
-        """Projections, and one matrix where its fast path runs unfused, on a CPU; with weights as explicit."""
+        """Projections, and one matrix where its fast path runs unfused, on a CPU; with weights as explicit.
+
+        A mask, or an odd number of heads, bars the fast path.
+        """
         mask = self.mask * self.item
         if not self.is_forward:
             return 12 * self.q + mask + (3 * self.matrix if weights else 0)
         if weights:
-            return (5 * self.q + self.matrix) if not mask else 3 * self.q + 2 * self.matrix + mask
-        is_unfused = kind == "cpu" and not mask
+            return (5 * self.q + self.matrix) if self.has_fast_path else 3 * self.q + 2 * self.matrix + mask
+        is_unfused = kind == "cpu" and self.has_fast_path
         return 3 * self.q + self.matrix if is_unfused else 6 * self.q + mask

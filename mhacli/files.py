@@ -16,6 +16,8 @@ from mhacli.errors import MhaError, UsageError
 READ_CHUNK_BYTES = 1 << 20
 _UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 """Opens a file without a name, where the system has such; elsewhere it fails as on a file system that has none."""
+_temporary: set[str] = set()
+"""Of this process, while they are in use: what `remove_temporary_folders` must find from another thread."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -271,3 +273,24 @@ def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
     while view:
         view = view[os.write(fd, view[: 1 << 26]) :]
     os.fsync(fd)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder that goes with the context, or with `remove_temporary_folders` where there is no time to leave it."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="mha-", ignore_cleanup_errors=True) as folder:
+        _temporary.add(folder)
+        try:
+            yield folder
+        finally:
+            _temporary.discard(folder)
+
+
+def remove_temporary_folders() -> None:
+    """Takes away what `temporary_folder` made and still holds, when the process is about to end without unwinding."""
+    from shutil import rmtree
+
+    for folder in tuple(_temporary):
+        rmtree(folder, ignore_errors=True)

@@ -7,6 +7,8 @@ import signal
 import threading
 from types import FrameType
 
+from mhacli.files import remove_temporary_folders
+
 GRACE_S = 0.6
 """How long the main thread has to clean up by itself before the process ends without it."""
 
@@ -40,4 +42,5 @@ def _end_in_time(reading: int) -> None:
         for number in os.read(reading, 64):
             if number in (signal.SIGINT, signal.SIGTERM):
                 threading.Event().wait(GRACE_S)
+                remove_temporary_folders()
                 os._exit(128 + number)

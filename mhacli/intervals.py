@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from math import comb
+from functools import cache
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
@@ -38,13 +38,18 @@ def median_interval(samples: Sequence[float]) -> Interval:
     Interval(median=3.5, low=1.0, high=9.0)
     """
     ordered = sorted(samples)
-    k = _rank(len(ordered))
+    k, _ = _rank(len(ordered))
     return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
 def reached_confidence(n_samples: int) -> float:
     """The probability that the interval of so many samples holds the true median: at most `CONFIDENCE` is asked for."""
-    return 1 - 2 * _below(n_samples, _rank(n_samples))
+    return _rank(n_samples)[1]
+
+
+def is_known(n_samples: int) -> bool:
+    """Whether so many samples are enough to tell two medians apart with the confidence that intervals promise."""
+    return reached_confidence(n_samples) >= CONFIDENCE
 
 
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
@@ -60,14 +65,14 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def _rank(n: int) -> int:
-    """How many samples to leave out at each end: the most that keep the confidence."""
-    k = 0
-    while k + 1 <= (n - 1) // 2 and 1 - 2 * _below(n, k + 1) >= CONFIDENCE:
-        k += 1
-    return k
-
-
-def _below(n: int, k: int) -> float:
-    """The probability that at most `k` of `n` samples fall below the true median."""
-    return float(sum(comb(n, i) for i in range(k + 1)) / 2**n)
+@cache
+def _rank(n: int) -> tuple[int, float]:
+    """How many samples to leave out at each end, the most that keep the confidence, and the confidence that is left."""
+    k, half = 0, 2 ** (n - 1)
+    exactly = at_most = 1  # ways in which so many samples fall below the median: k of them, and k or fewer
+    while k + 1 <= (n - 1) // 2:
+        exactly = exactly * (n - k) // (k + 1)
+        if 1 - (at_most + exactly) / half < CONFIDENCE:
+            break
+        k, at_most = k + 1, at_most + exactly
+    return k, 1 - at_most / half

@@ -67,17 +67,17 @@ _TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and s
 _DEVICE, _VIEW, _OUTPUT = "Device", "View", "Output"
 
 
-def _option(panel: str, text: str, *names: str, **how: Any) -> Any:
+def option(panel: str, text: str, *names: str, **how: Any) -> Any:
     """An option in a panel of the help."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **how)
 
 
-def _number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N") -> Any:
+def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N") -> Any:
     """An option whose word a parser of ours reads."""
     return typer.Option(*names, parser=parser, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
 
 
-def _switch(panel: str, names: str, text: str) -> Any:
+def switch(panel: str, names: str, text: str) -> Any:
     """An option of two names, on and off, that may also be left open."""
     return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
 
@@ -92,26 +92,26 @@ class SourceOptions:
     ] = None
     file: Annotated[
         list[str] | None,
-        _option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f"),
+        option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f"),
     ] = None
-    lines: Annotated[bool, _option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
+    lines: Annotated[bool, option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
     tokenizer: Annotated[
         str | None,
-        _option(
+        option(
             _TEXT,
             "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
             autocompletion=lambda: ["word", "char", "byte"],
         ),
     ] = None
-    keep_case: Annotated[bool | None, _switch(_TEXT, "--keep-case/--lower-case", "Do not lower-case words.")] = None
+    keep_case: Annotated[bool | None, switch(_TEXT, "--keep-case/--lower-case", "Do not lower-case words.")] = None
     punctuation: Annotated[
-        Punctuation | None, _option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
+        Punctuation | None, option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
     ] = None
-    encoding: Annotated[str, _option(_TEXT, "Encoding of files and stdin.")] = "utf-8"
-    errors: Annotated[OnBadBytes, _option(_TEXT, "What to do with bytes that the encoding does not have.")] = "strict"
+    encoding: Annotated[str, option(_TEXT, "Encoding of files and stdin.")] = "utf-8"
+    errors: Annotated[OnBadBytes, option(_TEXT, "What to do with bytes that the encoding does not have.")] = "strict"
     max_bytes: Annotated[
         int | None,
-        _number(
+        number(
             _TEXT,
             size("max-bytes"),
             f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
@@ -120,7 +120,7 @@ class SourceOptions:
     ] = None
     max_token_len: Annotated[
         int,
-        _number(
+        number(
             _TEXT, whole("max-token-len", 1, 10**9), f"Most characters in a word. (default: {DEFAULT_MAX_TOKEN_LEN})"
         ),
     ] = DEFAULT_MAX_TOKEN_LEN
@@ -132,26 +132,26 @@ class TextOptions:
 
     context: Annotated[
         list[str] | None,
-        _option(_TEXT, "Cross-attention: keys and values come from this text; once, or once per sequence."),
+        option(_TEXT, "Cross-attention: keys and values come from this text; once, or once per sequence."),
     ] = None
     documents: Annotated[
         str | None,
-        _option(_TEXT, "Cut each text here into documents that see only themselves.", metavar="SEPARATOR"),
+        option(_TEXT, "Cut each text here into documents that see only themselves.", metavar="SEPARATOR"),
     ] = None
-    vocab: Annotated[str | None, _option(_TEXT, "A vocabulary file; other words become <unk>.", metavar="FILE")] = None
+    vocab: Annotated[str | None, option(_TEXT, "A vocabulary file; other words become <unk>.", metavar="FILE")] = None
     max_tokens: Annotated[
         int | None,
-        _number(
+        number(
             _TEXT,
             whole("max-tokens", 1, MAX_LENGTH),
             f"Take the first N tokens of each sequence. Without it, more than {DEFAULT_MAX_TOKENS} are refused.",
         ),
     ] = None
     random: Annotated[
-        str | None, _option(_TEXT, "Random rows of this shape instead of text.", metavar="BATCH,LENGTH")
+        str | None, option(_TEXT, "Random rows of this shape instead of text.", metavar="BATCH,LENGTH")
     ] = None
     distribution: Annotated[
-        Distribution | None, _option(_TEXT, "Of random rows: N(0, 1), or from 0 to 1. (default: normal)")
+        Distribution | None, option(_TEXT, "Of random rows: N(0, 1), or from 0 to 1. (default: normal)")
     ] = None
 
 
@@ -160,12 +160,12 @@ class LayerOptions:
     """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
     d_model: Annotated[
-        int | None, _number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)")
+        int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)")
     ] = None
-    heads: Annotated[int | None, _number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)")] = None
+    heads: Annotated[int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)")] = None
     kv_heads: Annotated[
         int | None,
-        _number(
+        number(
             _LAYER,
             integer("n_kv_heads", 1, MAX_HEADS),
             "Key and value heads, shared by groups of query heads. (default: heads)",
@@ -173,56 +173,56 @@ class LayerOptions:
     ] = None
     d_head: Annotated[
         int | None,
-        _number(
+        number(
             _LAYER,
             integer("d_head", 1, MAX_WIDTH),
             "Width of queries and keys per head. (default: d_model / heads)",
         ),
     ] = None
     d_v: Annotated[
-        int | None, _number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of values per head. (default: d_head)")
+        int | None, number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of values per head. (default: d_head)")
     ] = None
     d_input: Annotated[
         int | None,
-        _number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
+        number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
     ] = None
-    bias: Annotated[bool | None, _switch(_LAYER, "--bias/--no-bias", "Projections add a bias. (default: bias)")] = None
-    no_out_proj: Annotated[bool, _option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
+    bias: Annotated[bool | None, switch(_LAYER, "--bias/--no-bias", "Projections add a bias. (default: bias)")] = None
+    no_out_proj: Annotated[bool, option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
         False
     )
     dropout: Annotated[
         float | None,
-        _number(_LAYER, real("dropout"), "Dropout on the pattern; acts only with --train. (default: 0)", metavar="P"),
+        number(_LAYER, real("dropout"), "Dropout on the pattern; acts only with --train. (default: 0)", metavar="P"),
     ] = None
-    train: Annotated[bool, _option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
-    init: Annotated[Init | None, _option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
+    train: Annotated[bool, option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
+    init: Annotated[Init | None, option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
     seed: Annotated[
-        int | None, _number(_LAYER, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")
+        int | None, number(_LAYER, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")
     ] = None
-    weights: Annotated[str | None, _option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
+    weights: Annotated[str | None, option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
     allow_nonfinite: Annotated[
-        bool, _option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
+        bool, option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
     ] = False
     positions: Annotated[
         Positions | None,
-        _option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)"),
+        option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)"),
     ] = None
     rope_theta: Annotated[
         float | None,
-        _number(_POSITIONS, real("rope_theta"), "Base of the rotary angles. (default: 10000)", metavar="X"),
+        number(_POSITIONS, real("rope_theta"), "Base of the rotary angles. (default: 10000)", metavar="X"),
     ] = None
     max_positions: Annotated[
         int | None,
-        _number(
+        number(
             _POSITIONS,
             integer("max_positions", 1, 16 * MAX_WIDTH),
             "Rows in the table of learned positions. (default: 1024)",
         ),
     ] = None
-    causal: Annotated[bool | None, _switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
+    causal: Annotated[bool | None, switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
     window: Annotated[
         str | None,
-        _option(
+        option(
             _MASK,
             "Only keys so far left and right of the query; none takes a saved one off. (default of RIGHT: 0)",
             metavar="LEFT[,RIGHT]",
@@ -230,26 +230,24 @@ class LayerOptions:
     ] = None
     prefix: Annotated[
         int | None,
-        _number(
-            _MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens, the others causally; 0 for none."
-        ),
+        number(_MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens, the others causally; 0 for none."),
     ] = None
     sink: Annotated[
         int | None,
-        _number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
+        number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
     ] = None
     padding: Annotated[
-        Side | None, _option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
+        Side | None, option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
     ] = None
     scale: Annotated[
-        float | None, _number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")
+        float | None, number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")
     ] = None
     softcap: Annotated[
-        float | None, _number(_MASK, real("softcap"), "Bend scores into ±X with a tanh.", metavar="X")
+        float | None, number(_MASK, real("softcap"), "Bend scores into ±X with a tanh.", metavar="X")
     ] = None
     score_bias: Annotated[
         str | None,
-        _option(_MASK, "Add a tensor of a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
+        option(_MASK, "Add a tensor of a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
     ] = None
 
 
@@ -259,19 +257,19 @@ class DeviceOptions:
 
     device: Annotated[
         str | None,
-        _option(
+        option(
             _DEVICE,
             "auto, cpu, cuda, cuda:N or mps. (default: auto)",
             autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
         ),
     ] = None
-    dtype: Annotated[Dtype | None, _option(_DEVICE, "Number format. (default: float32)")] = None
+    dtype: Annotated[Dtype | None, option(_DEVICE, "Number format. (default: float32)")] = None
     threads: Annotated[
-        int | None, _number(_DEVICE, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
+        int | None, number(_DEVICE, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
     ] = None
     repeat: Annotated[
         int | None,
-        _number(_DEVICE, whole("repeat", 1, 100_000), "Timed runs after the first. (default: 5, fewer if slow)"),
+        number(_DEVICE, whole("repeat", 1, 100_000), "Timed runs after the first. (default: 5, fewer if slow)"),
     ] = None
 
 
@@ -279,18 +277,18 @@ class DeviceOptions:
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, _option(_VIEW, "How each head is drawn.")] = "matrix"
+    view: Annotated[View, option(_VIEW, "How each head is drawn.")] = "matrix"
     head: Annotated[
-        str | None, _option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
+        str | None, option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
     ] = None
     sequence: Annotated[
-        str | None, _option(_VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
+        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
     ] = None
     top: Annotated[
-        int, _number(_VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
+        int, number(_VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
     ] = 3
-    precision: Annotated[int, _number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
-    all: Annotated[bool, _option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
+    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
 
 
 @dataclass(frozen=True)
@@ -299,7 +297,7 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        _option(_OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
+        option(_OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
     ] = "auto"
 
 
@@ -307,10 +305,10 @@ class ColourOptions:
 class MachineOptions:
     """Output for programs."""
 
-    json: Annotated[bool, _option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
     csv: Annotated[
         bool,
-        _option(_OUTPUT, "Print one line per sequence, head, query and key; tokens as JSON strings.", "--csv"),
+        option(_OUTPUT, "Print one line per sequence, head, query and key; tokens as JSON strings.", "--csv"),
     ] = False
 
 
@@ -318,12 +316,12 @@ class MachineOptions:
 class SaveOptions:
     """Files to write, and what to keep in them."""
 
-    save: Annotated[str | None, _option(_OUTPUT, "Save the record.", metavar="FILE")] = None
-    save_weights: Annotated[str | None, _option(_OUTPUT, "Save the weights.", metavar="FILE")] = None
-    force: Annotated[bool, _option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
+    save_weights: Annotated[str | None, option(_OUTPUT, "Save the weights.", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
     keep: Annotated[
         str | None,
-        _option(
+        option(
             _OUTPUT,
             "Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
             metavar="SITES",
@@ -331,7 +329,7 @@ class SaveOptions:
     ] = None
     keep_limit: Annotated[
         int,
-        _number(
+        number(
             _OUTPUT,
             size("keep-limit"),
             f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -42,6 +42,7 @@ _PLAIN = str.maketrans(
             "␣=_",
             "◌=o",
             "∞=i",
+            "≈=~",
         ]
     )
     | dict(zip("▁▂▃▄▅▆▇█░▒▓▀", "._-=+*##.:%#", strict=True))
@@ -136,7 +137,7 @@ def note(text: str) -> None:
 @contextmanager
 def life(doing: str) -> Iterator[None]:
     """Says on a terminal's stderr what takes long, once it does, and takes it back; elsewhere nothing."""
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if not _is_lively():
         yield
         return
     done = threading.Event()
@@ -156,6 +157,34 @@ def life(doing: str) -> Iterator[None]:
     finally:
         done.set()
         speaker.join()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[float, str], None]]:
+    """A bar on a terminal's stderr, with the time left, for whoever says what share of the whole is done; elsewhere nothing.
+
+    It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
+    """
+    if not _is_lively():
+        yield lambda share, doing: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
+    columns = (BarColumn(24), TimeRemainingColumn(compact=True), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def tell(share: float, doing: str) -> None:
+            bar.update(task, completed=share, description=visible(doing), refresh=True)
+
+        yield tell
+
+
+def _is_lively() -> bool:
+    """Whether stderr is a terminal that can take back what it shows."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def read_key(prompt: str) -> str:

@@ -7,25 +7,38 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from mhacli.config import MAX_LENGTH, Config, Dtype
+from mhacli.config import MAX_LENGTH, MAX_WIDTH, Config, Dtype
 from mhacli.errors import UsageError
 from mhacli.workload import Direction, Workload
 
 MAX_WORKLOADS = 1000
 
-BACKENDS: Mapping[str, str] = {
-    "explicit": "the readable definition, attend, which builds the whole pattern",
-    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
-    "math": "scaled_dot_product_attention, its unfused kernel",
-    "flash": "scaled_dot_product_attention, its flash kernel",
-    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
-    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
-    "flex": "compiled FlexAttention",
-    "compiled": "attend through torch.compile",
-    "torch-mha": "nn.MultiheadAttention without weights; its projections are measured with it",
-    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
+
+class Backend(NamedTuple):
+    """What is known of a way to compute attention before it runs."""
+
+    about: str
+    is_compiled: bool = False
+    hopes_for_fused: bool = False
+    projects: bool = False
+    returns_pattern: bool = False
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "explicit": Backend("the readable definition, attend, which builds the whole pattern"),
+    "sdpa": Backend("scaled_dot_product_attention with the kernel that torch picks", hopes_for_fused=True),
+    "math": Backend("scaled_dot_product_attention, its unfused kernel"),
+    "flash": Backend("scaled_dot_product_attention, its flash kernel"),
+    "efficient": Backend("scaled_dot_product_attention, its memory-efficient kernel"),
+    "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
+    "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "compiled": Backend("attend through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "torch-mha": Backend("nn.MultiheadAttention without weights", hopes_for_fused=True, projects=True),
+    "torch-mha-weights": Backend(
+        "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True
+    ),
 }
-"""The backends with what they are, in the order of the default."""
+"""The backends in the order of the default. One that projects is a whole layer, and cannot decode: it keeps no past."""
 
 ALL = "all"
 _EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
@@ -80,6 +93,12 @@ class Sweep:
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"backends must be among {', '.join(BACKENDS)} or {ALL}, got {name!r}")
+        for name in ("batch", "lengths"):
+            low = min(getattr(self, name), default=1)
+            if low < 1:
+                raise UsageError(f"{name} must be counts from 1 up, got {low}")
+        if not self.directions:
+            raise UsageError("directions must name one at least, got none")
         if self.decode and self.directions != ("forward",):
             raise UsageError("direction must be forward with decode: a step of decoding has no backward pass")
         for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
@@ -95,7 +114,7 @@ class Sweep:
         d_head = self.d_head or (64,)
         lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths + scale.long_lengths)
         backends = self.backends or tuple(
-            name for name in scale.backends if not (self.decode and name.startswith("torch-mha"))
+            name for name in scale.backends if not (self.decode and BACKENDS[name].projects)
         )
         dtypes = self.dtypes or (scale.dtype,)
         return replace(self, backends=backends, d_head=d_head, lengths=lengths, dtypes=dtypes)
@@ -120,7 +139,7 @@ class Sweep:
 
 def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
     """Raises `UsageError` for heads and widths that do not fit together."""
-    Config(d_model=1, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
 
 
 def _batches(full: Sweep, scale: Scale) -> Sequence[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mhacli.errors import UsageError
 from mhacli.files import parse_size
@@ -89,15 +89,37 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def lengths(word: str | None, name: str) -> tuple[int, ...]:
-    """Lengths from `64,256,1k`, where k is 1024. Raises `UsageError` with the form."""
-    found = []
+_COUNT = r"[0-9]{1,7}k?"
+
+
+def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int, ...]:
+    """Counts from 1 up from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `UsageError` with the form."""
+    found: list[int] = []
     for part in word.split(",") if word is not None else ():
-        match = re.fullmatch(r"([0-9]{1,7})(k?)", part.strip())
-        if match is None or not int(match[1]):
-            raise UsageError(f"{name} must be a list of lengths such as 64,256,1k, got {str(word)[:80]!r}")
-        found.append(int(match[1]) * (1024 if match[2] else 1))
-    return tuple(found)
+        match = re.fullmatch(rf"({_COUNT})(?:\.\.({_COUNT}))?", part.strip())
+        low = _count(match[1]) if match else 0
+        high = _count(match[2] or match[1]) if match else -1
+        if not 1 <= low <= high:
+            raise UsageError(
+                f"{name} must be a list such as {example}, or a doubling range such as 1..8, got {str(word)[:80]!r}"
+            )
+        while low <= high:
+            found.append(low)
+            low *= 2
+    return tuple(dict.fromkeys(found))
+
+
+def _count(word: str) -> int:
+    return int(word.removesuffix("k")) * (1024 if word.endswith("k") else 1)
+
+
+def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """Words from `forward,both`, each one of the choices. Raises `UsageError` that lists them."""
+    found = [] if word is None else [part.strip() for part in word.split(",")]
+    for part in found:
+        if part not in choices:
+            raise UsageError(f"{name} must be among {', '.join(choices)}, got {part[:40]!r}")
+    return tuple(dict.fromkeys(found))
 
 
 def triple(word: str | None, name: str) -> tuple[int, int, int] | None:

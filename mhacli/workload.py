@@ -37,9 +37,24 @@ class Workload:
     direction: Direction
 
     @property
+    def name(self) -> str:
+        """The size in words."""
+        heads = f"{self.n_heads}" + ("" if self.n_heads == self.n_kv_heads else f"/{self.n_kv_heads}")
+        mask = "causal" if self.causal else "full"
+        return (
+            f"batch {self.batch}, {self.q_len} × {self.k_len} tokens, {heads} heads × {self.d_head}, {self.dtype}, {mask}, "
+            f"{self.direction}"
+        )
+
+    @property
+    def offset(self) -> int:
+        """The key that is the first query's own token."""
+        return self.k_len - self.q_len
+
+    @property
     def pairs(self) -> int:
         """Cells of one head that the mask allows."""
-        return visible_pairs(self.q_len, self.k_len, causal=self.causal, offset=self.k_len - self.q_len)
+        return visible_pairs(self.q_len, self.k_len, causal=self.causal, offset=self.offset)
 
     @property
     def is_masked(self) -> bool:
@@ -47,12 +62,12 @@ class Workload:
         return self.pairs < self.q_len * self.k_len
 
     @property
-    def flops(self) -> int:
+    def attention_flops(self) -> int:
         """Operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times that."""
         return 2 * self.batch * self.n_heads * self.pairs * self.d_head * _TIMES_FORWARD_FLOPS[self.direction]
 
     @property
-    def bytes(self) -> int:
+    def attention_bytes(self) -> int:
         """Bytes that must be moved: q and z for every head, k and v for every kv head; backward twice that."""
         of_queries = self.n_heads * self.q_len
         of_keys = self.n_kv_heads * self.k_len

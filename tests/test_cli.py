@@ -45,6 +45,7 @@ def test_every_option_says_what_it_does(group: type) -> None:
         ("run", ["Text", "Attention", "Positions", "Mask and scores", "Device", "View", "Output"]),
         ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output"]),
         ("decode", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output"]),
+        ("bench", ["What", "Sizes", "How", "Against a baseline", "Output"]),
         ("vocab", ["Text", "Output"]),
         ("show", ["View", "Output"]),
     ],
@@ -57,7 +58,7 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert set(COMMANDS) == {"run", "trace", "decode", "vocab", "show"}
+    assert set(COMMANDS) == {"run", "trace", "decode", "bench", "vocab", "show"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from safetensors.numpy import save_file
 
 from mhacli import Config, inspect
 from mhacli.attention import attend, masks
+from mhacli.studies.bench import Options, bench
+from mhacli.sweep import BACKENDS, Sweep
 
 pytestmark = pytest.mark.gpu
 
@@ -64,3 +66,38 @@ def test_a_bias_of_a_file_on_the_device_agrees_with_the_cpu(random, tmp_path):
     )
     for name in ("pattern", "z", "out"):
         np.testing.assert_allclose(there.arrays[name], here.arrays[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_backend_on_the_device_has_a_row_and_those_that_run_are_exact(direction, causal):
+    sweep = Sweep(
+        lengths=(256,), batch=(2,), n_heads=(8,), dtypes=("bfloat16",), causal=causal, directions=(direction,)
+    )
+    found = bench(sweep, "cuda", Options(repeat=7))
+    assert [row.backend for row in found.rows] == list(BACKENDS)
+    ran = {row.backend: row for row in found.rows if row.status == "ok"}
+    assert {"explicit", "sdpa", "math", "torch-mha", "torch-mha-weights"} <= ran.keys()
+    assert all(row.status in ("ok", "unsupported") for row in found.rows), found.rows
+    for row in ran.values():
+        assert row.max_error is not None
+        assert row.max_error < 0.1, row
+        assert row.extra_bytes is not None
+        assert len(row.samples_s) == 7
+        assert all(0 < seconds < 1 for seconds in row.samples_s)
+    for kernel in {"flash", "efficient", "cudnn"} & ran.keys():
+        assert ran[kernel].ran == kernel
+
+
+def test_grouped_heads_and_decoding_are_measured_on_the_device():
+    sweep = Sweep(lengths=(512,), n_heads=(8,), n_kv_heads=(2,), decode=True)
+    found = bench(sweep, "cuda", Options(repeat=7))
+    assert {row.backend for row in found.rows if row.status == "ok"} >= {"explicit", "sdpa", "math"}
+
+
+def test_what_does_not_fit_the_device_is_a_row_and_no_crash():
+    sweep = Sweep(backends=("explicit", "sdpa"), lengths=(1 << 19,), batch=(1,), n_heads=(8,))
+    explicit, _ = bench(sweep, "cuda", Options(repeat=3)).rows
+    assert explicit.status == "too-large"
+    assert explicit.reason is not None
+    assert "is available" in explicit.reason

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mhacli.errors import UsageError
 from mhacli.options import command
-from mhacli.values import index_list, integer, lengths, reach, real, shape, size, triple, whole
+from mhacli.values import counts, index_list, integer, reach, real, shape, size, triple, whole, words_of
 
 
 def fault_of(parser, word):
@@ -111,16 +111,30 @@ def test_what_is_no_shape_is_refused_with_the_form(word):
 
 
 @pytest.mark.parametrize(
-    ("word", "found"), [(None, ()), ("64", (64,)), ("64,256,1k", (64, 256, 1024)), (" 2k , 1 ", (2048, 1))]
-)
+    ("word", "found"), [(None, ()), ("64", (64,)), ("64,256,1k", (64, 256, 1024)), (" 2k , 1 ", (2048, 1)), ("3..13", (3, 6, 12)),
+     ("512..4k", (512, 1024, 2048, 4096)), ("5..5", (5,)), ("1,1..4,2", (1, 2, 4))]
+)  # fmt: skip
 def test_lengths_are_read_and_a_k_is_1024(word, found):
-    assert lengths(word, "lengths") == found
+    assert counts(word, "lengths") == found
 
 
-@pytest.mark.parametrize("word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k"])
+@pytest.mark.parametrize(
+    "word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k", "4..2", "..4", "1..", "0..4", "1...4"]
+)
 def test_what_is_no_list_of_lengths_is_refused_with_the_form(word):
-    message = f"lengths must be a list of lengths such as 64,256,1k, got {word!r}"
-    assert fault_of(lambda it: lengths(it, "lengths"), word) == message
+    message = f"lengths must be a list such as 64,256,1k, or a doubling range such as 1..8, got {word!r}"
+    assert fault_of(lambda it: counts(it, "lengths"), word) == message
+
+
+@pytest.mark.parametrize(("word", "found"), [(None, ()), ("b", ("b",)), (" b , a ", ("b", "a")), ("a,a", ("a",))])
+def test_words_of_a_list_are_read(word, found):
+    assert words_of(word, "letters", ("a", "b")) == found
+
+
+@pytest.mark.parametrize(("word", "part"), [("", ""), ("a,", ""), ("A", "A"), ("a b", "a b"), ("a,c,b", "c")])
+def test_a_word_that_is_no_choice_is_named_beside_the_choices(word, part):
+    message = f"letters must be among a, b, got {part!r}"
+    assert fault_of(lambda it: words_of(it, "letters", ("a", "b")), word) == message
 
 
 @pytest.mark.parametrize(("word", "place"), [(None, None), ("0,5,1", (0, 5, 1)), (" 1 , 2 , 3 ", (1, 2, 3))])

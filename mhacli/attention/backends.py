@@ -5,7 +5,6 @@ Names and descriptions stand in `mhacli.sweep.BACKENDS`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,15 +19,12 @@ from mhacli.attention import masks
 from mhacli.attention.blocks import merge_heads, split_heads
 from mhacli.attention.core import attend
 from mhacli.attention.fused import KERNELS, fused_attend, only
-from mhacli.benchmark import Status
-from mhacli.workload import Workload
+from mhacli.workload import Direction, Workload
 
-_NO_KERNEL = ("No available kernel", "No viable backend")
-_CANNOT = ("not implemented for", "No working C++ compiler", "Cannot find a working triton")
-_LONGEST_REASON = 300
-
-Heads = Float[Tensor, "batch n_heads length d_head"]
-Projected = tuple[Heads, Heads, Heads]
+_Queries = Float[Tensor, "batch head query d_head"]
+_Keys = Float[Tensor, "batch kv_head key d_head"]
+Projected = tuple[_Queries, _Keys, _Keys]
+"""q, k and v, cut into heads."""
 
 
 class UnsupportedError(Exception):
@@ -49,6 +45,20 @@ class Prepared:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     heads: Callable[..., Projected] = lambda q, k, v: (q, k, v)
     joined: Callable[[Tensor], Tensor] = lambda z: z
+
+    @contextmanager
+    def running(self, direction: Direction) -> Iterator[None]:
+        """What must surround a call: the choice of a kernel, and gradients where the direction wants them."""
+        with self.around(), torch.set_grad_enabled(direction != "forward"):
+            yield
+
+    def once(self, direction: Direction) -> object:
+        """The whole pass: forward, and then backward where the direction has it. What is returned keeps the results alive."""
+        with self.running(direction):
+            out = self.forward()
+            return (
+                (out,) if direction == "forward" else (out, torch.autograd.grad(out, self.leaves, torch.ones_like(out)))
+            )
 
 
 def prepare(backend: str, workload: Workload, heads: Projected, seed: int) -> Prepared:
@@ -71,16 +81,19 @@ def _draw(shape: tuple[int, ...], workload: Workload, generator: torch.Generator
 
 
 def _explicit(workload: Workload, heads: Projected, seed: int) -> Prepared:
-    return Prepared(heads, partial(attend, *heads, allowed=masks.causal() if workload.is_masked else None))
+    return Prepared(
+        heads, partial(attend, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None)
+    )
 
 
 def _compiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
-    torch.compiler.reset()  # one size, one graph: what was compiled for another must not be counted or reused
     call = torch.compile(attend, fullgraph=True, dynamic=False)
-    return Prepared(heads, partial(call, *heads, allowed=masks.causal() if workload.is_masked else None))
+    return Prepared(heads, partial(call, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None))
 
 
 def _sdpa(workload: Workload, heads: Projected, seed: int, kernel: str | None = None) -> Prepared:
+    if workload.is_masked and workload.offset:
+        raise UnsupportedError("scaled_dot_product_attention takes the first query for the first token")
     around = nullcontext if kernel is None else partial(only, kernel)
     return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
 
@@ -93,20 +106,17 @@ def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
         )
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()
-    mask = None
+    mask, mask_bytes, offset = None, 0, workload.offset
     if workload.is_masked:
-        mask = create_block_mask(
-            lambda batch, head, q_idx, k_idx: q_idx >= k_idx,
-            None,
-            None,
-            workload.q_len,
-            workload.k_len,
-            device=device.type,
-        )
+        blocks_of = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
+        mask = blocks_of(
+            lambda batch, head, q_idx, k_idx: q_idx + offset >= k_idx,
+            None, None, workload.q_len, workload.k_len, device=str(device),
+        )  # fmt: skip
+        mask_bytes = sum(part.nbytes for part in mask.as_tuple() if isinstance(part, Tensor))
     call = torch.compile(flex_attention, fullgraph=True, dynamic=False)
     shares = workload.n_kv_heads != workload.n_heads
-    return Prepared(heads, partial(call, *heads, block_mask=mask, enable_gqa=shares))
+    return Prepared(heads, partial(call, *heads, block_mask=mask, enable_gqa=shares), mask_bytes)
 
 
 def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool) -> Prepared:
@@ -119,36 +129,31 @@ def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool
     generator = torch.Generator(device).manual_seed(seed)
     layer = _new_layer(workload, generator)
     rows = _draw((workload.batch, workload.q_len, layer.embed_dim), workload, generator)
-    mask = (
-        nn.Transformer.generate_square_subsequent_mask(workload.q_len, device, rows.dtype)
-        if workload.is_masked
-        else None
-    )
+    mask = None
+    if workload.is_masked:
+        mask = nn.Transformer.generate_square_subsequent_mask(workload.q_len, device, rows.dtype)
+    choices = {"need_weights": weights, "average_attn_weights": False, "attn_mask": mask, "is_causal": mask is not None}
 
     def forward() -> Tensor:
-        out, _ = layer(
-            rows,
-            rows,
-            rows,
-            need_weights=weights,
-            average_attn_weights=False,
-            attn_mask=mask,
-            is_causal=mask is not None,
-        )
-        return out  # type: ignore[no-any-return]
+        out: Tensor = layer(rows, rows, rows, **choices)[0]
+        return out
 
     def projected(x: Tensor) -> Projected:
-        flat = nn.functional.linear(x, layer.in_proj_weight.detach().to(x), layer.in_proj_bias.detach().to(x))
+        flat = _project(x, layer.in_proj_weight, layer.in_proj_bias)
         q, k, v = (split_heads(part, n_heads) for part in flat.chunk(3, dim=-1))
         return q, k, v
 
     def joined(z: Tensor) -> Tensor:
-        return nn.functional.linear(
-            merge_heads(z), layer.out_proj.weight.detach().to(z), layer.out_proj.bias.detach().to(z)
-        )
+        return _project(merge_heads(z), layer.out_proj.weight, layer.out_proj.bias)
 
     mask_bytes = 0 if mask is None else mask.nbytes
     return Prepared((rows,), forward, mask_bytes, heads=projected, joined=joined)
+
+
+def _project(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A projection with fixed weights, in the dtype and on the device of the rows; the device first, which may lack the dtype."""
+    fixed = [part.detach().to(rows.device).to(rows.dtype) for part in (weight, bias)]
+    return nn.functional.linear(rows, *fixed)
 
 
 def _new_layer(workload: Workload, generator: torch.Generator) -> nn.MultiheadAttention:
@@ -170,28 +175,3 @@ _MAKERS: Mapping[str, Callable[[Workload, Projected, int], Prepared]] = {
     "torch-mha-weights": partial(_torch_mha, weights=True),
     **{name: partial(_sdpa, kernel=name) for name in KERNELS},
 }
-
-
-@contextmanager
-def explained(backend: str) -> Iterator[None]:
-    """Within it, torch's refusal of a kernel becomes an `UnsupportedError` with the reasons that torch gives as warnings."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            yield
-        except RuntimeError as fault:
-            if not any(words in str(fault) for words in _NO_KERNEL):
-                raise
-            reasons = [str(warning.message).partition(" (Triggered")[0] for warning in said]
-            raise UnsupportedError(" ".join([f"torch has no {backend} kernel for this here.", *reasons])) from fault
-
-
-def told(fault: Exception) -> tuple[Status, str]:
-    """What became of a backend that raised, and why, in one line."""
-    reason = " ".join(str(fault).split())[:_LONGEST_REASON] or type(fault).__name__
-    if isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in reason:
-        return "out-of-memory", reason
-    is_unsupported = isinstance(fault, (UnsupportedError, NotImplementedError)) or any(
-        words in reason for words in _CANNOT
-    )
-    return "unsupported" if is_unsupported else "failed", reason

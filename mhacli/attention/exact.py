@@ -51,7 +51,7 @@ def exact_answer(prepared: Prepared, workload: Workload, *, most_flops: float) -
 
 def deviation(prepared: Prepared, workload: Workload, exact: Exact) -> Deviation:
     """How far one run of the backend is from the exact answer: result (forward), gradients (backward), or both."""
-    with prepared.around(), torch.set_grad_enabled(exact.weight is not None):
+    with prepared.running(workload.direction):
         out = prepared.forward()
     pairs: list[tuple[Tensor, Tensor]] = []
     if workload.direction != "backward":
@@ -63,14 +63,15 @@ def deviation(prepared: Prepared, workload: Workload, exact: Exact) -> Deviation
 
 def _spread_queries(workload: Workload, most_flops: float) -> Int[Tensor, " n"]:
     """All queries, or as many as the operations allow, the first and last among them."""
-    share = min(1.0, most_flops / workload.flops)
+    share = min(1.0, most_flops / workload.attention_flops)
     n_queries = min(workload.q_len, max(_MIN_QUERIES, math.floor(workload.q_len * share)))
-    return torch.linspace(0, workload.q_len - 1, n_queries).round().long()
+    # float32 would name some queries twice where the steps are little more than 1
+    return torch.linspace(0, workload.q_len - 1, n_queries, dtype=torch.float64).round().long()
 
 
 def _exact(prepared: Prepared, workload: Workload, queries: Int[Tensor, " n"], *, is_differentiated: bool) -> Exact:
     home = "cpu" if queries.device.type == "mps" else queries.device  # MPS has no float64
-    leaves = [leaf.detach().to(home, torch.float64).requires_grad_(is_differentiated) for leaf in prepared.leaves]
+    leaves = [leaf.detach().to(home).to(torch.float64).requires_grad_(is_differentiated) for leaf in prepared.leaves]
     places = queries.to(home)
     q, k, v = prepared.heads(*leaves)
     blocks = places.split(max(1, _BLOCK_BYTES // (8 * q.shape[0] * q.shape[1] * k.shape[2])))
@@ -100,7 +101,7 @@ def _weight(workload: Workload, out: Tensor, leaf: Tensor, places: Int[Tensor, "
 def _attend_at(heads: Projected, queries: Int[Tensor, " n"], workload: Workload) -> Tensor:
     """`attend` for some of the queries, which keep their places under the mask."""
     q, k, v = heads
-    causal = masks.causal()
+    causal = masks.causal(workload.offset)
     allowed = (lambda q_idx, k_idx: causal(queries, k_idx)) if workload.is_masked else None
     return attend(q.index_select(-2, queries), k, v, allowed=allowed)
 
@@ -111,7 +112,7 @@ def _leaves(heads: Projected) -> Projected:
 
 
 def _compare(pairs: Sequence[tuple[Tensor, Tensor]], n_queries: int) -> Deviation:
-    differences = [(ours.to(exact.device, torch.float64) - exact).abs() for ours, exact in pairs]
+    differences = [(ours.to(exact.device).to(torch.float64) - exact).abs() for ours, exact in pairs]
     largest = torch.stack([difference.max() for difference in differences]).max()
     total = torch.stack([difference.sum() for difference in differences]).sum()
     return Deviation(float(largest), float(total) / sum(map(torch.numel, differences)), n_queries)

@@ -23,6 +23,7 @@ _TRACES = {
     "_flash_attention": "flash",
     "_efficient_attention": "efficient",
     "_cudnn_attention": "cudnn",
+    "_attention_math_for_mps": "mps",
     "_attention_math": "math",
     "_fused_attention_overrideable": "overrideable",
 }

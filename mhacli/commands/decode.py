@@ -22,7 +22,7 @@ from mhacli.options import (
 )
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.streams import life
-from mhacli.values import index_list, lengths, whole
+from mhacli.values import counts, index_list, whole
 
 _DECODING = "Decoding"
 
@@ -90,7 +90,7 @@ def decode(
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `decode`, its steps out."""
-    compared = lengths(decoding.lengths, "lengths")
+    compared = counts(decoding.lengths, "lengths")
     options = ViewOptions(
         heads=index_list(decoding.head, "head"),
         sequences=index_list(decoding.sequence, "sequence"),

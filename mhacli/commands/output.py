@@ -27,9 +27,9 @@ def view_options(drawing: DrawingOptions) -> ViewOptions:
     )
 
 
-def require_one_format(machine: MachineOptions) -> None:
+def require_one_format(*, json: bool, csv: bool) -> None:
     """Raises `UsageError` when two formats are asked for on one stdout."""
-    if machine.json and machine.csv:
+    if json and csv:
         raise UsageError("json and csv must not be given together: stdout holds one of them")
 
 

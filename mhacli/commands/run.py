@@ -31,7 +31,7 @@ def run(
 ) -> None:
     """Options in, the study `inspect`, the view of a run out."""
     options = view_options(drawing)
-    require_one_format(machine)
+    require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
 
     request = make_request(source, text, layer, device, save)

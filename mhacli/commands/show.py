@@ -23,7 +23,7 @@ class RecordOptions:
 def show(file: RecordOptions, drawing: DrawingOptions, machine: MachineOptions, colour: ColourOptions) -> None:
     """A record's file in, any view of it out."""
     options = view_options(drawing)
-    require_one_format(machine)
+    require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 
     record = Record.load(file.record)

@@ -71,7 +71,7 @@ def make_request(
     facts = facts_of(encoded, config)
     if config.score_bias is not None:
         read_bias_file(config.score_bias, facts)
-    _leave_deleted_folder()
+    leave_deleted_folder()
     notes = (*encoded.notes, *_without_effect(given, config, source))
     return Request(encoded, config, weights, keep, notes)
 
@@ -89,7 +89,7 @@ def study_options(request: Request, layer: LayerOptions, device: DeviceOptions, 
     return Options(request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
 
 
-def _leave_deleted_folder() -> None:
+def leave_deleted_folder() -> None:
     """torch's library for matrices ends the process in a folder that is gone. Nothing relative can be saved there anyway."""
     try:
         os.getcwd()

@@ -38,10 +38,16 @@ def seconds_text(seconds: float | None) -> str:
     """A duration to read: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
     if seconds is None:
         return "–"
+    factor, unit = seconds_unit(seconds)
+    return f"{seconds * factor:.3g} {unit}" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def seconds_unit(seconds: float) -> tuple[float, str]:
+    """How many of its units make a second, and the unit that a duration reads best in."""
     for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
         if seconds * factor < 999.5:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+            return factor, unit
+    return 1.0, "s"
 
 
 def count_text(count: int) -> str:

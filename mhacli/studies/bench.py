@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from tempfile import TemporaryDirectory
-from typing import Protocol
+from functools import partial
 
 import torch
 
 from mhacli.benchmark import BenchEnvironment, Benchmark, Ceiling, Control, Row
 from mhacli.config import Dtype
+from mhacli.files import temporary_folder
 from mhacli.studies.ceilings import measure_ceiling
 from mhacli.studies.contest import Contest
 from mhacli.studies.devices import choose_device, cpu_name, driver, environment
@@ -22,20 +22,17 @@ from mhacli.studies.rounds import Clock, clock_for
 from mhacli.sweep import Sweep
 from mhacli.workload import Workload
 
-
-class Told(Protocol):
-    """Somebody who is told how far the run is: a share of the whole, and what it does next."""
-
-    def __call__(self, share: float, doing: str) -> None:
-        """Called from time to time, with shares that grow from 0 to 1."""
+Told = Callable[[float, str], None]
+"""Somebody who is told how far the run is, a share that grows from 0 to 1, and what it does next."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure: rounds (None: until they are enough), seconds for the rounds of one size, the seed of the inputs."""
+    """How to measure: rounds (None: until they are enough), seconds for the rounds of one size, and for one call at most."""
 
     repeat: int | None = None
-    budget_s: float = 4.0
+    budget_s: float = 3.0
+    call_limit_s: float = 5.0
     seed: int = 0
     threads: int | None = None
     command: tuple[str, ...] = ()
@@ -54,35 +51,40 @@ def bench(sweep: Sweep, device_name: str, options: Options, tell: Told = _untold
     workloads, full = sweep.workloads(device.type), sweep.on(device.type)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    about, clock = _environment(device, device_name), clock_for(device)
+    about = _environment(device, device_name)
     tell(0.0, "a matrix product and a copy")
-    before = _ceilings(workloads, device, clock, options.seed)
-    with _from_scratch(), _fresh_processes_on(device) as fresh:
+    with _on(device), _from_scratch():
+        clock = clock_for(device)
+        ceilings = _ceilings(workloads, device, clock, options.seed)
         results = []
-        for place, workload in enumerate(workloads):
-
-            def tell_part(share: float, doing: str, place: int = place) -> None:
-                tell((place + share) / len(workloads), doing)
-
-            results.append(_contest(workload, device, clock, full.backends, options, fresh, tell_part))
-    after = _ceilings(workloads, device, clock, options.seed)
-    ceilings = {dtype: before[dtype].or_higher(after[dtype]) for dtype in before}
+        with _fresh_processes_on(device) as fresh:
+            for place, workload in enumerate(workloads):
+                most_flops = options.call_limit_s * ceilings[workload.dtype].matmul_tflops * 1e12
+                contest = Contest(workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh)
+                part = partial(_tell_part, tell, place, len(workloads))
+                results.append(_held(contest, full.backends, options, part))
+        tell(1.0, "a matrix product and a copy again")
+        with suppress(RuntimeError, MemoryError):  # a device in trouble must not take the rows along
+            for dtype, again in _ceilings(workloads, device, clock, options.seed).items():
+                ceilings[dtype] = ceilings[dtype].or_higher(again)
     rows = tuple(row.under(ceilings[row.dtype]) for of_size, _ in results for row in of_size)
     controls = tuple(control for _, control in results if control is not None)
     return Benchmark(options.command, options.seed, about, full, tuple(ceilings.values()), rows, controls)
 
 
-def _contest(
-    workload: Workload, device: torch.device, clock: Clock, backends: Sequence[str], options: Options,
-    fresh: FreshProcesses | None, tell: Told,
-) -> tuple[list[Row], Control | None]:  # fmt: skip
+def _tell_part(tell: Told, place: int, n_places: int, share: float, doing: str) -> None:
+    """A share of one of several places, as a share of the whole."""
+    tell((place + share) / n_places, doing)
+
+
+def _held(contest: Contest, backends: Sequence[str], options: Options, tell: Told) -> tuple[list[Row], Control | None]:
     """One size: every backend enters, and those that can run do so in turns."""
-    contest = Contest(workload, device, clock, seed=options.seed, fresh=fresh)
     for step, backend in enumerate(backends):
-        tell(step / len(backends) / 2, f"{backend}, {workload.k_len} tokens")
+        tell(step / len(backends) / 2, f"{contest.workload.k_len} tokens: {backend}")
         contest.enter(backend)
-    tell(0.5, f"rounds, {workload.k_len} tokens")
+    tell(0.5, f"{contest.workload.k_len} tokens: rounds")
     control = contest.run(repeat=options.repeat, budget_s=options.budget_s)
+    contest.close()
     return contest.rows, control
 
 
@@ -93,26 +95,28 @@ def _fresh_processes_on(device: torch.device) -> AbstractContextManager[FreshPro
 
 @contextmanager
 def _from_scratch() -> Iterator[None]:
-    """Within it, a first call compiles all that it needs, and torch's profiler does not tell of itself on stderr."""
-    with TemporaryDirectory(prefix="mha-") as folder:
-        ours = {
-            "TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "KINETO_LOG_LEVEL": "99"
-        }  # fmt: skip
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
+    """Within it, nothing compiled in an earlier run is found, and torch's profiler does not tell of itself on stderr."""
+    before = dict(os.environ)
+    with temporary_folder() as folder:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "KINETO_LOG_LEVEL": "99"}
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            os.environ.clear()  # torch adds names of its own that lead into the folder
+            os.environ |= before
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, the device is the one that events and streams belong to."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _ceilings(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, Ceiling]:
     """One for each dtype; measured before the rest and after it, for a busy moment must not lower them."""
-    return {dtype: measure_ceiling(dtype, device, clock, seed) for dtype in {workload.dtype for workload in workloads}}
+    return {
+        dtype: measure_ceiling(dtype, device, clock, seed)
+        for dtype in dict.fromkeys(workload.dtype for workload in workloads)
+    }
 
 
 def _environment(device: torch.device, asked: str) -> BenchEnvironment:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite
@@ -14,23 +13,24 @@ import torch
 from torch import Tensor
 
 from mhacli import memory
-from mhacli.attention.backends import Prepared, Projected, draw_heads, explained, prepare, told
+from mhacli.attention.backends import Prepared, Projected, draw_heads, prepare
 from mhacli.attention.exact import Exact, deviation, exact_answer
 from mhacli.attention.fused import kernel_among, operators_of
-from mhacli.benchmark import Control, Row
-from mhacli.expected import expected_extra_bytes
+from mhacli.benchmark import Control, Row, Status
+from mhacli.expected import exact_bytes, expected_extra_bytes
 from mhacli.files import format_size
-from mhacli.intervals import Interval, median_interval, paired_ratio, quartiles
+from mhacli.intervals import Interval, is_known, median_interval, paired_ratio, quartiles
 from mhacli.studies.devices import free_bytes
-from mhacli.studies.footprint import Footprint, FreshProcesses, cuda_footprint, once
+from mhacli.studies.faults import explained, is_out_of_memory, told
+from mhacli.studies.footprint import Footprint, FreshProcesses, cuda_footprint
 from mhacli.studies.rounds import Clock, Rounds, Timed, time_in_turns
+from mhacli.sweep import BACKENDS
 from mhacli.workload import Workload
 
 MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
 """Of the exact answer in float64; a longer one is found for some of the queries."""
 _UNFUSED = ("math", "unfused")
-_HOPES_FOR_FUSED = ("sdpa", "flex", "torch-mha")
-_COMPILED = ("compiled", "flex")
+_NO_ROOM = "no room for the exact answer"
 
 
 @dataclass
@@ -51,12 +51,21 @@ class Contest:
     """Backends enter one by one, then run in turns. `rows` says at any time how each fared, in the order of entering."""
 
     def __init__(
-        self, workload: Workload, device: torch.device, clock: Clock, *, seed: int, fresh: FreshProcesses | None
+        self,
+        workload: Workload,
+        device: torch.device,
+        clock: Clock,
+        *,
+        seed: int,
+        most_flops: float,
+        fresh: FreshProcesses | None,
     ) -> None:
-        self._workload, self._device, self._clock, self._seed, self._fresh = workload, device, clock, seed, fresh
+        self.workload, self._device, self._clock, self._seed, self._fresh = workload, device, clock, seed, fresh
+        self._most_flops = most_flops
         self._heads: Projected | None = None
         self._exact: Exact | None = None
         self._entrants: dict[str, _Entrant] = {}
+        self._weights: dict[torch.Size, Tensor] = {}
 
     @property
     def rows(self) -> list[Row]:
@@ -70,47 +79,67 @@ class Contest:
         if entrant.row.status != "ok":
             return
         if self._fresh is not None:
-            found = self._fresh.footprint(backend, self._workload, self._seed)
+            found = self._fresh.footprint(backend, self.workload, self._seed)
             entrant.row = _with_footprint(entrant.row, found)
             if found.status != "ok":
                 return
+        became = None
         try:
             with explained(backend):
                 self._first_calls(entrant)
         except Exception as fault:
-            self._withdraw(backend, fault)
+            became = told(fault)
+        if became is not None:  # only now is the fault gone, and with it what the failed call held
+            self._withdraw(backend, *became)
 
     def run(self, *, repeat: int | None, budget_s: float) -> Control | None:
-        """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left."""
+        """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left.
+
+        A fault that comes later than the call it belongs to, as a device reports some, ends them all.
+        """
         while running := {name: e.prepared for name, e in self._entrants.items() if e.prepared is not None}:
             entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
             try:
                 rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
             except _BrokeError as broke:
-                self._withdraw(broke.backend, broke.fault)
-                continue
-            return self._judge(rounds)
+                out, became = [broke.backend], told(broke.fault)
+            except RuntimeError as fault:
+                out, became = list(running), told(fault)
+            else:
+                return self._judge(rounds)
+            for backend in out:
+                self._withdraw(backend, *became)
         return None
+
+    def close(self) -> None:
+        """Lets go of what was compiled for this size, so that it counts neither for nor against the next."""
+        if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entrants.items()):
+            torch.compiler.reset()
 
     def _empty_row(self, backend: str) -> Row:
         """The row with what is foreseen, and the verdict where that does not fit."""
-        work = self._workload
+        work = self.workload
         predicted = expected_extra_bytes(backend, work, self._device.type)
         row = Row(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
         needed, available = predicted + work.input_bytes, free_bytes(str(self._device))
-        if memory.fits(needed, available):
-            return row
-        reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
-        return replace(row, status="too-large", reason=reason)
+        if not memory.fits(needed, available):
+            reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
+            return replace(row, status="too-large", reason=reason)
+        if row.flops > self._most_flops:
+            longer = row.flops / self._most_flops
+            reason = f"a call would take at least {longer:.3g} × --call-limit at the rate of a matrix product here"
+            return replace(row, status="too-slow", reason=reason)
+        return row
 
     def _first_calls(self, entrant: _Entrant) -> None:
         """The first call on the clock, with all that is compiled for it; then what ran, what it took, how exact it is."""
-        work, row = self._workload, entrant.row
+        work, row = self.workload, entrant.row
         if self._heads is None:
             self._heads = draw_heads(work, self._device, self._seed)
-        prepared = prepare(row.backend, work, self._heads, self._seed)
-        whole = partial(once, prepared, work)
+        _wait(self._device)
         began = perf_counter()
+        prepared = prepare(row.backend, work, self._heads, self._seed)
+        whole = partial(prepared.once, work.direction)
         whole()
         _wait(self._device)
         row = replace(row, first_s=perf_counter() - began)
@@ -123,41 +152,47 @@ class Contest:
     def _with_deviation(self, row: Row, prepared: Prepared) -> Row:
         """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
         most = MOST_EXACT_FLOPS[self._device.type]
+        if not memory.fits(exact_bytes(self.workload), free_bytes(str(self._device))):
+            return replace(row, reason=_NO_ROOM)
         try:
             exact = self._exact
             if exact is None or prepared.leaves is not self._heads:
-                exact = exact_answer(prepared, self._workload, most_flops=most)
+                exact = exact_answer(prepared, self.workload, most_flops=most)
             if prepared.leaves is self._heads:
                 self._exact = exact
-            found = deviation(prepared, self._workload, exact)
-        except (MemoryError, torch.OutOfMemoryError):
-            return replace(row, reason="no room for the exact answer")
+            found = deviation(prepared, self.workload, exact)
+        except Exception as fault:
+            if not is_out_of_memory(fault):
+                raise
+            return replace(row, reason=_NO_ROOM)
         if not isfinite(found.mean_error):
             return replace(row, reason="results are not finite", n_error_queries=found.n_queries)
         return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
 
-    def _withdraw(self, backend: str, fault: Exception) -> None:
-        status, reason = told(fault)
+    def _withdraw(self, backend: str, status: Status, reason: str) -> None:
         entrant = self._entrants[backend]
         entrant.row, entrant.prepared = replace(entrant.row, status=status, reason=reason), None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _timed(self, backend: str, prepared: Prepared) -> Timed:
         """What is on the clock in this direction, and what is not."""
-        direction, leaves = self._workload.direction, prepared.leaves
-        around = partial(_around, prepared, direction)
+        direction = self.workload.direction
+        around = partial(prepared.running, direction)
         if direction == "forward":
             return Timed(_naming(backend, prepared.forward), around)
-        with around():
-            out = prepared.forward()
-        weight = torch.randn_like(out)
         if direction == "both":
-            return Timed(_naming(backend, lambda: torch.autograd.grad(prepared.forward(), leaves, weight)), around)
-        kept: list[Tensor] = [out]
+            return Timed(_naming(backend, lambda: self._backward(prepared, prepared.forward())), around)
+        graphs: list[Tensor] = []  # one at a time: a graph holds all that backward needs
+        run = _naming(backend, lambda: self._backward(prepared, graphs.pop()))
+        return Timed(run, around, before=_naming(backend, lambda: graphs.append(prepared.forward())))
 
-        def forward() -> None:
-            kept[0] = prepared.forward()
-
-        return Timed(_naming(backend, lambda: torch.autograd.grad(kept[0], leaves, weight)), around, forward)
+    def _backward(self, prepared: Prepared, out: Tensor) -> object:
+        """The gradients of the leaves for normal numbers, drawn once, as the gradient of the result."""
+        if out.shape not in self._weights:
+            generator = torch.Generator(out.device).manual_seed(self._seed)
+            self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
+        return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
     def _judge(self, rounds: Rounds) -> Control:
         """Times, ratios to the control's backend, and who is really the fastest."""
@@ -167,9 +202,8 @@ class Contest:
         ratios = {name: paired_ratio(samples, reference) for name, samples in rounds.samples.items()}
         ratios[rounds.reference] = noise
         first = min(ratios, key=lambda name: ratios[name].median)
-        is_alone = len(ratios) > 1 and not any(
-            ratio.overlaps(ratios[first]) for name, ratio in ratios.items() if name != first
-        )
+        is_sure = is_known(len(reference))
+        fastest = self._fastest(ratios, first) if is_sure else set()
         for name, samples in rounds.samples.items():
             middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
             row = self._entrants[name].row
@@ -177,10 +211,18 @@ class Contest:
                 row, samples_s=samples, n_calls=rounds.n_calls[name], median_s=middle.median, median_low_s=middle.low,
                 median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(samples), ratio=ratio.median,
                 ratio_low=ratio.low, ratio_high=ratio.high,
-                is_similar=name != rounds.reference and ratio.overlaps(noise), is_fastest=is_alone and name == first,
+                is_similar=name != rounds.reference and (not is_sure or ratio.overlaps(noise)), is_fastest=name in fastest,
             )  # fmt: skip
-        return Control(**asdict(self._workload), backend=rounds.reference, samples_s=rounds.control, ratio=again.median,
+        return Control(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
+                       median_s=median_interval(rounds.control).median, ratio=again.median,
                        ratio_low=again.low, ratio_high=again.high)  # fmt: skip
+
+    def _fastest(self, ratios: Mapping[str, Interval], first: str) -> set[str]:
+        """The first, and others that ran the same kernel as fast, where every other kernel is surely slower."""
+        near = {name for name, ratio in ratios.items() if ratio.overlaps(ratios[first])}
+        kernels = {self._entrants[name].row.ran for name in near}
+        is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
+        return near if len(near) < len(ratios) and is_one_kernel else set()
 
 
 def _with_footprint(row: Row, found: Footprint) -> Row:
@@ -189,17 +231,11 @@ def _with_footprint(row: Row, found: Footprint) -> Row:
 
 def _with_what_ran(row: Row, operators: frozenset[str]) -> Row:
     """The kernel that was seen, beside what the backend promises."""
-    kernel = kernel_among(operators)
-    if row.backend in _COMPILED and any(name.startswith("Torch-Compiled Region") for name in operators):
+    kernel, kind = kernel_among(operators), BACKENDS[row.backend]
+    if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
         return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
     ran = "explicit" if row.backend == "explicit" and kernel == "unfused" else kernel or "unknown"
-    return replace(row, ran=ran, is_fallback=row.backend in _HOPES_FOR_FUSED + _COMPILED and ran in _UNFUSED)
-
-
-@contextmanager
-def _around(prepared: Prepared, direction: str) -> Iterator[None]:
-    with prepared.around(), torch.set_grad_enabled(direction != "forward"):
-        yield
+    return replace(row, ran=ran, is_fallback=kind.hopes_for_fused and ran in _UNFUSED)
 
 
 def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:

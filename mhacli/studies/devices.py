@@ -35,9 +35,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def free_bytes(device_name: str) -> int:
-    """What a run on the device may still allocate: the device's own memory where it has its own."""
+    """What a run on the device may still allocate: the device's own memory where it has its own.
+
+    What torch keeps there for later use counts as free.
+    """
     device = choose_device(device_name)
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_bytes()
+    if device.type != "cuda":
+        return memory.available_bytes()
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def _require_cuda(name: str, index: int) -> None:

@@ -10,23 +10,28 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TextIO, cast
 
 import torch
 
-from mhacli.attention.backends import Prepared, draw_heads, explained, prepare, told
+from mhacli.attention.backends import Prepared, draw_heads, prepare
 from mhacli.benchmark import Status
+from mhacli.files import temporary_folder
+from mhacli.studies.faults import explained, told
 from mhacli.workload import Workload
 
 _SURROUNDINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Blocks from this size on are given back at once, so that the mark shows what was needed at one time; no other helpers."""
+
+_PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
 
 
 class Footprint(NamedTuple):
@@ -37,22 +42,13 @@ class Footprint(NamedTuple):
     reason: str | None = None
 
 
-def once(prepared: Prepared, workload: Workload) -> object:
-    """The whole pass: forward, and backward where the size asks for it. A backward pass needs what the forward one left."""
-    with prepared.around(), torch.set_grad_enabled(workload.direction != "forward"):
-        out = prepared.forward()
-        if workload.direction == "forward":
-            return out
-        return out, torch.autograd.grad(out, prepared.leaves, torch.ones_like(out))
-
-
 def cuda_footprint(prepared: Prepared, workload: Workload) -> int:
     """Bytes beyond the inputs, from CUDA's own allocator."""
     device = prepared.leaves[0].device
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    once(prepared, workload)
+    prepared.once(workload.direction)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before + prepared.mask_bytes
 
@@ -72,7 +68,7 @@ class FreshProcesses:
             to.flush()
             return Footprint(*json.loads(answers.readline()))
         except (OSError, ValueError):
-            return Footprint("failed", None, "the process to measure memory in ended")
+            return Footprint("ok", None, "the process to measure memory in has ended")
 
 
 @contextmanager
@@ -80,13 +76,15 @@ def fresh_processes() -> Iterator[FreshProcesses]:
     """A process that loads torch and waits to be copied; it ends with the context, or with this process."""
     words = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with TemporaryDirectory(prefix="mha-") as folder:
+    with temporary_folder() as folder:
         surroundings = os.environ | _SURROUNDINGS | {"TORCHINDUCTOR_CACHE_DIR": folder}
         with subprocess.Popen(words, text=True, env=surroundings, **pipes) as parent:
             try:
                 yield FreshProcesses(parent)
             finally:
                 parent.kill()
+                with suppress(OSError):  # what it never read
+                    cast(TextIO, parent.stdin).close()
 
 
 def serve() -> None:
@@ -97,12 +95,13 @@ def serve() -> None:
         asked = json.loads(line)
         child = os.fork()
         if child == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a long call must not outlive who asked for it
             found = _measured(asked["backend"], Workload(**asked["workload"]), asked["seed"], asked["threads"])
             print(json.dumps(found), file=answers, flush=True)
             os._exit(0)
         _, ended = os.waitpid(child, 0)
         if ended:
-            status = "out-of-memory" if os.WIFSIGNALED(ended) and os.WTERMSIG(ended) == 9 else "failed"
+            status = "out-of-memory" if os.WIFSIGNALED(ended) and os.WTERMSIG(ended) == signal.SIGKILL else "failed"
             print(json.dumps((status, None, f"its own process ended with {ended}")), file=answers, flush=True)
 
 
@@ -112,9 +111,9 @@ def _measured(backend: str, workload: Workload, seed: int, threads: int) -> Foot
     try:
         with explained(backend):
             prepared = prepare(backend, workload, draw_heads(workload, torch.device("cpu"), seed), seed)
-            once(prepared, workload)
+            prepared.once(workload.direction)
         before = _reset_mark()
-        kept = once(prepared, workload)
+        kept = prepared.once(workload.direction)
         after = _status_bytes("VmHWM")
         del kept
     except Exception as fault:

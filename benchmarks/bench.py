@@ -1,0 +1,136 @@
+"""Whether the numbers of `mha bench` can be believed, beside other clocks and beside the code itself.
+
+    python benchmarks/bench.py [cpu|cuda]
+
+1. Its clock beside torch's own: `torch.utils.benchmark` on the CPU, `triton.testing.do_bench` on CUDA; within 5 %.
+2. `attend` beside the same formula in four lines (at most 1.05 ×), and the dispatch to a fused kernel beside the direct
+   call (at most 1.02 × from 1,024 tokens on).
+3. Two whole runs of `mha bench`, one after the other: no two backends in another order whose intervals lie apart in both.
+
+Everything alternates, A B A B …, in one process; medians of ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from attend import plain
+
+from mhacli.attention import attend, masks
+from mhacli.attention.fused import fused_attend
+from mhacli.benchmark import Benchmark, Row, read_benchmark
+from mhacli.intervals import Interval
+from mhacli.studies.rounds import Timed, clock_for, time_in_turns
+
+MHA = str(Path(sys.executable).with_name("mha"))
+LENGTHS = (256, 512, 1024, 2048)
+ROUNDS = 25
+
+
+def heads(length: int, device: str) -> tuple[torch.Tensor, ...]:
+    return torch.randn(3, max(1, 1024 // length), 8, length, 64, device=device).unbind()
+
+
+def beside_torch(length: int, device: str) -> None:
+    """Prints the median of our clock over that of torch's, for the fused kernel."""
+    call = partial(torch.nn.functional.scaled_dot_product_attention, *heads(length, device))
+    clock, timed = clock_for(torch.device(device)), Timed(call)
+    n_calls = 1 if device == "cuda" else max(1, round(0.02 / clock.round([(timed, 5)])[0]))
+    ratios = []
+    for _ in range(ROUNDS):
+        ours = statistics.median(clock.round([(timed, n_calls)])[0] for _ in range(3))
+        ratios.append(ours / theirs(call, device, n_calls))
+    print(f"T={length:>5}: our clock / torch's {statistics.median(ratios):.3f}")
+
+
+def theirs(call: Callable[[], object], device: str, n_calls: int) -> float:
+    """Seconds of a call by torch's own clock, with as many threads."""
+    if device == "cuda":
+        from triton.testing import do_bench
+
+        return float(do_bench(call, return_mode="median")) / 1e3
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return statistics.median(timer.timeit(n_calls).median for _ in range(3))
+
+
+def four_lines(length: int, device: str) -> None:
+    """Prints `attend` beside the plain formula, masked and not, and the dispatch beside the direct call."""
+    q, k, v = heads(length, device)
+    pairs = {
+        "attend / four lines": (partial(attend, q, k, v, allowed=masks.causal()), partial(plain, q, k, v)),
+        "attend / two lines, no mask": (partial(attend, q, k, v), partial(unmasked, q, k, v)),
+        "dispatch / direct": (
+            partial(fused_attend, q, k, v), partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+        ),
+    }  # fmt: skip
+    said = []
+    for name, (ours, direct) in pairs.items():
+        entries = {"ours": Timed(ours), "direct": Timed(direct)}
+        with torch.no_grad():
+            found = time_in_turns(entries, clock_for(torch.device(device)), repeat=60, budget_s=60, seed=0)
+        ratios = [a / b for a, b in zip(found.samples["ours"], found.samples["direct"], strict=True)]
+        said.append(f"{name} {statistics.median(ratios):.3f}")
+    print(f"T={length:>5}: {', '.join(said)}")
+
+
+def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention as people write it."""
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
+
+
+def agree_twice(device: str) -> None:
+    """Prints the pairs of backends whose order changed beyond what the intervals of both runs allow."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for name in ("first", "second"):
+            path = f"{folder}/{name}.json"
+            subprocess.run([MHA, "bench", "--device", device, "--save-baseline", path], check=True, capture_output=True)
+            runs.append(read_benchmark(path))
+    orders = [order(run) for run in runs]
+    turned = [pair for pair, sign in orders[0].items() if sign * orders[1].get(pair, 0) < 0]
+    print(
+        f"two runs: {len(orders[0])} pairs surely apart in the first, {len(orders[1])} in the second, {len(turned)} turned"
+    )
+
+
+def order(run: Benchmark) -> dict[tuple[object, ...], int]:
+    """Which of two backends at one size is the faster one, for those whose intervals lie apart."""
+    found: dict[tuple[object, ...], int] = {}
+    rows = [row for row in run.rows if row.ratio_interval is not None]
+    for a, b in combinations(rows, 2):
+        if a.key[1:] == b.key[1:] and not interval(a).overlaps(interval(b)):
+            found[a.key + b.key] = 1 if interval(a).median > interval(b).median else -1
+    return found
+
+
+def interval(row: Row) -> Interval:
+    """The ratio of a row that was timed."""
+    assert row.ratio_interval is not None
+    return row.ratio_interval
+
+
+def main() -> None:
+    """Prints all three."""
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, float32, {ROUNDS} rounds")
+    for length in LENGTHS:
+        beside_torch(length, device)
+    for length in (128, *LENGTHS):
+        four_lines(length, device)
+    agree_twice(device)
+
+
+if __name__ == "__main__":
+    main()
