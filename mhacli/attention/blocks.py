@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells, weighted_sum
+from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells_of, weighted_sum
 from mhacli.attention.positions import alibi, rotate, sinusoidal
 from mhacli.config import ROPE, Config, Init, LayerPositions, Positions
 from mhacli.errors import UsageError
@@ -215,8 +215,7 @@ class MultiHeadAttention(nn.Module):
 
         `bias` and `distances` are both added to the scores; only the bias may forbid a cell, with −∞.
         """
-        q_idx, k_idx = (torch.arange(heads.shape[2], device=q.device) for heads in (q, k))
-        keep = visible_cells(allowed, q_idx, k_idx, bias)
+        keep = visible_cells_of(q, k, allowed, bias)
         if bias is not None:
             tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
             bias = bias if distances is None else bias + distances

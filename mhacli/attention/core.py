@@ -57,8 +57,7 @@ def attend(
     0.7310585975646973
     """
     tap = no_tap if tap is None else tap
-    q_idx, k_idx = (torch.arange(heads.shape[2], device=q.device) for heads in (q, k))
-    keep = visible_cells(allowed, q_idx, k_idx, bias)
+    keep = visible_cells_of(q, k, allowed, bias)
     pattern = attention_pattern(q, k, keep=keep, bias=bias, scale=scale, softcap=softcap, tap=tap)
     return weighted_sum(pattern, v, keep=keep, tap=tap)
 
@@ -117,6 +116,19 @@ def per_query_head(t: Float[Tensor, "batch kv_head key d"], n_heads: int) -> Flo
     return t if n_kv_heads == n_heads else t.repeat_interleave(n_heads // n_kv_heads, dim=1)
 
 
+def visible_cells_of(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    allowed: Allowed | None,
+    bias: Float[Tensor, "..."] | None,
+) -> Bool[Tensor, "#batch #head #query #key"] | None:
+    """`visible_cells` of all queries and keys."""
+    if allowed is None and bias is None:
+        return None
+    q_idx, k_idx = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
+    return visible_cells(allowed, q_idx, k_idx, bias)
+
+
 def visible_cells(
     allowed: Allowed | None,
     q_idx: Int[Tensor, " query"],
@@ -132,7 +144,7 @@ def visible_cells(
         cells.append(allowed(q_idx, k_idx))
     if bias is not None:
         cells.append(~torch.isneginf(bias))
-    full = [keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)) for keep in cells]
+    full = [keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)) for keep in cells]
     return full[0] & full[1] if len(full) == 2 else next(iter(full), None)
 
 
