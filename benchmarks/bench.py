@@ -22,7 +22,6 @@ from itertools import combinations
 from pathlib import Path
 
 import torch
-from attend import plain
 
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
@@ -67,7 +66,7 @@ def four_lines(length: int, device: str) -> None:
     """Prints `attend` beside the plain formula, masked and not, and the dispatch beside the direct call."""
     q, k, v = heads(length, device)
     pairs = {
-        "attend / four lines": (partial(attend, q, k, v, allowed=masks.causal()), partial(plain, q, k, v)),
+        "attend / four lines": (partial(attend, q, k, v, allowed=masks.causal()), partial(masked, q, k, v)),
         "attend / two lines, no mask": (partial(attend, q, k, v), partial(unmasked, q, k, v)),
         "dispatch / direct": (
             partial(fused_attend, q, k, v), partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
@@ -83,8 +82,16 @@ def four_lines(length: int, device: str) -> None:
     print(f"T={length:>5}: {', '.join(said)}")
 
 
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention as people write it."""
+    allowed = torch.arange(k.shape[-2], device=k.device)[None, :] <= torch.arange(q.shape[-2], device=q.device)[:, None]
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    return scores.softmax(dim=-1) @ v
+
+
 def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention as people write it."""
+    """The same without a mask."""
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
 
 

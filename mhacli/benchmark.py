@@ -63,6 +63,7 @@ class Row(Workload):
 
     `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
     `n_calls` calls make one sample. `low` and `high` are the 95 % interval of a median, or of the ratio to the control.
+    Without `is_sure`, too few rounds or others on the same CPUs keep the row from being ranked.
     """
 
     backend: str
@@ -83,6 +84,7 @@ class Row(Workload):
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
+    is_sure: bool = True
     is_similar: bool = False
     is_fastest: bool = False
     limit: Limit | None = None
@@ -143,7 +145,10 @@ class Row(Workload):
 
 @dataclass(frozen=True)
 class Control(Workload):
-    """One backend against itself, timed in the same rounds: the noise that a ratio must rise above."""
+    """One backend against itself, timed in the same rounds: the noise that a ratio must rise above.
+
+    `foreign_load` is how many CPUs others kept busy meanwhile; None where the system does not tell.
+    """
 
     backend: str
     samples_s: tuple[float, ...]
@@ -151,6 +156,7 @@ class Control(Workload):
     ratio: float
     ratio_low: float
     ratio_high: float
+    foreign_load: float | None = None
 
     @property
     def interval(self) -> Interval:
@@ -208,6 +214,9 @@ def read_benchmark(path: str) -> Benchmark:
         is_timed = row.status == "ok" or row.interval is not None
         if is_timed and not all(time is not None and _LEAST <= time <= _MOST for time in times):
             raise _refusal(path, f"rows[{place}] must have times from {_LEAST:g} to {_MOST:g} s", times)
+        if row.samples_s and not _LEAST <= min(row.samples_s) <= max(row.samples_s) <= _MOST:
+            extremes = min(row.samples_s), max(row.samples_s)
+            raise _refusal(path, f"rows[{place}] must have samples from {_LEAST:g} to {_MOST:g} s", extremes)
     for place, ceiling in enumerate(found.ceilings):
         rates = (ceiling.matmul_tflops, ceiling.copy_gb_per_s)
         if not all(_LEAST <= rate <= _MOST for rate in rates):

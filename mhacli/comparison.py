@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mhacli.benchmark import Benchmark, Row, workload_of
 from mhacli.errors import UsageError
-from mhacli.intervals import CONFIDENCE, Interval, is_known
+from mhacli.intervals import CONFIDENCE, Interval, is_known, median_interval
 from mhacli.workload import Workload
 
 Verdict = Literal["slower", "faster", "similar"]
@@ -41,6 +41,12 @@ class Comparison:
     unmatched: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    def milder(self, again: Comparison) -> Comparison:
+        """The same, with each change that was measured again replaced by the smaller ratio of the two."""
+        seconds = {(change.backend, workload_of(change)): change for change in again.changes}
+        both = [(change, seconds.get((change.backend, workload_of(change)), change)) for change in self.changes]
+        return dataclasses.replace(self, changes=tuple(min(pair, key=lambda change: change.ratio) for pair in both))
+
     def document(self) -> dict[str, Any]:
         """As JSON values."""
         return dataclasses.asdict(self)
@@ -49,8 +55,9 @@ class Comparison:
 def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
     """Every row of `now` beside the same row of the baseline.
 
-    The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse; a change is
-    `similar` where it overlaps what the controls of both runs showed to be noise.
+    The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse. It holds the
+    noise within each run; that between them is in the verdict: a change is `similar` where it overlaps what the controls of
+    both runs, and the rates of the machine's own matrix product and copy then and now, show to be noise.
     """
     then = {row.key: row for row in baseline.rows}
     changes, broken, unmatched = [], [], []
@@ -59,7 +66,7 @@ def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
         if before is None:
             unmatched.append(f"{row.backend}, {row.name}: not in {path}")
         elif row.interval is not None and before.interval is not None:
-            changes.append(_change(row, row.interval, before.interval, _noise(row, now, baseline)))
+            changes.append(_change(row, row.interval, _timed(before), _noise(row, now, baseline)))
         elif before.interval is not None:
             broken.append(f"{row.backend}, {row.name}: {row.status} now ({row.reason})")
     unmatched += [f"{row.backend}, {row.name}: not measured now" for row in then.values()]
@@ -75,8 +82,9 @@ def parse_rule(word: str) -> float:
 
 
 def too_slow(comparison: Comparison, ratio: float) -> tuple[Change, ...]:
-    """The changes whose whole interval lies above a ratio."""
-    return tuple(change for change in comparison.changes if change.ratio_low > ratio)
+    """The changes whose whole interval lies above a ratio, less those that are like the noise where the ratio is not below 1."""
+    above = (change for change in comparison.changes if change.ratio_low > ratio)
+    return tuple(change for change in above if ratio < 1 or change.verdict == "slower")
 
 
 def _change(row: Row, now: Interval, then: Interval, noise: Interval) -> Change:
@@ -88,11 +96,26 @@ def _change(row: Row, now: Interval, then: Interval, noise: Interval) -> Change:
     )  # fmt: skip
 
 
-def _noise(row: Row, *runs: Benchmark) -> Interval:
-    """What a ratio of 1 looked like in both runs."""
-    intervals = [control.interval for run in runs if (control := run.control(row)) is not None]
-    low, high = min((i.low for i in intervals), default=1.0), max((i.high for i in intervals), default=1.0)
-    return Interval(1.0, min(1.0, low), max(1.0, high))
+def _timed(row: Row) -> Interval:
+    """The median that a file states, with the relative width that its samples have."""
+    stated = row.interval
+    assert stated is not None  # the caller asked
+    if not row.samples_s:
+        return stated
+    found = median_interval(row.samples_s)
+    factor = stated.median / found.median
+    return Interval(stated.median, found.low * factor, found.high * factor)
+
+
+def _noise(row: Row, now: Benchmark, baseline: Benchmark) -> Interval:
+    """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
+    seen = [1.0]
+    for control in (now.control(row), baseline.control(row)):
+        seen += [] if control is None else [control.interval.low, control.interval.high]
+    ours, theirs = ({c.dtype: c for c in run.ceilings}.get(row.dtype) for run in (now, baseline))
+    if ours is not None and theirs is not None:
+        seen += [theirs.matmul_tflops / ours.matmul_tflops, theirs.copy_gb_per_s / ours.copy_gb_per_s]
+    return Interval(1.0, min(seen), max(seen))
 
 
 def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:

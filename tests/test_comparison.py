@@ -230,3 +230,39 @@ def test_a_comparison_is_json() -> None:
     document = compare(now, timed(1.0), "then.json").document()
     assert json.loads(json.dumps(document))["changes"][0]["verdict"] == "slower"
     assert set(document) == {"baseline", "changes", "broken", "unmatched", "warnings"}
+
+
+def test_a_baseline_whose_median_alone_was_changed_is_compared_by_that_median() -> None:
+    now = timed(*(1.0,) * 8)
+    then = replace(now, rows=(replace(now.rows[0], median_s=0.1),))
+    change = only_change(now, then)
+    assert (change.ratio, change.ratio_low, change.ratio_high) == pytest.approx((10.0, 10.0, 10.0))
+    assert change.verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("matmul", "copy", "verdict"),
+    [(1.0, 1.0, "slower"), (0.8, 1.0, "similar"), (1.0, 0.8, "similar"), (1.25, 1.0, "slower")],
+)
+def test_a_change_is_noise_where_the_machine_itself_has_slowed_as_much(
+    matmul: float, copy: float, verdict: str
+) -> None:
+    def at(time_s: float, matmul: float, copy: float) -> Any:
+        rates = replace(CEILING, matmul_tflops=matmul, copy_gb_per_s=copy)
+        return made_benchmark(made_row("sdpa", (time_s,)), ceilings=(rates,))
+
+    assert only_change(at(1.2, matmul, copy), at(1.0, 1.0, 1.0)).verdict == verdict
+
+
+def test_what_is_noise_is_not_too_slow_unless_faster_is_asked_for() -> None:
+    noisy = compare(timed(1.3, controls=[made_control(0.7, 1.4)]), timed(1.0), "then.json")
+    assert too_slow(noisy, 1.2) == ()
+    assert len(too_slow(noisy, 0.9)) == 1
+
+
+def test_the_milder_of_two_measurements_counts() -> None:
+    then = timed(1.0)
+    first, second = (compare(timed(time_s), then, "then.json") for time_s in (1.5, 1.1))
+    assert [change.ratio for change in first.milder(second).changes] == [1.1]
+    assert [change.ratio for change in second.milder(first).changes] == [1.1]
+    assert first.milder(replace(second, changes=())).changes == first.changes

@@ -31,6 +31,13 @@ from mhacli.studies.rounds import Timed, WallClock
 from mhacli.sweep import Sweep
 from mhacli.workload import Direction, Workload
 
+
+@pytest.fixture(autouse=True)
+def _nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are those of the numbers given, however busy the machine is that the tests run on."""
+    monkeypatch.setattr(contest, "is_crowded", lambda *args: False)
+
+
 CPU = torch.device("cpu")
 SIZE = Workload(2, 6, 6, 8, 13, 13, "float32", False, "forward")
 ON_CPU = ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights")
@@ -350,6 +357,20 @@ def test_by_hand_times_ratios_and_the_control(monkeypatch: pytest.MonkeyPatch) -
     assert (control.backend, control.ratio, control.samples_s) == ("flash", 1.0, flash.samples_s)
     assert (flash.is_fastest, explicit.is_fastest) == (True, False)
     assert (flash.is_similar, explicit.is_similar) == (False, False)
+
+
+def test_where_others_are_on_the_same_cpus_nothing_is_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "is_crowded", lambda *args: True)
+    rows, _ = held(Stage(constant({"explicit": 3.0, "flash": 1.0})), ["explicit", "flash"], monkeypatch)
+    assert [(row.is_sure, row.is_fastest) for row in rows.values()] == [(False, False)] * 2
+    assert rows["explicit"].ratio == 3.0
+
+
+@pytest.mark.parametrize(("repeat", "is_sure"), [(5, False), (6, True)])
+def test_fewer_than_six_rounds_rank_nothing(repeat: int, is_sure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = constant({"explicit": 3.0, "flash": 1.0})
+    rows, _ = held(Stage(times), ["explicit", "flash"], monkeypatch, repeat=repeat)
+    assert (rows["flash"].is_sure, rows["flash"].is_fastest) == (is_sure, is_sure)
 
 
 def noisy_control(of: str, amount: float, times_s: Mapping[str, float]) -> Seconds:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from benchmarks_made import CEILING, made_benchmark, made_control, made_row, size
@@ -167,6 +168,7 @@ class Axes:
         self.ticks: tuple[list[float], list[str]] = ([], [])
         self.title = ""
         self.settings: dict[str, Any] = {}
+        self.yaxis = MagicMock()
 
     def plot(self, x: list[float], y: list[float], **look: Any) -> None:
         self.lines.append((list(x), list(y), look))

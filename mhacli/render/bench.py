@@ -26,8 +26,6 @@ from mhacli.workload import Workload
 _BAR = 8
 _ALONE_SHOWN = 3
 """Rows without a counterpart that are named; the others are counted."""
-_BUSY = 0.75
-"""The load per core from which on others are in the way."""
 _COLUMNS = {
     "size": ("tokens", 0),
     "backend": ("backend", 0),
@@ -156,12 +154,12 @@ def _cells(row: Row, fastest: float | None, in_tera: bool) -> dict[str, str]:
         "min": f"{(row.min_s or 0) * scale:.3g}",
         "n": str(len(row.samples_s)),
         "first": seconds_text(row.first_s),
-        "ratio": ("≈ " if row.is_similar else "") + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
+        "ratio": _sign(row) + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
         "interval": f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}",
         "bar": "█" * max(1, round(_BAR * speed)),
         "rate": f"{row.tflops * (1 if in_tera else 1e3):.3g}",
         "intensity": f"{row.flops / row.moved_bytes:.3g}",
-        "share": f"{row.share_of_peak:.0%} {'c' if row.limit == 'compute' else 'm'}".replace("%", " %"),
+        "share": f"{_percent(row.share_of_peak)} {'c' if row.limit == 'compute' else 'm'}",
         "error": _error(row.max_error),
         "mean": _error(row.mean_error),
     }  # fmt: skip
@@ -175,6 +173,11 @@ def _control_cells(control: Control) -> dict[str, str]:
         "ratio": f"{ratio_text(control.ratio)} ",
         "interval": f"{ratio_text(control.ratio_low)}–{ratio_text(control.ratio_high)}",
     }
+
+
+def _sign(row: Row) -> str:
+    """What keeps a ratio from being a rank: it is not known well enough, or it is like the noise."""
+    return "≈ " if row.is_similar else "" if row.is_sure else "? "
 
 
 def _why(row: Row) -> str:
@@ -205,6 +208,17 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 99.5 else f"{ratio:.0f}"
 
 
+def _percent(share: float) -> str:
+    """A share in two digits or more."""
+    return (
+        f"{share * 100:.0f} %"
+        if share >= 0.0995
+        else f"{share * 100:.1g} %"
+        if share < 0.0095
+        else f"{share * 100:.1f} %"
+    )
+
+
 def _rate(tflops: float) -> str:
     return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
 
@@ -222,9 +236,10 @@ def _legend(benchmark: Benchmark, screen: Screen) -> Text:
     if not rounds:
         return Text("nothing could be timed", style="dim")
     said = [
-        "median of one call, backends timed in turns in shuffled rounds",
-        "ratio to the one timed twice (again); ≈ within the noise that it shows, * surely the fastest",
-        "peak: the least time for the work on this machine, as a share; c a matrix product, m a copy sets it",
+        "median seconds of a call, backends timed in turns in shuffled rounds",
+        "ratio: median of the ratios round by round to the one timed twice (again)",
+        "≈ within the noise that it shows, * surely the fastest",
+        "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",
         "memory beyond the inputs at its largest"
         + (" in a fresh process" if benchmark.environment.device == "cpu" else ""),
         "error: the largest, against float64",
@@ -244,11 +259,9 @@ def _legend(benchmark: Benchmark, screen: Screen) -> Text:
         said.append(f"error of {fewest} queries or more, and of their gradients, where all would take too long")
     if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
         said.append("above 100 %: faster than this machine's best at the start and the end, as from a cache")
-    load = benchmark.environment.load_average
-    if load is not None and load > _BUSY * benchmark.environment.n_cpus:
-        said.append(
-            f"another load of {load:.1f} ran on {benchmark.environment.n_cpus} cores at the start: times hold waiting"
-        )
+    if any(not row.is_sure for row in rounds):
+        others = max((control.foreign_load or 0.0 for control in benchmark.controls), default=0.0)
+        said.append(f"? not ranked: too few rounds, or others on the same CPUs (they kept up to {others:.1f} busy)")
     least = min(len(row.samples_s) for row in rounds)
     if reached_confidence(least) < CONFIDENCE:
         said.append(

@@ -149,10 +149,14 @@ def _family(benchmark: Benchmark, family: str, rows: Sequence[Row], backends: li
         left.fill_between(lengths, *quartiles, color=look["color"], alpha=0.15, linewidth=0)
         right.plot(lengths, [row.tflops or 0 for row in of_backend], **look)
     _ceiling(benchmark, rows, left, right)
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     for axes, what in ((left, "time of a call (ms), p25–p75 shaded"), (right, "TFLOP/s")):
         sizes = {row.k_len: size_text(row) for row in rows}
         axes.set(xscale="log", yscale="log", ylabel=what, xlabel="tokens")
         axes.set_xticks(list(sizes), list(sizes.values()))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
     left.set_title(visible(family), loc="left", fontsize=9)
     right.legend(fontsize=7, ncols=2)

@@ -18,6 +18,7 @@ from mhacli.studies.ceilings import measure_ceiling
 from mhacli.studies.contest import Contest
 from mhacli.studies.devices import choose_device, cpu_name, driver, environment
 from mhacli.studies.footprint import FreshProcesses, fresh_processes
+from mhacli.studies.load import n_cpus
 from mhacli.studies.rounds import Clock, clock_for
 from mhacli.sweep import Sweep
 from mhacli.workload import Workload
@@ -123,7 +124,7 @@ def _environment(device: torch.device, asked: str) -> BenchEnvironment:
     return BenchEnvironment(
         **asdict(environment(device, asked)),
         cpu_name=cpu_name(),
-        n_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        n_cpus=n_cpus(),
         driver=driver() if device.type == "cuda" else None,
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )

@@ -27,7 +27,9 @@ def measure_ceiling(dtype: Dtype, device: torch.device, clock: Clock, seed: int)
     formats = dict.fromkeys((dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,))
     rate = max(_matmul_rate(getattr(torch, name), generator, clock) for name in formats)
     n_bytes = min(_COPY_BYTES, free_bytes(str(device)) // 16)
-    numbers = torch.randn(n_bytes // ITEM_BYTES[dtype], generator=generator, dtype=getattr(torch, dtype), device=device)
+    numbers = torch.ones(
+        n_bytes // ITEM_BYTES[dtype], dtype=getattr(torch, dtype), device=device
+    )  # a copy takes as long
     copy_s = _best(partial(torch.empty_like(numbers).copy_, numbers), clock, _SAMPLES)
     return Ceiling(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
 

@@ -23,6 +23,7 @@ from mhacli.intervals import Interval, is_known, median_interval, paired_ratio, 
 from mhacli.studies.devices import free_bytes
 from mhacli.studies.faults import explained, is_out_of_memory, told
 from mhacli.studies.footprint import Footprint, FreshProcesses, cuda_footprint
+from mhacli.studies.load import ForeignLoad, is_crowded, n_cpus
 from mhacli.studies.rounds import Clock, Rounds, Timed, time_in_turns
 from mhacli.sweep import BACKENDS
 from mhacli.workload import Workload
@@ -99,6 +100,7 @@ class Contest:
         """
         while running := {name: e.prepared for name, e in self._entrants.items() if e.prepared is not None}:
             entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
+            others = ForeignLoad()
             try:
                 rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
             except _BrokeError as broke:
@@ -106,7 +108,7 @@ class Contest:
             except RuntimeError as fault:
                 out, became = list(running), told(fault)
             else:
-                return self._judge(rounds)
+                return self._judge(rounds, others.cpus())
             for backend in out:
                 self._withdraw(backend, *became)
         return None
@@ -194,7 +196,7 @@ class Contest:
             self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
         return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
-    def _judge(self, rounds: Rounds) -> Control:
+    def _judge(self, rounds: Rounds, foreign_load: float | None) -> Control:
         """Times, ratios to the control's backend, and who is really the fastest."""
         reference = rounds.samples[rounds.reference]
         again = paired_ratio(rounds.control, reference)
@@ -202,7 +204,9 @@ class Contest:
         ratios = {name: paired_ratio(samples, reference) for name, samples in rounds.samples.items()}
         ratios[rounds.reference] = noise
         first = min(ratios, key=lambda name: ratios[name].median)
-        is_sure = is_known(len(reference))
+        is_sure = is_known(len(reference)) and not (
+            self._device.type == "cpu" and is_crowded(foreign_load, torch.get_num_threads(), n_cpus())
+        )
         fastest = self._fastest(ratios, first) if is_sure else set()
         for name, samples in rounds.samples.items():
             middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
@@ -211,10 +215,10 @@ class Contest:
                 row, samples_s=samples, n_calls=rounds.n_calls[name], median_s=middle.median, median_low_s=middle.low,
                 median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(samples), ratio=ratio.median,
                 ratio_low=ratio.low, ratio_high=ratio.high,
-                is_similar=name != rounds.reference and (not is_sure or ratio.overlaps(noise)), is_fastest=name in fastest,
+                is_sure=is_sure, is_similar=name != rounds.reference and ratio.overlaps(noise), is_fastest=name in fastest,
             )  # fmt: skip
         return Control(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
-                       median_s=median_interval(rounds.control).median, ratio=again.median,
+                       median_s=median_interval(rounds.control).median, foreign_load=foreign_load, ratio=again.median,
                        ratio_low=again.low, ratio_high=again.high)  # fmt: skip
 
     def _fastest(self, ratios: Mapping[str, Interval], first: str) -> set[str]:
