@@ -308,7 +308,7 @@ def test_with_json_a_slower_run_prints_its_comparison_and_ends_with_one_line(bas
     assert [change["backend"] for change in comparison["changes"]] == ["sdpa", "math"]
     for change, row in zip(comparison["changes"], document["rows"], strict=True):
         assert row["causal"], "what the words leave open is the baseline's"
-        assert change["median_s"] == row["median_s"]
+        assert change["median_s"] <= row["median_s"], "of two measurements the milder one"
         assert change["baseline_s"] == pytest.approx(then[change["backend"]]["median_s"] / 1000)
         assert change["ratio"] == pytest.approx(change["median_s"] / change["baseline_s"])
         assert change["verdict"] == "slower"

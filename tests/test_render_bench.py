@@ -275,7 +275,7 @@ def test_a_device_that_was_named_and_a_system_without_load_are_told_as_they_are(
 
 
 ALWAYS = (
-    "median seconds of a call, backends timed in turns in shuffled rounds",
+    "median of the times of a call, backends timed in turns in shuffled rounds",
     "ratio: median of the ratios round by round to the one timed twice (again)",
     "≈ within the noise that it shows, * surely the fastest",
     "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",

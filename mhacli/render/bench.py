@@ -236,7 +236,7 @@ def _legend(benchmark: Benchmark, screen: Screen) -> Text:
     if not rounds:
         return Text("nothing could be timed", style="dim")
     said = [
-        "median seconds of a call, backends timed in turns in shuffled rounds",
+        "median of the times of a call, backends timed in turns in shuffled rounds",
         "ratio: median of the ratios round by round to the one timed twice (again)",
         "≈ within the noise that it shows, * surely the fastest",
         "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",
