@@ -159,7 +159,7 @@ def _family(benchmark: Benchmark, family: str, rows: Sequence[Row], backends: li
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
     left.set_title(visible(family), loc="left", fontsize=9)
-    right.legend(fontsize=7, ncols=2)
+    left.legend(fontsize=7, ncols=2, loc="upper left")  # times grow to the right: nothing else is there
 
 
 def _ceiling(benchmark: Benchmark, rows: Sequence[Row], left: Any, right: Any) -> None:
