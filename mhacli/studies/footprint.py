@@ -28,7 +28,7 @@ from mhacli.studies.faults import explained, told
 from mhacli.workload import Workload
 
 _SURROUNDINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Blocks from this size on are given back at once, so that the mark shows what was needed at one time; nothing compiles elsewhere."""
+"""Blocks from this size on are given back at once, so that the mark shows what was needed at one time; one process compiles."""
 
 _PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
