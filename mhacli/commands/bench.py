@@ -154,11 +154,9 @@ def bench(
     _tell(found, comparison, report, colour)
     _draw(found, report)
     _require(found, comparison, limit)
-    if comparison is not None and (
-        report.json or report.csv
-    ):  # the table holds them; last, so that an error stands alone
-        for warning in comparison.warnings:
-            note(warning)
+    is_table = not (report.json or report.csv)
+    for warning in () if comparison is None or is_table else comparison.warnings:  # last, so that an error stands alone
+        note(warning)
 
 
 def _require_targets(against: BaselineOptions, report: ReportOptions) -> None:
