@@ -20,6 +20,7 @@ from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
     "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
+    "heads": "Say what every head of a long text does: exact statistics at the cost of fused attention, no T×T matrix.",
     "trace": "Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time.",
     "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
     "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",

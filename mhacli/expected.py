@@ -11,6 +11,9 @@ _PASSES = {"forward": 1, "backward": 1, "both": 2}
 _EXACT_BLOCKS_BYTES = 512 << 20
 """Of the scores of a block of queries, and what stands beside them."""
 
+TILE_CELLS = {"cpu": 512 * 1024, "cuda": 2048 * 8192}
+"""Of one tile of our own on a kind of device; others are as CUDA."""
+
 
 def expected_flops(backend: str, workload: Workload) -> int:
     """Operations of the products: those of attention, and of the four projections where the backend has them."""
@@ -54,6 +57,8 @@ def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
         return counts.explicit()
     if backend == "math":
         return counts.math()
+    if backend == "tiled":
+        return counts.tiled(kind)
     if BACKENDS[backend].projects:
         return counts.torch_mha(weights=BACKENDS[backend].returns_pattern, kind=kind)
     return counts.fused()
@@ -78,6 +83,13 @@ class _Counts:
     def fused(self) -> int:
         """The result and the log-sum-exp; backward three gradients besides, and what it saves on the way."""
         return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
+
+    def tiled(self, kind: str) -> int:
+        """The result in the dtype of the maths, rounded where that is another; six vectors; the scores of one tile."""
+        rounded = self.q if self.growth > 1 else 0
+        wide_item = round(self.item * self.growth)
+        tile = TILE_CELLS.get(kind, TILE_CELLS["cuda"]) * wide_item
+        return round(self.q * self.growth) + rounded + 6 * self.lse // 4 * wide_item + tile
 
     def explicit(self) -> int:
         """Scores and their softmax, a third copy to round to 16 bits; backward the pattern and two gradients of its size."""

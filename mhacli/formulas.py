@@ -8,6 +8,9 @@ from mhacli.config import ROPE
 from mhacli.facts import Facts
 from mhacli.variants import mask_rules
 
+WAVES_AT_ONCE = 1 << 20
+"""Numbers of sinusoidal positions that are made at one time, in float64."""
+
 
 def product(out: str, weight: str, *, of: str = "x", of_cross: str | None = None) -> Callable[[Facts], str]:
     """`out = of W_weightᵀ + b_weight`, read from the context where keys and values come from it."""

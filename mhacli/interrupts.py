@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 from mhacli.files import remove_temporary_folders
 
 GRACE_S = 0.6
 """How long the main thread has to clean up by itself before the process ends without it."""
+_not_before = 0.0
 
 
 class Terminated(BaseException):
@@ -33,6 +35,12 @@ def install() -> None:
     threading.Thread(target=_end_in_time, args=(reading,), daemon=True).start()
 
 
+def more_time(seconds: float) -> None:
+    """Lets the main thread tell what is finished: the process is not ended from now on for so many seconds."""
+    global _not_before
+    _not_before = time.monotonic() + seconds
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
@@ -42,5 +50,6 @@ def _end_in_time(reading: int) -> None:
         for number in os.read(reading, 64):
             if number in (signal.SIGINT, signal.SIGTERM):
                 threading.Event().wait(GRACE_S)
+                threading.Event().wait(max(0.0, _not_before - time.monotonic()))
                 remove_temporary_folders()
                 os._exit(128 + number)

@@ -33,7 +33,8 @@ from mhacli.config import (
     Side,
 )
 from mhacli.files import format_size
-from mhacli.render.options import View
+from mhacli.heads import SORTS
+from mhacli.render.options import Scale, View
 from mhacli.streams import ColourChoice
 from mhacli.values import integer, real, size, whole
 
@@ -289,6 +290,25 @@ class DrawingOptions:
     ] = 3
     precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
     all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
+
+
+@dataclass(frozen=True)
+class HeadsViewOptions:
+    """How the overview of many heads is ordered, and which maps stand below it."""
+
+    map: Annotated[
+        str | None, option(_VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
+    ] = None
+    map_scale: Annotated[Scale, option(_VIEW, "How shades follow shares in a map.")] = "log"
+    sort: Annotated[
+        str,
+        option(
+            _VIEW,
+            "Order of heads, such as entropy or sink: the largest first, with :up the smallest.",
+            metavar="NAME[:up]",
+            autocompletion=lambda: list(SORTS),
+        ),
+    ] = "head"
 
 
 @dataclass(frozen=True)

@@ -150,19 +150,6 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class HeadStatistics:
-    """One head over all real queries; None where not finite.
-
-    `entropy` is in nats. `entropy_share` divides it by the log of the visible keys, 1 is uniform attention; it is a mean
-    over the queries that see more than one key.
-    """
-
-    head: int
-    entropy: float | None
-    entropy_share: float | None
-
-
-@dataclass(frozen=True)
 class SelfCheck:
     """The output recomputed in float64 from the pattern that is shown, against the output that was computed; of decoding
     also against a full recomputation, whichever is further."""

@@ -11,6 +11,7 @@ from mhacli.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE, Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import format_size
+from mhacli.formulas import WAVES_AT_ONCE
 from mhacli.layerfile import expected_shapes
 from mhacli.text.encode import Encoded
 from mhacli.trace import SITES
@@ -19,6 +20,8 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
 BASE_BYTES = 300 << 20
 """What python and torch take before the first tensor, with room."""
+_VECTORS, _TILE_BYTES = 16, 48 << 20
+"""Numbers per query and key that a look at a head keeps at most, and its buffers with the masks of tiles."""
 _FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
@@ -76,17 +79,30 @@ def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available
     have = memory.available_bytes() if available is None else available
     plan = make_plan(facts, keep, keep_limit)
 
-    def fits(other: Facts) -> bool:
-        return memory.fits(make_plan(other, keep, keep_limit).peak_bytes, have)
+    _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, have)
+    return plan
 
-    if not fits(facts):
+
+def foresee_heads(facts: Facts, n_heads: int, available: int | None = None) -> int:
+    """The predicted peak in bytes of a look at `n_heads` heads without their matrices. Raises `MhaError` as `foresee`."""
+    have = memory.available_bytes() if available is None else available
+
+    def needed(other: Facts) -> int:
+        return _heads_bytes(other, min(n_heads, other.config.n_heads))
+
+    _require_room(facts, needed, have)
+    return needed(facts)
+
+
+def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
+    """Raises `MhaError` where more than 80 % of what is available is needed, with what does fit."""
+    if not memory.fits(needed(facts), have):
         raise MhaError(
             f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}, must "
-            f"fit in memory: it needs {format_size(plan.peak_bytes)}, and {format_size(have)} is available",
-            hint=_ways_out(facts, fits),
+            f"fit in memory: it needs {format_size(needed(facts))}, and {format_size(have)} is available",
+            hint=_ways_out(facts, lambda other: memory.fits(needed(other), have)),
             code="out-of-memory",
         )
-    return plan
 
 
 def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
@@ -176,12 +192,33 @@ def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
     """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
     item = ITEM_BYTES[facts.config.dtype]
     matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
+    around = _added_bytes(facts) + _row_bytes(facts) + _drawn_bytes(facts) + _weight_bytes(facts)
+    return BASE_BYTES + kept_bytes + matrices + around
+
+
+def _row_bytes(facts: Facts) -> int:
+    """Rows on their way through the layer: what is read (content, sum, padding masked), projected, and put together."""
     widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
-    read = (
-        (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * 3
-    )  # content, sum, padding masked
-    rows = facts.batch * ((facts.q_len + facts.k_len) * widths + read) * item
-    return BASE_BYTES + kept_bytes + matrices + _added_bytes(facts) + rows + _drawn_bytes(facts) + _weight_bytes(facts)
+    read = (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * 3
+    return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
+
+
+def _heads_bytes(facts: Facts, n_heads: int) -> int:
+    """A look at heads, at the fullest of its stages: rows are made, projected, and reduced to vectors.
+
+    Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞.
+    """
+    item, batch = ITEM_BYTES[facts.config.dtype], facts.batch
+    wide = max(_FLOAT32_BYTES, item)
+    rows = batch * (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * item
+    queries = batch * facts.q_len * facts.size("head·d_head")
+    z = batch * facts.q_len * facts.size("head·d_v") * item
+    heads = queries * item + batch * facts.k_len * facts.size("kv_head·d_head+kv_head·d_v") * item
+    turned = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
+    vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * _VECTORS * wide
+    bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
+    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + _TILE_BYTES)
+    return BASE_BYTES + fullest + bias + _weight_bytes(facts)
 
 
 def _added_bytes(facts: Facts) -> int:
@@ -196,12 +233,13 @@ def _added_bytes(facts: Facts) -> int:
 
 def _drawn_bytes(facts: Facts) -> int:
     """What is made in float64 and rounded, one after the other: random rows; waves with angles, sines and cosines."""
-    d_input = facts.size("d_input")
+    d_input, item = facts.size("d_input"), ITEM_BYTES[facts.config.dtype]
     random = facts.batch * facts.q_len * d_input * _FLOAT64_BYTES if facts.config.random is not None else 0
     if facts.config.positions != "sinusoidal":
         return random
     longest = max(facts.q_len, facts.k_len) if facts.cross else facts.q_len
-    return max(random, (facts.batch if facts.own_places else 1) * longest * d_input * 5 * _FLOAT64_BYTES)
+    waves = (facts.batch if facts.own_places else 1) * longest * d_input
+    return max(random, 2 * waves * item + min(waves, WAVES_AT_ONCE) * 5 * _FLOAT64_BYTES)
 
 
 def _weight_bytes(facts: Facts) -> int:

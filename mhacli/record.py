@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
@@ -18,11 +19,11 @@ from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
+from mhacli.heads import FOR_ALL_HEADS, OPTIONAL, Corner, HeadStatistics, Survey, survey_shapes
 from mhacli.parts import (
     Cell,
     DecodeSummary,
     Environment,
-    HeadStatistics,
     RouteCheck,
     SelfCheck,
     Step,
@@ -47,9 +48,10 @@ else:
 class Record:
     """One run, whole.
 
-    `arrays` is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy` (nats) and
-    `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on the side that the config
-    says: `first_query` and `first_key` tell where those begin.
+    `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
+    shapes of `mhacli.heads.survey_shapes`; else it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per
+    query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on
+    the side that the config says: `first_query` and `first_key` tell where those begin.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit.
     """
@@ -69,6 +71,7 @@ class Record:
     routes: tuple[RouteCheck, ...] = ()
     cell: Cell | None = None
     decoding: DecodeSummary | None = None
+    survey: Survey | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -119,8 +122,13 @@ class Record:
         record = decode(Record, file.metadata, path)
         _require_whole(record, path)
         record = dataclasses.replace(record, config=_resolved(record.config, path))
-        arrays = {name: array for name, array in _load_arrays(file).items() if name in {*SITES, *_PER_QUERY}}
-        _require_fitting(record, arrays, path)
+        shapes = _shapes(record)
+        arrays = {name: array for name, array in _load_arrays(file).items() if name in shapes}
+        _require_fitting(arrays, shapes, path)
+        required = _PER_QUERY if record.survey is None else [name for name in shapes if name not in OPTIONAL]
+        for name in required:
+            if name not in arrays:
+                raise MhaError(f"{path} must hold the array {name}, got none", code="bad-file", path=path)
         _require_meaning(arrays, record, path)
         return dataclasses.replace(record, arrays=arrays)
 
@@ -139,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 _PER_QUERY = ("entropy", "strongest_key", "allowed")
 _ROUNDING = 1e-3
-_NO_FLOATS = {"ids": "i", "strongest_key": "i", "allowed": "b"}
+_NO_FLOATS = {"ids": "i", "strongest_key": "i", "visible": "i", "top_keys": "i", "allowed": "b"}
 _READABLE = ("F64", "F32", "F16", "I64", "I32", "BOOL")
 
 
@@ -162,26 +170,41 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
         ) from None
 
 
-def _require_fitting(record: Record, arrays: Mapping[str, Array], path: str) -> None:
-    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
+def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
+    """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
     facts = record.facts
     whole = SITES["pattern"].shape_for(facts)
-    expected = {name: site.shape_for(facts) for name, site in SITES.items()}
-    expected |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": (whole[0], 1, *whole[2:])}
-    by_head = {"allowed": whole}  # a mask may differ from head to head
+    if record.survey is None:
+        expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
+        for_all_heads = (whole[0], 1, *whole[2:])
+        per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
+        return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
+    shapes = survey_shapes(
+        record.survey,
+        batch=facts.batch,
+        n_heads=len(record.heads),
+        q_len=facts.q_len,
+        k_len=facts.k_len,
+        d_v=record.config.d_v or 0,
+    )
+    return {
+        name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
+        for name, shape in shapes.items()
+    }
+
+
+def _require_fitting(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[tuple[int, ...], ...]], path: str) -> None:
+    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
     for name, array in arrays.items():
-        if array.shape not in (expected[name], by_head.get(name)):
+        if array.shape not in shapes[name]:
             raise MhaError(
-                f"{path}: {name} must have the shape {list(expected[name])} of its tokens and heads, got {list(array.shape)}",
+                f"{path}: {name} must have the shape {list(shapes[name][0])} of its tokens and heads, got {list(array.shape)}",
                 code="bad-file",
                 path=path,
             )
         if array.dtype.kind != _NO_FLOATS.get(name, "f"):
             kind = {"i": "whole numbers", "b": "true or false"}.get(_NO_FLOATS.get(name, ""), "floating point numbers")
             raise MhaError(f"{path}: {name} must hold {kind}, got {array.dtype}", code="bad-file", path=path)
-    for required in _PER_QUERY:
-        if required not in arrays:
-            raise MhaError(f"{path} must hold the array {required}, got none", code="bad-file", path=path)
 
 
 def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> None:
@@ -189,16 +212,15 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
     import numpy as np
 
     last_key = record.facts.k_len - 1
-    limits: dict[str, tuple[float, float, str]] = {
-        "strongest_key": (-1, last_key, f"key positions from -1 to {last_key}")
-    }
-    limits["pattern"] = (0, 1 + _ROUNDING, "shares from 0 to 1")
+    keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
+    limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
+    limits |= dict.fromkeys(("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile"), shares)
     for name, (low, high, meaning) in limits.items():
         if name in arrays and (
             np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
         ):
             raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
-    if arrays["allowed"].view(np.uint8).max() > 1:
+    if "allowed" in arrays and arrays["allowed"].view(np.uint8).max() > 1:
         raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)
 
 
@@ -221,6 +243,8 @@ def _require_whole(record: Record, path: str) -> None:
         raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
     if record.cell is not None and not _is_inside(record.cell, record):
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
+    if record.survey is not None and not _is_survey(record.survey, record):
+        raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
 
 
 def _is_step(step: Step, record: Record) -> bool:
@@ -236,3 +260,25 @@ def _is_inside(cell: Cell, record: Record) -> bool:
     n_queries, n_keys = (len(family[cell.sequence].tokens) for family in (record.sequences, record.keys))
     is_placed = 0 <= cell.head < record.config.n_heads and 0 <= cell.query < n_queries and 0 <= cell.key < n_keys
     return is_placed and len(cell.scores_row) == len(cell.pattern_row) == n_keys
+
+
+def _is_survey(survey: Survey, record: Record) -> bool:
+    facts, heads = record.facts, [head.head for head in record.heads]
+    are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
+    are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))
+    is_asked = survey.block >= 1 and survey.kept.top >= bool(survey.kept.queries)
+    c = survey.kept.corner or Corner(0, 1, 0, 1)
+    is_corner = c.n_queries >= 1 <= c.n_keys and c.first_query >= 0 <= c.first_key
+    is_within = c.first_query + c.n_queries <= facts.q_len and c.first_key + c.n_keys <= facts.k_len
+    places = [(sink.sequence, sink.key) for head in record.heads for sink in head.sinks]
+    places += [(cell.sequence, cell.key) for head in record.heads for cell in head.largest]
+    places += [(head.max_score_at[0], head.max_score_at[2]) for head in record.heads if head.max_score_at]
+    queries = [(0, query) for query in survey.kept.queries]
+    queries += [(cell.sequence, cell.query) for head in record.heads for cell in head.largest]
+    queries += [head.max_score_at[:2] for head in record.heads if head.max_score_at]
+    return bool(
+        are_heads and are_steps and is_asked and is_corner and is_within
+        and all(0 <= b < facts.batch and 0 <= key < facts.k_len for b, key in places)
+        and all(0 <= b < facts.batch and 0 <= query < facts.q_len for b, query in queries)
+        and all(len(head.patterns) == len(survey.patterns) for head in record.heads)
+    )  # fmt: skip

@@ -23,7 +23,7 @@ _PATIENCE_S = 0.3
 _ERASE_LINE = "\r\x1b[K"
 _PLAIN = str.maketrans(
     dict(
-        pair.split("=")
+        (pair[0], pair[2])
         for pair in [
             "·=-",
             "×=x",
@@ -43,6 +43,17 @@ _PLAIN = str.maketrans(
             "◌=o",
             "∞=i",
             "≈=~",
+            "◀=<",
+            "┃=|",
+            "╲=\\",
+            "≡==",
+            "↻=@",
+            "▪=o",
+            "⇠=<",
+            "∗=*",
+            "≤=<",
+            "±=+",
+            "²=2",
         ]
     )
     | dict(zip("▁▂▃▄▅▆▇█░▒▓▀", "._-=+*##.:%#", strict=True))

@@ -33,6 +33,7 @@ BACKENDS: Mapping[str, Backend] = {
     "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
     "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
     "compiled": Backend("attend through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "tiled": Backend("softmax(qk)v tile by tile in plain torch calls, as mha heads does where no fused kernel fits"),
     "torch-mha": Backend("nn.MultiheadAttention without weights", hopes_for_fused=True, projects=True),
     "torch-mha-weights": Backend(
         "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True

@@ -89,6 +89,17 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
     return tuple(found)
 
 
+def span(word: str | None, count: int, name: str) -> range:
+    """Positions from `100:140`, `:40` or `100:`, the end left out; all of `count` where nothing is said. Raises `UsageError`."""
+    match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be A:B such as 100:140, the end left out, got {str(word)[:40]!r}")
+    found = range(int(match[1] or 0), int(match[2] or count))
+    if not found or found.stop > count:
+        raise UsageError(f"{name} must lie within 0:{count} and hold one position at least, got {str(word)[:40]!r}")
+    return found
+
+
 _COUNT = r"[0-9]{1,7}k?"
 
 

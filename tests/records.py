@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from mhacli.config import Config
+from mhacli.heads import HeadStatistics
 from mhacli.parts import (
     CacheStep,
     Cell,
     DecodeSummary,
     Environment,
-    HeadStatistics,
     Parameter,
     RouteCheck,
     SelfCheck,
@@ -71,7 +71,10 @@ def make_record(
         context=keys,
         vocabulary=tuple(vocabulary),
         trace=_trace(arrays),
-        heads=tuple(HeadStatistics(head, 1.25 - head / 8, 0.75 - head / 64) for head in range(n_heads)),
+        heads=tuple(
+            HeadStatistics(head=head, entropy=1.25 - head / 8, entropy_share=0.75 - head / 64)
+            for head in range(n_heads)
+        ),
         timings={
             "qk": Timing(0.5, (0.0041, 0.0042, 0.0043), 0.0042, 0.0001),
             "pattern": Timing(0.004, (0.001, 0.002, 0.003), 0.002, 0.001),

@@ -23,6 +23,8 @@ ROWS = (
         "sweep",
         "intervals",
         "benchmark",
+        "heads",
+        "patterns",
         "comparison",
         "text",
         "plan",

@@ -221,7 +221,23 @@ def test_there_is_a_maker_for_every_backend_that_is_described() -> None:
     assert set(backends._MAKERS) == set(BACKENDS)
 
 
+@pytest.mark.parametrize("dtype", CEILING)
+@pytest.mark.parametrize("work", [SIZE, replace(SIZE, causal=True), replace(SIZE, n_kv_heads=2, q_len=1, causal=True)])
+def test_our_tiles_are_within_rounding_of_the_exact_answer(dtype: Dtype, work: Workload) -> None:
+    work = replace(work, dtype=dtype)
+    largest, mean = error(made("tiled", work), work)
+    assert largest <= CEILING[dtype][0]
+    assert mean <= CEILING[dtype][1]
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("direction", ["backward", "both"])
+def test_our_tiles_have_no_backward_pass(direction: Direction) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        made("tiled", replace(SIZE, direction=direction))
+    assert str(caught.value) == "our tiles write into buffers and have no backward pass"
 
 
 @pytest.mark.parametrize(

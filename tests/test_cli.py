@@ -12,12 +12,12 @@ import pytest
 
 from mhacli import options
 from mhacli.cli import COMMANDS
-from mhacli.commands import decode, show, trace, vocab
+from mhacli.commands import decode, heads, show, trace, vocab
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, decode, show, trace, vocab)
+    for room in (options, decode, heads, show, trace, vocab)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -46,6 +46,7 @@ def test_every_option_says_what_it_does(group: type) -> None:
         ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output"]),
         ("decode", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output"]),
         ("bench", ["What", "Sizes", "How", "Against a baseline", "Output"]),
+        ("heads", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Heads", "View", "Output"]),
         ("vocab", ["Text", "Output"]),
         ("show", ["View", "Output"]),
     ],
@@ -58,7 +59,7 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert set(COMMANDS) == {"run", "trace", "decode", "bench", "vocab", "show"}
+    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "vocab", "show"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+from random import Random
+from typing import get_args
+
 import pytest
 import torch
 
@@ -192,3 +196,207 @@ def test_a_mask_of_numbers_is_refused(dtype):
     with pytest.raises(TypeError) as caught:
         masks.from_tensor(torch.ones(5, 7, dtype=dtype))
     assert str(caught.value) == f"mask must be a bool tensor with True = may attend, got {dtype}"
+
+
+def answered(cells):
+    """What brute force says of a rectangle, in the words of an extent."""
+    return "all" if bool(cells.all()) else "some" if bool(cells.any()) else "none"
+
+
+def is_sound(extent, cells):
+    return extent in get_args(masks.Extent) and extent in ("some", answered(cells))
+
+
+def spans(length):
+    """Every range of positions with at least one element."""
+    return [range(start, stop) for start, stop in combinations(range(length + 1), 2)]
+
+
+def rectangles(q_len, k_len):
+    return product(spans(q_len), spans(k_len))
+
+
+def rectangle_of(cells, queries, keys):
+    return cells[..., queries.start : queries.stop, keys.start : keys.stop]
+
+
+def unsharp(mask, q_len, k_len):
+    """The rectangles whose extent differs from what brute force says."""
+    cells = mask(torch.arange(q_len), torch.arange(k_len))
+    cells = cells.expand(*cells.shape[:2], q_len, k_len)
+    extents = [(queries, keys, mask.extent(queries, keys)) for queries, keys in rectangles(q_len, k_len)]
+    return [told for told in extents if told[2] != answered(rectangle_of(cells, *told[:2]))]
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_every_mask_knows_its_extent_and_never_says_more_than_its_cells(name):
+    mask, cells = PREDICATES[name][0], whole(PREDICATES[name][0])
+    assert isinstance(mask, masks.Mask)
+    for queries, keys in rectangles(Q_LEN, K_LEN):
+        assert is_sound(mask.extent(queries, keys), rectangle_of(cells, queries, keys)), (queries, keys)
+
+
+LONG = 12
+MORE = LONG + 2 * 3
+"""Tensors reach past the last query that two shifts by up to three can ask for."""
+
+
+def ids_of(rng, *, high):
+    """Few different numbers, often in order: random ones seldom fill a rectangle."""
+    shape = rng.choice([(BATCH, MORE), (1, MORE), (MORE,)])
+    ids = torch.randint(high, shape, generator=torch.Generator().manual_seed(rng.randrange(999)))
+    return ids.sort(dim=-1).values if rng.random() < 0.7 else ids
+
+
+def table_of(rng):
+    shape = rng.choice([(BATCH, HEADS, MORE, LONG), (BATCH, 1, 1, LONG), (MORE, LONG), (MORE, 1)])
+    share = rng.choice([0.05, 0.5, 0.95])
+    return torch.rand(shape, generator=torch.Generator().manual_seed(rng.randrange(999))) < share
+
+
+def window_of(rng):
+    return masks.window(*(rng.choice([10**9, *range(-3, LONG)]) for _ in "lr"), rng.randint(-LONG, LONG))
+
+
+def padding_of(rng):
+    side, of = rng.choice(["left", "right"]), rng.choice(["key", "query"])
+    counts = [rng.randint(0, LONG) for _ in range(BATCH)]
+    lengths = torch.tensor(counts) if rng.random() < 0.5 else counts
+    return masks.padding(lengths, side, padded_len=rng.choice([None, LONG, MORE]), of=of)
+
+
+SIMPLE = {
+    "causal": lambda rng: masks.causal(rng.randint(-LONG, LONG)),
+    "window": window_of,
+    "prefix": lambda rng: masks.prefix(rng.randint(-1, LONG), rng.randint(-LONG, LONG)),
+    "leading": lambda rng: masks.leading(rng.randint(-1, LONG)),
+    "leading by places": lambda rng: masks.leading(rng.randint(-1, 4), ids_of(rng, high=4)),
+    "padding": padding_of,
+    "documents": lambda rng: masks.documents(ids_of(rng, high=rng.randint(1, 4))),
+    "documents of two texts": lambda rng: masks.documents(ids_of(rng, high=2), ids_of(rng, high=3)),
+    "a tensor": lambda rng: masks.from_tensor(table_of(rng)),
+}
+
+
+def plain(q_idx, k_idx):
+    return (q_idx[:, None] % 3 != k_idx[None, :] % 3)[None, None]
+
+
+def composed(rng, depth):
+    """A mask made of up to three others, themselves composed to less depth."""
+    if not depth:
+        return rng.choice([*SIMPLE.values(), lambda rng: plain])(rng)
+    parts = [composed(rng, rng.randrange(depth)) for _ in range(rng.randint(1, 3))]
+    return rng.choice([masks.both, masks.either, lambda *of: masks.shifted(of[0], rng.randint(-3, 3))])(*parts)
+
+
+def told(mask, height, width):
+    """The extents of a mask's tiles, each of which may say no more than its cells. Tiles need not divide the length."""
+    found = []
+    for start, left in product(range(0, LONG, height), range(0, LONG, width)):
+        queries, keys = range(start, min(start + height, LONG)), range(left, min(left + width, LONG))
+        found.append(mask.extent(queries, keys))
+        assert is_sound(found[-1], mask(torch.tensor(queries), torch.tensor(keys))), (queries, keys)
+    return found
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_the_extent_of_a_tile_never_says_more_than_its_cells(name):
+    rng = Random(name)
+    found = [extent for _ in range(40) for extent in told(SIMPLE[name](rng), rng.randint(1, 6), rng.randint(1, 6))]
+    assert set(found) == set(get_args(masks.Extent))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_extent_of_a_tile_of_composed_masks_never_says_more_than_its_cells(depth):
+    rng = Random(depth)
+    found = [e for _ in range(100) for e in told(composed(rng, depth), rng.randint(1, 6), rng.randint(1, 6))]
+    assert all(found.count(extent) > 200 for extent in get_args(masks.Extent))
+
+
+def test_the_extent_of_a_causal_mask_is_exact():
+    assert [unsharp(masks.causal(offset), 5, 4) for offset in range(-7, 8)] == [[]] * 15
+
+
+def test_the_extent_of_a_window_is_exact_however_large_it_is_and_also_where_it_is_empty():
+    for left, right, offset in product((-2, 0, 1, 10**9), (-1, 0, 2, 10**9), (-3, 0, 2)):
+        assert unsharp(masks.window(left, right, offset), 4, 4) == [], (left, right, offset)
+        if left >= 0:  # else no cell is both in the window and causal, and neither of the two can know
+            assert unsharp(masks.both(masks.window(left, right, offset), masks.causal(offset)), 4, 4) == []
+
+
+def test_the_extents_of_a_prefix_and_of_leading_keys_are_exact_with_places_and_without():
+    for n in range(-1, 7):
+        assert unsharp(masks.leading(n), 2, 5) == []
+        assert unsharp(masks.leading(n, TENSOR), 2, K_LEN) == []
+        assert unsharp(masks.leading(n, ROW_TENSOR), 2, K_LEN) == []
+        assert all(unsharp(masks.prefix(n, offset), 4, 5) == [] for offset in (-2, 0, 3))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("of", ["key", "query"])
+def test_the_extent_of_padding_is_exact_over_the_batch(side, of):
+    for first, second, padded_len in product(range(6), range(6), (None, 5, 6)):
+        mask = masks.padding([first, second], side, padded_len=padded_len, of=of)
+        assert unsharp(mask, *((2, 6) if of == "key" else (6, 2))) == [], (first, second, padded_len)
+
+
+def test_the_extent_of_documents_in_order_is_exact_in_each_text_and_over_the_batch():
+    for seed in range(12):
+        ids = torch.randint(4, (BATCH, 6), generator=torch.Generator().manual_seed(seed)).sort(dim=1).values
+        for rows in (ids, ids[:1], ids[1], ids[:, 1:4] * 2):
+            assert unsharp(masks.documents(rows), rows.shape[-1], rows.shape[-1]) == [], rows
+
+
+def test_the_extent_of_a_tensor_is_exact_and_a_shifted_mask_asks_it_for_other_queries():
+    for table in (TABLE, TABLE[1, 2], TABLE[1, 2, :1], TABLE[1, 2, :, :1], TABLE[1:, :1, :, :1]):
+        mask = masks.from_tensor(table)
+        assert unsharp(mask, Q_LEN, K_LEN) == [], table
+        assert unsharp(masks.shifted(mask, 2), Q_LEN - 2, K_LEN) == [], table
+
+
+def test_of_a_plain_predicate_only_its_cells_are_known_and_without_a_mask_everything_is_allowed():
+    for predicate in (plain, masks.causal().cells, masks.shifted(plain, 3), masks.both(plain), masks.either(plain)):
+        assert masks.extent_of(predicate, range(5), range(7, 9)) == "some"
+    assert masks.extent_of(None, range(5), range(7, 9)) == "all"
+    assert masks.extent_of(masks.causal(), range(5), range(7, 9)) == "none"
+
+
+def test_extents_compose_like_the_cells_whatever_stands_beside_them():
+    full, empty, mixed = masks.leading(99), masks.leading(0), masks.causal()
+
+    def extents(combine, *rules):
+        return [combine(*order).extent(range(5), range(5)) for order in (rules, rules[::-1])]
+
+    assert extents(masks.both, full, full) == ["all"] * 2
+    assert extents(masks.both, full, mixed) == ["some"] * 2
+    assert extents(masks.both, mixed, full, empty) == ["none"] * 2
+    assert extents(masks.either, empty, empty) == ["none"] * 2
+    assert extents(masks.either, empty, mixed) == ["some"] * 2
+    assert extents(masks.either, mixed, empty, full) == ["all"] * 2
+
+
+def test_extents_of_tiles_worked_out_by_hand():
+    tile = range(4, 8)
+    assert [masks.causal().extent(tile, keys) for keys in (range(5), range(6), range(8, 9))] == ["all", "some", "none"]
+    assert masks.causal(4).extent(range(0, 4), range(5)) == "all"
+    assert masks.window(3, 0).extent(tile, range(4, 5)) == "all"
+    assert masks.window(3, 0).extent(tile, range(0, 1)) == "none"
+    assert masks.padding([5, 7]).extent(tile, range(4, 6)) == "some"
+    assert masks.padding([5, 7], "left").extent(tile, range(2, 9)) == "all"
+    of_texts = masks.documents(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2]))
+    assert [of_texts.extent(tile, keys) for keys in (range(4), tile, range(3, 5))] == ["none", "all", "some"]
+
+
+def test_positions_that_a_tensor_does_not_hold_have_to_be_asked():
+    ids = torch.tensor([0, 0, 1])
+    for mask in (masks.documents(ids), masks.leading(0, ids), masks.from_tensor(torch.ones(3, 3, dtype=torch.bool))):
+        assert mask.extent(range(2), range(2)) != "some"
+        assert {mask.extent(range(2), keys) for keys in (range(4), range(3, 4), range(-1, 1))} == {"some"}
+    assert masks.shifted(masks.documents(ids), -1).extent(range(2), range(2)) == "some"
+
+
+def test_an_extent_costs_the_same_however_many_cells_there_are():
+    far = range(10**12)
+    window = masks.both(masks.causal(), masks.window(9, 0), masks.padding([5, 7]))
+    assert (window.extent(far, far), masks.causal(10**12).extent(far, far)) == ("some", "all")

@@ -106,6 +106,7 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "routes",
         "cell",
         "decoding",
+        "survey",
     ]
     assert document["schema"] == "mha.record/1"
     assert document["sequences"][1] == {

@@ -6,11 +6,12 @@ import pytest
 from records import drawn, make_record, walked
 
 from mhacli.errors import UsageError
-from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
-from mhacli.render.options import Screen, ViewOptions, balanced
+from mhacli.heads import HeadStatistics
+from mhacli.parts import SelfCheck, Step, Timing
+from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.overview import overview
 from mhacli.render.terminal import (
     axes_text,
-    head_table,
     run_view,
     self_check_line,
     shape_trace,
@@ -213,27 +214,25 @@ def test_formulas_are_shown_where_there_is_room():
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_heads_have_their_entropy_as_number_share_and_bar(width):
+def test_heads_have_their_entropy_relative_to_the_largest(width):
     heads = (
-        HeadStatistics(0, 1.25, 0.5),
-        HeadStatistics(1, None, None),
-        HeadStatistics(2, 0.0, 0.0),
-        HeadStatistics(3, 2.0, 1.0),
+        HeadStatistics(head=0, entropy=1.25, entropy_share=0.5),
+        HeadStatistics(head=1, entropy=None, entropy_share=None),
+        HeadStatistics(head=2, entropy=0.0, entropy_share=0.0),
+        HeadStatistics(head=3, entropy=2.0, entropy_share=1.0, kind="uniform", certainty=1.0),
     )
     record = replace(RECORDS["small"], heads=heads)
-    rows = drawn(head_table(record, balanced(4, 4), Screen(width, False)), width)[-4:]
-    bar = min(20, width - 34)
-    half = round(bar / 2)
-    assert [row.split() for row in rows] == [
-        ["0", "1.250", "50", "%", "█" * half + "░" * (bar - half)],
-        ["1", "–", "–", "░" * bar],
-        ["2", "0.000", "0", "%", "░" * bar],
-        ["3", "2.000", "100", "%", "█" * bar],
-    ]
+    lines = drawn(overview(record, heads, ViewOptions(), Screen(width, False)), width)
+    place = lines[0].index("H/max") + len("H/max")
+    assert [line[:place].split()[0] for line in lines[1:]] == ["0", "1", "2", "3"]
+    assert [line[:place].split()[-1] for line in lines[1:]] == ["50%", "–", "0%", "100%"]
+    assert "░ uniform 1.00" in lines[4]
 
 
 def test_hidden_heads_are_counted_in_the_table():
-    lines = drawn(head_table(RECORDS["large"], balanced(11, 4), Screen(80, False)), 80)
+    known = {head.head: head for head in RECORDS["large"].heads}
+    listed = [known[head] for head in (0, 1, 9, 10)]
+    lines = drawn(overview(RECORDS["large"], listed, ViewOptions(), Screen(80, False), gap=(2, 7)), 80)
     assert [line.split()[0] for line in lines] == ["head", "0", "1", "⋮", "9", "10"]
     assert lines[3].split()[:3] == ["⋮", "7", "more"]
 

@@ -112,7 +112,7 @@ def test_filling_in_again_changes_nothing(kind: str) -> None:
     [
         (
             Sweep(backends=("sdpa", "flsh")),
-            "backends must be among explicit, sdpa, math, flash, efficient, cudnn, flex, compiled, torch-mha, "
+            "backends must be among explicit, sdpa, math, flash, efficient, cudnn, flex, compiled, tiled, torch-mha, "
             "torch-mha-weights or all, got 'flsh'",
             None,
         ),

@@ -19,6 +19,8 @@ from mhacli.attention import masks
 from mhacli.attention.blocks import merge_heads, split_heads
 from mhacli.attention.core import attend
 from mhacli.attention.fused import KERNELS, fused_attend, only
+from mhacli.attention.scores import Scores
+from mhacli.attention.tiled import tiled_attend
 from mhacli.workload import Direction, Workload
 
 _Queries = Float[Tensor, "batch head query d_head"]
@@ -98,6 +100,14 @@ def _sdpa(workload: Workload, heads: Projected, seed: int, kernel: str | None = 
     return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
 
 
+def _tiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    if workload.direction != "forward":
+        raise UnsupportedError("our tiles write into buffers and have no backward pass")
+    q, k, v = heads
+    allowed = masks.causal(workload.offset) if workload.is_masked else None
+    return Prepared(heads, lambda: tiled_attend(Scores(q, k, workload.d_head**-0.5, allowed=allowed), v).z)
+
+
 def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
     device = heads[0].device
     if device.type != "cuda":
@@ -171,6 +181,7 @@ _MAKERS: Mapping[str, Callable[[Workload, Projected, int], Prepared]] = {
     "compiled": _compiled,
     "sdpa": _sdpa,
     "flex": _flex,
+    "tiled": _tiled,
     "torch-mha": partial(_torch_mha, weights=False),
     "torch-mha-weights": partial(_torch_mha, weights=True),
     **{name: partial(_sdpa, kernel=name) for name in KERNELS},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,6 +37,14 @@ class Past(Protocol):
 
     def extended(self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]) -> Past:
         """The state with the keys and values of new tokens behind it."""
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values by head."""
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_v"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -145,12 +153,23 @@ class MultiHeadAttention(nn.Module):
         tap = no_tap if tap is None else tap
         rows = past.length + torch.arange(new.shape[1], device=new.device)
         places = rows if places is None else places
-        q, k, v = self._heads(new, new, new, tap)
-        q, k = self.turned("q", q, places, tap), self.turned("k", k, places, tap)
+        q, k, v = self.projected(new, places=places, tap=tap)
         past = past.extended(k, v)
         costs = self.distances(rows, None, q, past.k, tap)
         z, pattern = self.attend_heads(q, past.k, past.v, allowed=allowed, bias=bias, distances=costs, tap=tap)
         return self.joined(z, tap), pattern, past
+
+    def projected(
+        self, query: Rows, key: KeyRows | None = None, *, places: Places | None = None, tap: Tap = no_tap
+    ) -> Projected:
+        """Queries, keys and values by head, turned where positions are rotary: all that attention reads.
+
+        `key` and `places` as for `forward`.
+        """
+        rows = query if key is None else key
+        q, k, v = self._heads(query, rows, rows, tap)
+        key_places = places if key is None else None
+        return Projected(self.turned("q", q, places, tap), self.turned("k", k, key_places, tap), v)
 
     def attend_placed(
         self,
@@ -236,14 +255,14 @@ class MultiHeadAttention(nn.Module):
         tap("out", out)
         return out
 
-    def _heads(self, query: Rows, key: KeyRows, value: KeyRows, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, query: Rows, key: KeyRows, value: KeyRows, tap: Tap) -> Projected:
         """Queries, keys and values by head, in the order of execution."""
-        q = self._projected("q", self.q_proj, query, self.n_heads, tap)
-        k = self._projected("k", self.k_proj, key, self.n_kv_heads, tap)
-        v = self._projected("v", self.v_proj, value, self.n_kv_heads, tap)
-        return q, k, v
+        q = self._by_head("q", self.q_proj, query, self.n_heads, tap)
+        k = self._by_head("k", self.k_proj, key, self.n_kv_heads, tap)
+        v = self._by_head("v", self.v_proj, value, self.n_kv_heads, tap)
+        return Projected(q, k, v)
 
-    def _projected(
+    def _by_head(
         self,
         name: Literal["q", "k", "v"],
         proj: nn.Linear,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mhacli.formulas import alibi_slopes
+from mhacli.formulas import WAVES_AT_ONCE, alibi_slopes
 
 
 def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) -> Float[Tensor, "*rows width"]:
@@ -24,8 +24,14 @@ def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) 
     """
     column = torch.arange(width, dtype=_finest(places), device=places.device)
     rate = 10000.0 ** -(2 * (column // 2) / width)
-    angle = places[..., None] * rate
-    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).to(dtype)
+
+    def waves(part: Tensor) -> Tensor:
+        angle = part[:, None] * rate
+        return torch.where(column % 2 == 0, angle.sin(), angle.cos()).to(dtype)
+
+    parts = places.flatten().split(max(1, WAVES_AT_ONCE // width))  # a long text at once would take gigabytes
+    whole: Tensor = torch.cat([waves(part) for part in parts]).unflatten(0, places.shape)
+    return whole
 
 
 def rotate(

@@ -1,26 +1,125 @@
-"""Statistics of a pattern: numbers that say what a head does, and where it looks most."""
+"""All statistics of a pattern in one pass over its tiles, and the means that are told of each head."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from mhacli.attention.matches import Matches
+from mhacli.attention.rectangles import rectangles, tile_shape
+from mhacli.attention.reducers import (
+    Distance,
+    Entropy,
+    Marked,
+    Mass,
+    Matched,
+    Peak,
+    PerQuery,
+    Profile,
+    Received,
+    SameLabel,
+    Squares,
+)
+from mhacli.attention.scores import Shares
+from mhacli.attention.tiles import Reducer, reduce_tiles
+
 Pattern = Float[Tensor, "batch head query key"]
-_BLOCK_CELLS = 1 << 22
 
 
-def row_entropy(pattern: Pattern) -> Float[Tensor, "batch head query"]:
-    """Entropy of each row, `−Σ p ln p`, in nats: 0 when one key takes all, `ln n` for n equal shares. float64.
+@dataclass(frozen=True)
+class Asked:
+    """What to ask of a pattern besides what is always asked: the cells of its map, tokens, marked keys, matching cells.
 
-    Source: Shannon 1948, theorem 2. A row of zeros (no allowed key) has entropy 0.
-
-    >>> row_entropy(torch.tensor([[[[0.5, 0.5, 0.0]]]]))[0, 0].tolist()
-    [0.6931471805599453]
+    `block` queries and keys make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no token;
+    `before_k` is the token before each key in its text. With `is_self` a key is no duplicate of itself. `first` marks the
+    first key of every text, `leading` the first few. `matches` has, for each further pattern, one predicate per sequence.
     """
-    batch, head, _, key = pattern.shape
-    block = max(1, _BLOCK_CELLS // (batch * head * key))  # float64 copies of a whole large pattern would not fit
-    return torch.cat([torch.special.entr(rows.double()).sum(dim=-1) for rows in pattern.split(block, dim=2)], dim=2)
+
+    block: int
+    q_tokens: Int[Tensor, "batch query"]
+    k_tokens: Int[Tensor, "batch key"]
+    before_k: Int[Tensor, "batch key"]
+    first: Bool[Tensor, "batch key"]
+    leading: Bool[Tensor, "batch key"]
+    is_self: bool = True
+    matches: tuple[tuple[Matches, ...], ...] = ()
+
+    def on(self, device: torch.device | str) -> Asked:
+        """The same with its tensors on a device."""
+        return self._with(lambda tensor: tensor.to(device))
+
+    def beginning(self, n: int) -> Asked:
+        """The same of the first `n` tokens of the first sequence, without the further patterns."""
+        return replace(self._with(lambda tensor: tensor[:1, :n]), matches=())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Asked:
+        names = ("q_tokens", "k_tokens", "before_k", "first", "leading")
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one pass finds.
+
+    Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the shares of the `first` and the `leading` keys, all
+    sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `map` per cell, `profile` per
+    signed distance, of which index `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one
+    (`induction`), and on each further pattern (`matched`).
+    """
+
+    mass: PerQuery
+    entropy: PerQuery
+    squares: PerQuery
+    peak: PerQuery
+    distance: PerQuery
+    first: PerQuery
+    leading: PerQuery
+    received: Float[Tensor, "batch head key"]
+    map: Float[Tensor, "batch head query_block key_block"]
+    profile: Float[Tensor, "batch head distance"]
+    duplicate: Float[Tensor, "batch head"]
+    induction: Float[Tensor, "batch head"]
+    matched: Float[Tensor, "batch head n_patterns"]
+
+    def of_heads(self, heads: slice) -> Statistics:
+        """Those of some heads."""
+        return Statistics(*(getattr(self, f.name)[:, heads] for f in fields(self)))
+
+
+def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambda cells: None) -> Statistics:
+    """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at."""
+    mass, entropy, squares, peak = Mass(pattern), Entropy(pattern), Squares(pattern), Peak(pattern)
+    distance, received, profile = Distance(pattern), Received(pattern, asked.block), Profile(pattern)
+    first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
+    duplicate, induction = (
+        SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
+        for shift, labels in enumerate((asked.k_tokens, asked.before_k))
+    )
+    matched = [Matched(pattern, matches) for matches in asked.matches]
+    per_query: list[Reducer] = [mass, entropy, squares, peak, distance, first, leading]
+    reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *matched], tell)
+    none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
+    return Statistics(
+        mass=mass.per_query,
+        entropy=entropy.per_query,
+        squares=squares.per_query,
+        peak=peak.per_query,
+        distance=distance.per_query,
+        first=first.per_query,
+        leading=leading.per_query,
+        received=received.per_key,
+        map=received.map,
+        profile=profile.mass,
+        duplicate=duplicate.mass,
+        induction=induction.mass,
+        matched=torch.stack([m.mass for m in matched], dim=-1) if matched else none,
+    )
 
 
 def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
@@ -29,18 +128,57 @@ def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
     return torch.where(share > 0, key, -1)
 
 
-def entropy_share(
-    entropy: Float[Tensor, "batch head query"],
-    visible: Int[Tensor, "#batch #head query"],
-) -> Float[Tensor, "batch head query"]:
+def entropy_share(entropy: PerQuery, visible: Shaped[Tensor, "#batch #head query"]) -> PerQuery:
     """Entropy divided by its largest possible value, `ln(visible keys)`: 1 is uniform. Rows with one key or none: 0."""
     largest = visible.double().log()
     return torch.where(visible > 1, entropy / largest, 0.0)
 
 
-def mean_over(
-    per_query: Float[Tensor, "batch head query"], queries: Bool[Tensor, "#batch #head query"]
-) -> Float[Tensor, " head"]:
+def mean_over(per_query: PerQuery, queries: Bool[Tensor, "#batch #head query"]) -> Float[Tensor, " head"]:
     """The mean over the queries marked True, per head; NaN where there is none."""
     weight = queries.double().expand(per_query.shape)
     return (per_query * weight).sum(dim=(0, 2)) / weight.sum(dim=(0, 2))
+
+
+def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Float[Tensor, "head absolute"]:
+    """The mass at each distance |i − j|, from that at each signed one, of which index `zero` is 0."""
+    before, after = profile[:, : zero + 1].flip(1), profile[:, zero:]
+    longest = max(before.shape[1], after.shape[1])
+    both = [torch.nn.functional.pad(side, (0, longest - side.shape[1])) for side in (before, after)]
+    folded = both[0] + both[1]
+    folded[:, 0] = profile[:, zero]
+    return folded
+
+
+def window_of(folded: Float[Tensor, "head absolute"], share: float) -> Int[Tensor, " head"]:
+    """The least distance within which at least `share` of the mass lies; rounding of a millionth is forgiven."""
+    within = folded.double().cumsum(dim=1)
+    wanted = (share - 1e-6) * within[:, -1:]
+    return torch.searchsorted(within, wanted).squeeze(1)
+
+
+def in_steps(folded: Float[Tensor, "head absolute"], steps: Sequence[int]) -> Float[Tensor, "head step"]:
+    """The mass of distances up to each of the steps, and beyond the step before: a profile in bins that double."""
+    within = torch.nn.functional.pad(folded.double().cumsum(dim=1), (1, 0))
+    ends = torch.tensor([min(step + 1, folded.shape[1]) for step in steps], device=folded.device)
+    return within[:, ends].diff(dim=1, prepend=within[:, :1])
+
+
+def doubling_steps(longest: int) -> tuple[int, ...]:
+    """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … up to the longest distance.
+
+    >>> doubling_steps(5)
+    (0, 1, 2, 4, 8)
+    """
+    return (0, *(1 << power for power in range((longest - 1).bit_length() + 1))) if longest else (0,)
+
+
+def shares_of(pattern: Shares, place: tuple[int, int], queries: range, keys: range) -> Float[Tensor, "query key"]:
+    """Any corner of a pattern, cell by cell: exact, in time and memory of that corner alone."""
+    shares = pattern.like.new_zeros(len(queries), len(keys))
+    for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(shares.device), shares):
+        rows, columns, _ = rectangle
+        top, left = rows.start - queries.start, columns.start - keys.start
+        own = shares[top : top + len(rows), left : left + len(columns)]
+        pattern.tile_into(torch.empty_like(own), own, place, rectangle)
+    return shares

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.options import ColourOptions, DrawingOptions, MachineOptions
+from mhacli.heads import require_order
+from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions
 from mhacli.render.options import ViewOptions
 from mhacli.streams import draw, note, screen, write_pieces
 from mhacli.values import index_list
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from mhacli.record import Record
 
 
-def view_options(drawing: DrawingOptions) -> ViewOptions:
-    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none."""
+def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOptions:
+    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none, and for no order."""
+    require_order(ranking.sort)
     return ViewOptions(
         view=drawing.view,
         heads=index_list(drawing.head, "head"),
@@ -24,6 +26,9 @@ def view_options(drawing: DrawingOptions) -> ViewOptions:
         top=drawing.top,
         precision=drawing.precision,
         everything=drawing.all,
+        maps=index_list(ranking.map, "map") or (),
+        map_scale=ranking.map_scale,
+        sort=ranking.sort,
     )
 
 
@@ -45,11 +50,12 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
         write_pieces(csv.pieces(record))
     else:
         from mhacli.render.decode import decode_view
+        from mhacli.render.heads import heads_view
         from mhacli.render.terminal import run_view
 
         on = screen(colour.color)
         view = decode_view if record.decoding is not None and options.view == "matrix" else run_view
-        draw(view(record, options, on), on)
+        draw((view if record.survey is None else heads_view)(record, options, on), on)
 
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:

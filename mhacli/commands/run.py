@@ -7,6 +7,7 @@ from mhacli.options import (
     ColourOptions,
     DeviceOptions,
     DrawingOptions,
+    HeadsViewOptions,
     LayerOptions,
     MachineOptions,
     SaveOptions,
@@ -30,7 +31,7 @@ def run(
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `inspect`, the view of a run out."""
-    options = view_options(drawing)
+    options = view_options(drawing, HeadsViewOptions())
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
 

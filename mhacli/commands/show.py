@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
-from mhacli.options import ColourOptions, DrawingOptions, MachineOptions, command
+from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
 from mhacli.render.options import require_choices
 
 
@@ -20,9 +20,15 @@ class RecordOptions:
 
 
 @command
-def show(file: RecordOptions, drawing: DrawingOptions, machine: MachineOptions, colour: ColourOptions) -> None:
+def show(
+    file: RecordOptions,
+    drawing: DrawingOptions,
+    ranking: HeadsViewOptions,
+    machine: MachineOptions,
+    colour: ColourOptions,
+) -> None:
     """A record's file in, any view of it out."""
-    options = view_options(drawing)
+    options = view_options(drawing, ranking)
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 

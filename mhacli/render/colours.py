@@ -21,6 +21,7 @@ RAMP = (
     (159, 218, 58),
     (253, 231, 37),
 )
+_SINK = (255, 64, 200)
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
 
@@ -31,6 +32,12 @@ def shade(level: int) -> Style:
     red, green, blue = ramp_colour(level)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return Style(color="black" if luminance > 110 else "bright_white", bgcolor=Color.from_rgb(red, green, blue))
+
+
+@lru_cache(maxsize=256)
+def sink_shade(level: int) -> Style:
+    """The style of a sink's cell at `level` of 0 … 255: another colour than any of the ramp, black to magenta."""
+    return Style(bgcolor=Color.from_rgb(*(round(part * level / 255) for part in _SINK)))
 
 
 @lru_cache(maxsize=65536)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from io import StringIO
 
 import numpy as np
 
 from mhacli.errors import MhaError
+from mhacli.heads import Averages, HeadStatistics
 from mhacli.parts import TokenSequence
 from mhacli.record import Record
 
@@ -17,11 +19,14 @@ HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allow
 
 
 def pieces(record: Record) -> Iterator[str]:
-    """The lines, RFC 4180, with a header. Padding is left out.
+    """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
 
     Tokens are JSON strings: they begin with a quotation mark, so no spreadsheet takes one for a formula, and
     `json.loads` gives the token back. Raises `MhaError` when the record holds no pattern.
     """
+    if record.survey is not None:
+        yield from _heads(record.heads)
+        return
     if "pattern" not in record.arrays:
         raise MhaError(
             "csv must have the pattern, got a record without it", hint="--keep pattern keeps it", code="not-kept"
@@ -38,6 +43,18 @@ def pieces(record: Record) -> Iterator[str]:
                 words = np.where(np.isfinite(shares), shares.astype("U32"), "").tolist()
                 open_ = allowed[b, min(h, allowed.shape[1] - 1), row, own].astype(int).tolist()
                 yield _lines([(b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
+
+
+def _heads(heads: Sequence[HeadStatistics]) -> Iterator[str]:
+    """A line per head: its kind, its numbers, and the same numbers of uniform attention. What is missing is empty."""
+    numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
+    patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
+    own = ["layer", "head", "kind", "certainty", "max_score"]
+    yield _lines([(*own, *numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))])
+    for head in heads:
+        both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
+        values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
+        yield _lines([(*(getattr(head, name) for name in own), *values)])
 
 
 def _quoted(sequence: TokenSequence) -> list[str]:

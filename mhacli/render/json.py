@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mhacli.heads import PER_QUERY
 from mhacli.record import Array, Record
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
@@ -52,10 +53,14 @@ def _field(name: str, value: object) -> str:
 
 
 def _values(record: Record, name: str) -> tuple[Array, Array]:
-    """An array, and which of its cells mean anything: scores mean nothing where a query may not attend."""
+    """An array, and which of its cells mean anything: what is not allowed, or belongs to a query
+    without keys, means nothing."""
     array = record.arrays[name]
-    everywhere = np.broadcast_to(np.True_, array.shape)
-    return array, np.broadcast_to(record.arrays["allowed"], array.shape) if name in _MASKED else everywhere
+    if name in _MASKED:
+        return array, np.broadcast_to(record.arrays["allowed"], array.shape)
+    if record.survey is not None and name in PER_QUERY:
+        return array, np.broadcast_to(record.arrays["visible"] > 0, array.shape)
+    return array, ~np.isnan(array) if name == "corner" else np.broadcast_to(np.True_, array.shape)
 
 
 def _nested(values: Array, meant: Array) -> Iterator[str]:

@@ -9,11 +9,13 @@ from typing import Literal
 from mhacli.errors import UsageError
 
 View = Literal["matrix", "heatmap", "top", "none"]
+Scale = Literal["linear", "log", "rank"]
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole."""
+    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads),
+    `map_scale` and `sort` are for records of many heads."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -21,6 +23,9 @@ class ViewOptions:
     top: int = 3
     precision: int = 2
     everything: bool = False
+    maps: tuple[int, ...] = ()
+    map_scale: Scale = "log"
+    sort: str = "head"
 
 
 @dataclass(frozen=True)

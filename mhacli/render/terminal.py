@@ -18,6 +18,7 @@ from mhacli.record import Record
 from mhacli.render.heatmap import heatmap, scale_caption
 from mhacli.render.matrix import Head, largest_share, matrix
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.overview import overview
 from mhacli.render.words import (
     PADDING,
     bytes_text,
@@ -50,7 +51,10 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
         *groups_table(record),
     ]
     sections += _heads(record, sequences, heads, options, screen)
-    sections += [head_table(record, heads, screen), timing_table(record, screen), self_check_line(record.self_check)]
+    known = {head.head: head for head in record.heads}
+    listed = [known[head] for head in heads.shown if head in known]
+    sections.append(overview(record, listed, options, screen, gap=(heads.before, heads.hidden)))
+    sections += [timing_table(record, screen), self_check_line(record.self_check)]
     return Group(*_spaced(sections))
 
 
@@ -302,30 +306,6 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
         f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
         style="dim",
     )
-
-
-def head_table(record: Record, heads: Selection, screen: Screen) -> Table:
-    """Each head in one row: its mean entropy, as a number and relative to uniform attention."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("head", justify="right")
-    table.add_column("entropy (nats)", justify="right")
-    table.add_column("of uniform", justify="right")
-    table.add_column("", no_wrap=True)
-    bar_width = min(_BAR_WIDTH, screen.width - len("head  entropy (nats)  of uniform  "))
-    for place, head in enumerate(heads.shown):
-        if heads.hidden and place == heads.before:
-            table.add_row("⋮", Text(f"{heads.hidden} more (--all)", style="dim"))
-        row = record.heads[head] if head < len(record.heads) else None
-        share = None if row is None else row.entropy_share
-        filled = 0 if share is None else round(bar_width * min(1.0, max(0.0, share)))
-        bar = Text("█" * filled, style="blue").append("░" * (bar_width - filled), style="dim")
-        table.add_row(
-            str(head),
-            "–" if row is None or row.entropy is None else f"{row.entropy:.3f}",
-            "–" if share is None else f"{100 * share:.0f} %",
-            bar,
-        )
-    return table
 
 
 def _hidden(count: int, noun: str, option: str) -> Text:

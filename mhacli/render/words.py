@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -60,12 +61,29 @@ def count_text(count: int) -> str:
     return f"{count / 10**12:.3g} T"
 
 
+def percent_text(share: float) -> str:
+    """A share in percent, two digits of it: `12 %`, `0.034 %`."""
+    return f"{100 * share:.2g} %"
+
+
+def told(number: float | None, tell: Callable[[float], str]) -> str:
+    """A number in words, or a dash where there is none."""
+    return "–" if number is None else tell(number)
+
+
+def short_text(number: float) -> str:
+    """A number in five columns or so: `3.21`, `48.2`, `1,204`; a whole one as it is."""
+    if isinstance(number, int):
+        return f"{number:,}"
+    return f"{number:.2f}" if abs(number) < 9.995 else f"{number:.1f}" if abs(number) < 999.5 else f"{number:,.0f}"
+
+
 def bytes_text(n_bytes: int) -> str:
     """A size: `1.5 KiB`."""
     return format_size(n_bytes)
 
 
-def sparkline(counts: tuple[int, ...]) -> str:
+def sparkline(counts: Sequence[float]) -> str:
     """One character per count, its height the count relative to the largest; a space for none.
 
     >>> sparkline((0, 1, 8))

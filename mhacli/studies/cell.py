@@ -13,8 +13,9 @@ from mhacli.config import ROPE
 from mhacli.formulas import alibi_slopes
 from mhacli.parts import Cell, ScorePart
 from mhacli.plan import Place
-from mhacli.studies.inspect import Observed, finite
+from mhacli.studies.inspect import Observed
 from mhacli.studies.setup import Setup
+from mhacli.studies.statistics import finite
 
 NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 """The sites that a story is told from, besides those that every run keeps."""

@@ -233,12 +233,17 @@ def _with_footprint(row: Row, found: Footprint) -> Row:
     return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
 
 
+_OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
+"""What torch's operators look like where attention of ours runs: a softmax without a kernel, or neither."""
+
+
 def _with_what_ran(row: Row, operators: frozenset[str]) -> Row:
     """The kernel that was seen, beside what the backend promises."""
     kernel, kind = kernel_among(operators), BACKENDS[row.backend]
     if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
         return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
-    ran = "explicit" if row.backend == "explicit" and kernel == "unfused" else kernel or "unknown"
+    is_own = row.backend in _OWN and kernel == _OWN[row.backend]
+    ran = row.backend if is_own else kernel or "unknown"
     return replace(row, ran=ran, is_fallback=kind.hopes_for_fused and ran in _UNFUSED)
 
 

@@ -24,8 +24,9 @@ from mhacli.plan import decodable, foresee
 from mhacli.record import Record
 from mhacli.studies.capture import require_finite
 from mhacli.studies.devices import free_bytes
-from mhacli.studies.inspect import Observed, Options, finite, largest_difference, make_record, prepare
+from mhacli.studies.inspect import Observed, Options, largest_difference, make_record, prepare
 from mhacli.studies.setup import Setup
+from mhacli.studies.statistics import finite
 from mhacli.studies.ways import compare_ways
 from mhacli.text.encode import Encoded
 
@@ -104,7 +105,8 @@ class Decoder:
             bias = self._bias(0, end)
             out = layer(self.x[:, :end], allowed=self.setup.allowed, bias=bias, places=places, tap=tap)[0]
             return out[:, start:], None
-        allowed, bias = masks.shifted(self.setup.allowed, start), self._bias(start, end)
+        allowed = masks.shifted(self.setup.allowed or masks.causal(), start)
+        bias = self._bias(start, end)
         new, own = self.x[:, start:end], places[..., start:]
         out, _, past = layer.decode(new, past, allowed=allowed, bias=bias, places=own, tap=tap)
         return out, past

@@ -10,19 +10,23 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.attention import stats, weights
+from mhacli.attention import masks, stats, weights
 from mhacli.attention.blocks import merge_heads
 from mhacli.attention.clock import Stopwatch, time_stages
 from mhacli.attention.core import per_query_head
+from mhacli.attention.scores import ComputedPattern
+from mhacli.attention.stats import summarise
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import UsageError
+from mhacli.heads import HeadStatistics
 from mhacli.layerfile import LayerFile
-from mhacli.parts import HeadStatistics, SelfCheck, Step, Timing
+from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.plan import Plan, facts_of, foresee
 from mhacli.record import Record
 from mhacli.studies.capture import Capture, require_finite, to_array
 from mhacli.studies.devices import free_bytes
 from mhacli.studies.setup import Setup, make_setup
+from mhacli.studies.statistics import Found, finite, head_statistics, make_baseline, make_question
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
@@ -111,7 +115,20 @@ class Observed:
         return next(self.tensors[site] for site in names if site in self.tensors)
 
 
-_ALWAYS = ("q", "q_per_head", "k", "k_per_head", "v", "v_per_head", "qk", "pattern", "dropped", "out", "out_sum")
+_ALWAYS = (
+    "q",
+    "q_per_head",
+    "k",
+    "k_per_head",
+    "v",
+    "v_per_head",
+    "qk",
+    "scores",
+    "pattern",
+    "dropped",
+    "out",
+    "out_sum",
+)
 
 
 def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
@@ -138,12 +155,12 @@ def make_record(
             raise UsageError(
                 f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
             )
-    entropy = stats.row_entropy(observed.tensor("pattern"))
+    found = _statistics(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
     arrays = {name: to_array(tensors[name]) for name in plan.keep}
     arrays |= {
         "allowed": to_array(observed.visible),
-        "entropy": to_array(entropy),
+        "entropy": to_array(found.statistics.entropy),
         "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
     }
     return Record(
@@ -153,7 +170,7 @@ def make_record(
         context=setup.encoded.context,
         vocabulary=setup.encoded.vocabulary.tokens,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
-        heads=_heads(setup, observed, entropy),
+        heads=_heads(setup, found),
         timings=timings,
         self_check=_self_check(setup, observed),
         environment=setup.environment,
@@ -163,18 +180,17 @@ def make_record(
     )
 
 
-def _heads(setup: Setup, observed: Observed, entropy: Tensor) -> tuple[HeadStatistics, ...]:
-    real, n_visible = setup.ids.cpu() >= 0, observed.visible.sum(dim=-1)
-    had_choice = real[:, None] & (n_visible > 1)
-    share = stats.entropy_share(entropy, n_visible)
-    means, shares = stats.mean_over(entropy, real[:, None]).tolist(), stats.mean_over(share, had_choice).tolist()
-    pairs = zip(map(finite, means), map(finite, shares), strict=True)
-    return tuple(HeadStatistics(head, *pair) for head, pair in enumerate(pairs))
+def _statistics(setup: Setup, observed: Observed) -> Found:
+    """The statistics of the pattern that is shown, by the tiles that reduce long texts."""
+    pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
+    statistics = summarise(pattern, make_question(setup).asked.on("cpu"))
+    return Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
 
 
-def finite(number: float) -> float | None:
-    """The number, or None where it is NaN or infinite, as records hold it."""
-    return number if math.isfinite(number) else None
+def _heads(setup: Setup, found: Found) -> tuple[HeadStatistics, ...]:
+    """What is said of each head, beside uniform attention over the same keys."""
+    question = make_question(setup)
+    return head_statistics(found, make_baseline(found.pattern, question.asked.on("cpu")), question, setup)
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:

@@ -11,9 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention import masks, weights
-from mhacli.attention.blocks import Places, Rows, added_positions, embed_tokens, place_rows
+from mhacli.attention.blocks import KeyRows, Places, Projected, Rows, added_positions, embed_tokens, place_rows
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
+from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, Reading
+from mhacli.attention.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights import Layer
 from mhacli.biasfile import read_bias_file
 from mhacli.config import Config
@@ -52,7 +54,7 @@ class Setup:
     places: Places
     context: Context | None
     random: Float[Tensor, "batch query d_input"] | None
-    allowed: Allowed
+    allowed: Allowed | None
     bias: Float[Tensor, "..."] | None
     environment: Environment
     weights: str | None
@@ -65,13 +67,39 @@ class Setup:
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        x, context = self.rows(tap), None
-        if self.context is not None:
-            content, added = self.context_content(self.context), self.added(self.context.places)
-            context = place_rows(content, added, real=self.context.ids >= 0)
-            tap("context", context)
-        places = self.places if context is None else None
+        x, context, places = self._inputs(tap)
         return ROUTES[route](self.layer.attention, Reading(x, context, self.allowed, self.bias, places), tap)
+
+    def heads(self, tap: Tap = no_tap) -> Projected:
+        """Queries, keys and values by head, as attention reads them; no score is computed."""
+        x, context, places = self._inputs(tap)
+        return self.layer.attention.projected(x, context, places=places, tap=tap)
+
+    def scores(self, q: Tensor, k: Tensor) -> Scores:
+        """What softmax is taken of, for all heads, as a question."""
+        allowed, bias = self.allowed, None
+        if self.config.positions == "alibi":
+            key_places = self.places if self.context is None else torch.arange(k.shape[2], device=k.device)
+            bias = distance_bias(self.config.n_heads, self.places, key_places)
+        if self.bias is not None:
+            forbids = self.bias.isneginf()
+            if bool(forbids.any()):
+                given = masks.from_tensor(~forbids)
+                allowed = given if allowed is None else masks.both(allowed, given)
+            added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
+            bias = added if bias is None else sum_of_biases(added, bias)
+        scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
+        return Scores(q, k, scale, self.config.softcap, bias, allowed)
+
+    def _inputs(self, tap: Tap) -> tuple[Rows, KeyRows | None, Places | None]:
+        """What the layer reads, and the places of its rows: those of a context count from 0."""
+        x = self.rows(tap)
+        if self.context is None:
+            return x, None, self.places
+        content, added = self.context_content(self.context), self.added(self.context.places)
+        context = place_rows(content, added, real=self.context.ids >= 0)
+        tap("context", context)
+        return x, context, None
 
     def rows(self, tap: Tap = no_tap) -> Rows:
         """What the layer reads: embedded tokens or random rows, with positions where those are added."""
@@ -102,8 +130,9 @@ class Setup:
         """Which cells may be attended to: the mask, less what the bias sets to −∞."""
         q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
         cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
-        assert cells is not None  # a setup always has a mask
-        return cells
+        if cells is None:
+            cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
 
 
 def make_setup(
@@ -194,8 +223,8 @@ def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool)
     return bias.to(device)
 
 
-def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed:
-    """Only real keys, only for real queries, and what the config forbids: every rule must allow a cell."""
+def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed | None:
+    """Only real keys, only for real queries, and what the config forbids: every rule must allow a cell. None: all is allowed."""
     config, keys = facts.config, encoded.context or encoded.sequences
 
     def padding(sequences: Sequence[TokenSequence], of: Literal["key", "query"]) -> Allowed:
@@ -203,19 +232,19 @@ def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed:
         longest = facts.k_len if of == "key" else facts.q_len
         return masks.padding(lengths, config.padding, padded_len=longest, of=of)
 
-    rules = [padding(keys, "key"), padding(encoded.sequences, "query"), _order(config, _places(keys, facts, device))]
+    rules = [padding(keys, "key"), padding(encoded.sequences, "query")] if facts.padded else []
+    rules += _order(config, _places(keys, facts, device))
     if facts.packed:
         rules.append(
             masks.documents(*(_filled([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
         )
-    return masks.both(*rules)
+    return masks.both(*rules) if rules else None
 
 
-def _order(config: Config, places: Places) -> Allowed:
+def _order(config: Config, places: Places) -> list[Mask]:
     """What the places of a query and a key allow: causality, a window and its sinks, and the prefix that all see."""
     rules = [masks.causal()] if config.causal or config.prefix is not None else []
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
-    ordered = masks.both(*rules)
-    return ordered if config.prefix is None else masks.either(masks.leading(config.prefix, places), ordered)
+    return rules if config.prefix is None else [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from mhacli.attention.masks import both
 from mhacli.config import Config
 from mhacli.errors import MhaError
 from mhacli.parts import MaskSurvey, SequenceMask
@@ -34,7 +35,7 @@ def survey_mask(encoded: Encoded, config: Config) -> MaskSurvey:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed, k_idx = make_mask(encoded, facts, device), _positions(0, facts.k_len, device)
+    allowed, k_idx = make_mask(encoded, facts, device) or both(), _positions(0, facts.k_len, device)
     block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
     height = block * max(1, _BLOCK_CELLS // (facts.batch * facts.k_len * block))
     n_rows, n_columns = -(-facts.q_len // block), -(-facts.k_len // block)

@@ -13,8 +13,9 @@ from mhacli.parts import RouteCheck
 from mhacli.plan import Place, require_inside
 from mhacli.record import Record
 from mhacli.studies.cell import NEEDED, follow
-from mhacli.studies.inspect import Options, finite, largest_difference, prepare, record_run
+from mhacli.studies.inspect import Options, largest_difference, prepare, record_run
 from mhacli.studies.setup import Setup
+from mhacli.studies.statistics import finite
 from mhacli.text.encode import Encoded
 
 

@@ -1,0 +1,213 @@
+"""What the statistics of heads cost, beside fused attention and beside explicit matrices.
+
+    python benchmarks/heads.py [cpu|cuda] [ROUNDS]
+
+1. Time: z with the log-sum-exp, the overview, and three statistics alone, each over `scaled_dot_product_attention`; and
+   explicit matrices with the same statistics over the overview. One interleaved run, A B C D A B C D …, medians of the
+   ratios of each round. Several runs, of which the best median counts: others on the machine only add.
+2. Memory beyond q, k, v, at several lengths, each in a fresh process: the largest resident size less that of a process
+   that only made q, k and v; and the slope of its logarithm over that of the length.
+3. Accuracy against float64 explicit matrices.
+
+12 heads of width 64, float32, batch 1, tokens of Zipf's frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from mhacli.attention import attend, masks
+from mhacli.attention.reducers import Distance, Entropy, Received
+from mhacli.attention.scores import Scores, VirtualPattern, uniform
+from mhacli.attention.stats import Asked, summarise
+from mhacli.attention.tiled import attend_lse, tiled_attend
+from mhacli.attention.tiles import reduce_tiles, visible_keys
+
+N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
+LENGTHS = (2048, 4096, 8192)
+RUNS = 3
+MEMORY_LENGTHS = (4096, 8192, 16384, 32768)
+
+
+def made(length: int, causal: bool, device: str = "cpu", spread: float = 1.0) -> tuple[Scores, torch.Tensor]:
+    """Scores of deviation `spread`, and values."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (1, N_HEADS, length, D_HEAD)
+    q, k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(3))
+    return Scores(q * spread, k, SCALE, allowed=masks.causal() if causal else None), v
+
+
+def asked_of(length: int, device: str = "cpu") -> Asked:
+    """The questions of the overview for tokens whose n-th has a frequency of 1/n."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.multinomial(1 / torch.arange(1, 4000.0), length, replacement=True, generator=generator)[None]
+    places = torch.arange(length)[None]
+    before = torch.where(places > 0, tokens.roll(1, dims=1), -1)
+    return Asked(32, tokens, tokens, before, places < 1, places < 4).on(device)
+
+
+def overview(scores: Scores, v: torch.Tensor, asked: Asked) -> None:
+    """All that `mha heads` computes of the heads: both passes, and uniform attention beside them."""
+    visible = visible_keys(scores)
+    summarise(uniform(visible, scores.shape[3], scores.allowed), asked)
+    summarise(VirtualPattern(scores, attend_lse(scores, v).lse), asked)
+
+
+def three(scores: Scores, v: torch.Tensor) -> None:
+    """Entropy, received and distance alone."""
+    pattern = VirtualPattern(scores, attend_lse(scores, v).lse)
+    reduce_tiles(pattern, [Entropy(pattern), Received(pattern, 32), Distance(pattern)])
+
+
+def explicit(scores: Scores, v: torch.Tensor, asked: Asked) -> None:
+    """The same statistics of whole matrices, in plain calls: what one would write in a notebook."""
+    n = scores.shape[2]
+    products = scores.q @ scores.k.mT * SCALE
+    if scores.allowed is not None:
+        later = torch.ones(n, n, dtype=torch.bool, device=v.device).triu_(1)
+        products = products.masked_fill_(later, -torch.inf)
+    pattern = products.softmax(dim=-1)
+    products.amax(dim=-1)
+    del products
+    places = torch.arange(n, device=v.device)
+    distance = (places[:, None] - places).abs()
+    pattern @ v
+    torch.special.entr(pattern).sum(dim=-1)
+    pattern.square().sum(dim=-1)
+    received = pattern.sum(dim=-2)
+    (pattern * distance).sum(dim=-1)
+    blocks = pattern.unflatten(-1, (-1, asked.block)).sum(dim=-1).unflatten(-2, (-1, asked.block)).sum(dim=-2)
+    tokens = asked.q_tokens[0]
+    same = (tokens[:, None] == tokens) & (distance > 0)
+    after = tokens[:, None] == asked.before_k[0]
+    [(pattern * cells).sum(dim=(-1, -2)) for cells in (same, after)]
+    flat = (distance + 0 * same).flatten()
+    [torch.bincount(flat, weights=head.flatten(), minlength=n) for head in pattern[0]]
+    del received, blocks
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    """One call, waited for."""
+    began = perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - began
+
+
+def times(length: int, causal: bool, device: str, rounds: int) -> Mapping[str, float]:
+    """Medians of ratios to fused attention."""
+    (scores, v), asked = made(length, causal, device), asked_of(length, device)
+    calls: dict[str, Callable[[], object]] = {
+        "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
+        "z+lse": lambda: attend_lse(scores, v),
+        "tiles": lambda: tiled_attend(scores, v),
+        "three": lambda: three(scores, v),
+        "overview": lambda: overview(scores, v, asked),
+    }
+    for call in calls.values():
+        call()
+    samples = [{name: seconds(call, device) for name, call in calls.items()} for _ in range(rounds)]
+    ratios = {name: statistics.median(s[name] / s["fused"] for s in samples) for name in calls if name != "fused"}
+    return ratios | {"seconds": statistics.median(s["fused"] for s in samples)}
+
+
+def faster(length: int, causal: bool, device: str, rounds: int) -> float:
+    """The median of how many times as long explicit matrices take as the overview."""
+    (scores, v), asked = made(length, causal, device), asked_of(length, device)
+    pairs = [
+        (seconds(lambda: explicit(scores, v, asked), device), seconds(lambda: overview(scores, v, asked), device))
+        for _ in range(rounds)
+    ]
+    return statistics.median(whole / tiled for whole, tiled in pairs)
+
+
+def peak_bytes(length: int, what: str) -> int:
+    """The largest resident size of a fresh process that makes q, k and v, and then does `what`."""
+    ran = subprocess.run(
+        [sys.executable, __file__, "--child", str(length), what], capture_output=True, text=True, check=True
+    )
+    return int(ran.stdout)
+
+
+def child(length: int, what: str) -> None:
+    """What the fresh process does. z counts as part of q, k and v: nobody attends without it."""
+    (scores, v), asked = made(length, True), asked_of(length)
+    z = torch.zeros_like(v)
+    del z
+    if what == "overview":
+        overview(scores, v, asked)
+    elif what == "explicit":
+        explicit(scores, v, asked)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
+    """The largest errors against float64: entropy in nats, received and distance relative."""
+    (scores, v), asked = made(2048, causal, spread=spread), asked_of(2048)
+    worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
+    found = summarise(VirtualPattern(scores, attend_lse(scores, v).lse), asked)
+    places = torch.arange(2048)
+    distance = (places[:, None] - places).abs().double()
+    for head in range(N_HEADS):
+        kept: dict[str, torch.Tensor] = {}
+
+        def tap(site: str, tensor: torch.Tensor, kept: dict[str, torch.Tensor] = kept, **_: object) -> None:
+            kept[site] = tensor
+
+        q, k, values = (t[:, head : head + 1].double() for t in (scores.q, scores.k, v))
+        attend(q, k, values, allowed=scores.allowed, scale=SCALE, tap=tap)
+        pattern = kept["pattern"][0, 0]
+        far, received = (pattern * distance).sum(-1), pattern.sum(-2)
+        worst["entropy"] = max(
+            worst["entropy"], (found.entropy[0, head] - torch.special.entr(pattern).sum(-1)).abs().max().item()
+        )
+        worst["received"] = max(worst["received"], ((found.received[0, head] - received) / received).abs().max().item())
+        apart = ((found.distance[0, head] - far) / far).abs()
+        worst["distance"] = max(worst["distance"], apart[far > 0].max().item())
+    return worst
+
+
+def main(device: str, rounds: int) -> None:
+    """Prints all of it."""
+    print(
+        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}: ratios to scaled_dot_product_attention"
+    )
+    for length in LENGTHS:
+        for causal in (False, True):
+            runs = [times(length, causal, device, rounds) for _ in range(RUNS)]
+            best = {name: min(run[name] for run in runs) for name in runs[0]}
+            shown = " ".join(f"{name} {best[name]:.2f}" for name in best if name not in ("seconds", "explicit"))
+            faster = (
+                f" explicit/overview {max(r['explicit'] / r['overview'] for r in runs):.1f}"
+                if "explicit" in best
+                else ""
+            )
+            print(f"T={length} {'causal' if causal else 'full'}: fused {1e3 * best['seconds']:.0f} ms; {shown}{faster}")
+    if device == "cpu":
+        extra = {n: peak_bytes(n, "overview") - peak_bytes(n, "nothing") for n in MEMORY_LENGTHS}
+        whole = peak_bytes(4096, "explicit") - peak_bytes(4096, "nothing")
+        slope = math.log(extra[32768] / extra[4096]) / math.log(8)
+        print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
+        print(f"slope {slope:.2f}; explicit at 4096: {whole / 2**20:.0f} MiB, {whole / extra[4096]:.0f} x as much")
+    for causal in (False, True):
+        for spread in (1.0, 8.0):
+            errors = accuracy(causal, spread)
+            said = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+            print(f"T=2048 {'causal' if causal else 'full'}, scores of deviation {spread:g}: {said}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(int(sys.argv[2]), sys.argv[3])
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else "cpu", int(sys.argv[2]) if len(sys.argv) > 2 else 5)

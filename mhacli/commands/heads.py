@@ -1,0 +1,231 @@
+"""`mha heads`: exact statistics of every head of a long text, without a matrix of queries × keys."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
+from mhacli.config import MAX_LENGTH
+from mhacli.errors import UsageError
+from mhacli.files import format_size
+from mhacli.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
+from mhacli.interrupts import more_time
+from mhacli.options import (
+    ColourOptions,
+    DeviceOptions,
+    DrawingOptions,
+    HeadsViewOptions,
+    LayerOptions,
+    MachineOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    number,
+    option,
+)
+from mhacli.patterns import INDUCTION, parse_pattern
+from mhacli.plan import facts_of, foresee_heads
+from mhacli.render.options import ViewOptions, require_choices
+from mhacli.render.words import seconds_text
+from mhacli.streams import flush, life, note, progress
+from mhacli.values import index_list, real, span, whole
+
+if TYPE_CHECKING:
+    from mhacli.commands.sources import Request
+    from mhacli.studies.heads import HeadsRun
+
+_HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
+_WORTH_TELLING_S, _WAIT_S, _TELLING_S = 2.0, 0.05, 3.0
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """What to find out about the heads."""
+
+    head: Annotated[str | None, option(_HEADS, "Look at these heads only, such as 0,2 or 0-3.", metavar="LIST")] = None
+    pattern: Annotated[
+        list[str] | None,
+        option(
+            _HEADS,
+            f"Mass on the cells where a condition holds, such as '{INDUCTION}'; repeatable.",
+            metavar="CONDITION",
+        ),
+    ] = None
+    sink_tokens: Annotated[
+        int,
+        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), f"First tokens counted as sinks. (default: {SINK_TOKENS})"),
+    ] = SINK_TOKENS
+    sink_share: Annotated[
+        float,
+        number(
+            _HEADS,
+            real("sink-share"),
+            f"Any key with more of all attention is a sink. (default: {SINK_SHARE})",
+            metavar="P",
+        ),
+    ] = SINK_SHARE
+    query: Annotated[
+        str | None, option(_HEADS, "What these tokens looked at, in every head, such as 1000 or 0,5-7.", metavar="LIST")
+    ] = None
+    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query. (default: 10)", metavar="K")] = 10
+    rows: Annotated[str | None, option(_HEADS, "Show the cells of these queries; B is left out.", metavar="A:B")] = None
+    keys: Annotated[str | None, option(_HEADS, "Show the cells of these keys.", metavar="C:D")] = None
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Where the record goes."""
+
+    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    keep_z: Annotated[bool, option(_OUTPUT, "Keep z in the record.", "--keep-z")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
+    csv: Annotated[bool, option(_OUTPUT, "Print one line per head.", "--csv")] = False
+
+
+@dataclass(frozen=True)
+class HeadsDrawing:
+    """What is drawn of many heads."""
+
+    sequence: Annotated[
+        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: the first four)", metavar="LIST")
+    ] = None
+    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column and sequence.", "--all")] = False
+
+
+@command
+def heads(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    asked: HeadsOptions,
+    drawing: HeadsDrawing,
+    ranking: HeadsViewOptions,
+    files: RecordOptions,
+    colour: ColourOptions,
+) -> None:
+    """Options in, the study `heads`, its overview out."""
+    require_one_format(json=files.json, csv=files.csv)
+    shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
+    options = view_options(shown, ranking)
+    from mhacli.commands.sources import make_request, save_files
+
+    save = SaveOptions(save=files.save, force=files.force)
+    request = make_request(source, text, layer, device, save)
+    wanted = _wanted(request, asked, layer, files)
+    _require_drawable(options, wanted, request.config.n_heads)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    if request.config.device in ("auto", "cpu"):
+        foresee_heads(facts_of(request.encoded, request.config), len(wanted.heads or range(request.config.n_heads)))
+    with life("loading torch"):
+        from mhacli.studies.heads import prepare_heads
+    with life("projecting"):
+        run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
+    try:
+        _look(run)
+    except KeyboardInterrupt:
+        if run.n_finished and not (files.json or files.csv):
+            _tell_finished(run, options, colour)
+        raise
+    record = run.record()
+    save_files(record, request, save)
+    output(record, options, MachineOptions(json=files.json, csv=files.csv), colour)
+    require_self_check(record)
+    tell_notes(record, request.notes)
+
+
+def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: RecordOptions) -> Wanted:
+    """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
+    facts = facts_of(request.encoded, request.config)
+    heads, queries = index_list(asked.head, "head"), index_list(asked.query, "query") or ()
+    _require_below(heads or (), request.config.n_heads, "head")
+    _require_below(queries, facts.q_len, "query")
+    corner = None
+    if asked.rows is not None or asked.keys is not None:
+        rows, keys = span(asked.rows, facts.q_len, "rows"), span(asked.keys, facts.k_len, "keys")
+        corner = Corner(rows.start, len(rows), keys.start, len(keys))
+    if (queries or corner) and facts.padded and request.config.padding == "left":
+        raise UsageError(
+            "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
+            hint="--padding right counts all texts from the same column",
+        )
+    if not 0 < asked.sink_share <= 1:
+        raise UsageError(f"sink-share must be above 0 and at most 1, got {asked.sink_share:g}")
+    patterns = tuple(map(parse_pattern, asked.pattern or ()))
+    from mhacli.commands.sources import record_command
+
+    return Wanted(
+        heads=None if heads is None else tuple(sorted(set(heads))),
+        patterns=patterns,
+        sink_tokens=asked.sink_tokens,
+        sink_share=asked.sink_share,
+        kept=Kept(queries, asked.top if queries else 0, corner, files.keep_z),
+        allow_nonfinite=layer.allow_nonfinite,
+        command=record_command(),
+    )
+
+
+def _require_drawable(options: ViewOptions, wanted: Wanted, n_heads: int) -> None:
+    """Raises `UsageError` for a map of a head that is not looked at."""
+    _require_below(options.maps, n_heads, "map")
+    for head in options.maps:
+        if wanted.heads is not None and head not in wanted.heads:
+            raise UsageError(f"map must name heads that are looked at, got {head}", hint=f"add {head} to --head")
+
+
+def _require_below(indices: Sequence[int], count: int, name: str) -> None:
+    for index in indices:
+        if index >= count:
+            raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
+
+
+def _look(run: HeadsRun) -> None:
+    """Looks at all heads with a bar and the time left. The work is done beside, for Ctrl-C to be heard at once."""
+    prediction = run.predict()
+    if prediction.seconds > _WORTH_TELLING_S:
+        note(
+            f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: about {format_size(prediction.peak_bytes)} and "
+            f"{seconds_text(prediction.seconds)}; full matrices would take {format_size(prediction.full_bytes)}"
+        )
+    with progress() as tell:
+        is_wanted, faults = threading.Event(), list[BaseException]()
+        is_wanted.set()
+
+        def tell_or_stop(share: float, doing: str) -> None:
+            if not is_wanted.is_set():
+                raise _Stopped
+            tell(share, doing)
+
+        def work() -> None:
+            try:
+                run.run(tell_or_stop)
+            except BaseException as fault:
+                faults.append(fault)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        try:
+            while worker.is_alive():
+                worker.join(_WAIT_S)
+        finally:
+            is_wanted.clear()
+    if faults:
+        raise faults[0]
+
+
+class _Stopped(Exception):
+    """Nobody waits for the rest."""
+
+
+def _tell_finished(run: HeadsRun, options: ViewOptions, colour: ColourOptions) -> None:
+    """The heads that were finished when Ctrl-C came."""
+    more_time(_TELLING_S)
+    output(run.record(), options, MachineOptions(), colour)
+    flush()
+    note(f"interrupted: {run.n_finished} of {len(run.heads)} heads are finished, and nothing was saved")

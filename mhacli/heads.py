@@ -1,0 +1,263 @@
+"""What is said of a head: its numbers, those of uniform attention beside them, and what kind of head that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mhacli.errors import UsageError
+from mhacli.patterns import Pattern
+
+Kind = Literal[
+    "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
+]
+"""The kinds of heads that have a name. `mixed` is every other."""
+
+CERTAIN_ENOUGH = 0.4
+"""The least excess over uniform attention that gives a head its name. Voita et al. 2019 call a head positional from 0.9 of
+its largest shares on, Clark et al. 2019 describe such heads from about half of all attention on."""
+NEARLY_UNIFORM = 0.9
+"""The share of the largest possible entropy from which a head that has no other name is uniform."""
+NEAR = 8
+"""Tokens to each side that count as near, for a local head."""
+SINK_TOKENS = 4
+"""The first tokens that are looked at together as sinks. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+SINK_SHARE = 0.1
+"""The share of all attention from which any key is told as a sink."""
+MAX_SINKS, MAX_LARGEST = 8, 5
+SORTS = (
+    "head", "kind", "certainty", "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50",
+    "window_90", "window_99", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "max_score",
+)  # fmt: skip
+"""What heads can be ordered by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averages:
+    """Means over all queries that see a key, of all sequences; None where no query counts or a number is not finite.
+
+    `entropy` is in nats, `entropy_share` divides it by the log of the visible keys, over the queries that see more than
+    one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in tokens;
+    `window_50` … the least distance within which that percentage of all mass lies. The others are masses: on the first token
+    of each text or document, on its `leading` tokens, on the query itself, on the token before it, on tokens that equal the
+    query (`duplicate`), on tokens that follow such a one (`induction`), at the signed distance `offset` that has most
+    beyond the uniform share and is neither of the first two (`at_offset`), within `NEAR` tokens, and on each of the user's
+    patterns.
+    """
+
+    entropy: float | None = None
+    entropy_share: float | None = None
+    effective_keys: float | None = None
+    participation: float | None = None
+    distance: float | None = None
+    window_50: int | None = None
+    window_90: int | None = None
+    window_99: int | None = None
+    sink: float | None = None
+    leading: float | None = None
+    diagonal: float | None = None
+    previous: float | None = None
+    duplicate: float | None = None
+    induction: float | None = None
+    near: float | None = None
+    offset: int | None = None
+    at_offset: float | None = None
+    patterns: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A key that receives much: its share of all attention of its sequence, and what it would get uniformly."""
+
+    sequence: int
+    key: int
+    share: float
+    uniform: float
+
+
+@dataclass(frozen=True)
+class StrongCell:
+    """A cell with its share, and how many times that of its query's uniform row it is."""
+
+    sequence: int
+    query: int
+    key: int
+    share: float
+    lift: float
+
+
+@dataclass(frozen=True)
+class _Named:
+    layer: int = 0
+    head: int = 0
+    kind: Kind = "mixed"
+    certainty: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStatistics(Averages, _Named):
+    """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
+
+    `max_score` is the largest score that softmax saw, at `max_score_at` (sequence, query, key). `sinks` are keys with more
+    than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
+    stand in the first rows of any causal head. `uniform` are the same means if all visible keys got the same.
+    """
+
+    max_score: float | None = None
+    max_score_at: tuple[int, int, int] | None = None
+    sinks: tuple[Sink, ...] = ()
+    largest: tuple[StrongCell, ...] = ()
+    uniform: Averages | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of the statistics: how far they are from what must hold."""
+
+    name: str
+    error: float | None
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Corner:
+    """A part of the patterns that was kept cell by cell: so many queries from `first_query` on, and keys likewise."""
+
+    first_query: int
+    n_queries: int
+    first_key: int
+    n_keys: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What to keep of every head cell by cell: the `top` keys of some `queries`, a `corner`; and z."""
+
+    queries: tuple[int, ...] = ()
+    top: int = 0
+    corner: Corner | None = None
+    z: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to find out beyond the config: which `heads` (None: all), the user's `patterns`, how many first tokens are
+    looked at as sinks and from which share any key is one, and what to keep cell by cell."""
+
+    heads: tuple[int, ...] | None = None
+    patterns: tuple[Pattern, ...] = ()
+    sink_tokens: int = SINK_TOKENS
+    sink_share: float = SINK_SHARE
+    kept: Kept = Kept()
+    allow_nonfinite: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How heads were looked at without their matrices.
+
+    `block` queries and keys make a cell of the maps; `steps` are the upper ends of the distances in the profile; `patterns`
+    the user's own. `kernel` made z and the log-sum-exp. `peak_bytes` was foreseen, `full_bytes` is what the matrices would
+    have taken.
+    """
+
+    block: int
+    steps: tuple[int, ...]
+    patterns: tuple[str, ...]
+    sink_tokens: int
+    sink_share: float
+    kernel: str
+    checks: tuple[Check, ...]
+    peak_bytes: int
+    full_bytes: int
+    kept: Kept = Kept()
+
+
+def with_kind(head: HeadStatistics) -> HeadStatistics:
+    """The head with its kind: the name whose mass exceeds uniform attention most, if that is enough; else uniform or mixed.
+
+    The excess of a mass m over the uniform u is (m − u) / (1 − u): 0 for uniform attention, 1 where nothing else gets any.
+    """
+    excess = {name: _excess(getattr(head, name), getattr(head.uniform, name, None)) for name in _KIND_OF}
+    strongest = max(excess, key=lambda name: excess[name])
+    if excess[strongest] < CERTAIN_ENOUGH:  # near holds the masses on single distances too: it comes into play last
+        strongest, excess["near"] = "near", _excess(head.near, getattr(head.uniform, "near", None))
+    if excess[strongest] >= CERTAIN_ENOUGH:
+        return replace(head, kind=_KIND_OF.get(strongest, "local"), certainty=excess[strongest])
+    share = head.entropy_share or 0.0
+    if share >= NEARLY_UNIFORM:
+        return replace(head, kind="uniform", certainty=share)
+    return replace(head, kind="mixed", certainty=1 - max(*excess.values(), 0.0))
+
+
+_KIND_OF: Mapping[str, Kind] = {
+    "sink": "sink",
+    "previous": "previous-token",
+    "diagonal": "diagonal",
+    "induction": "induction",
+    "duplicate": "duplicate-token",
+    "at_offset": "positional",
+}
+
+
+def _excess(mass: float | None, uniform: float | None) -> float:
+    if mass is None or uniform is None or uniform >= 1:
+        return 0.0
+    return (mass - uniform) / (1 - uniform)
+
+
+def survey_shapes(
+    survey: Survey, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int
+) -> Mapping[str, tuple[int, ...]]:
+    """The arrays of a record of heads and their shapes; a head axis of 1 holds for all in `visible` and `uniform_…`.
+
+    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (share of the first token), `max_score`,
+    `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean share that the queries of a block give a block of
+    keys. `profile`: the share of all mass at distances up to each of `steps`. `corner` (NaN where not allowed), and the
+    `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept.
+    """
+    rows = (batch, n_heads, q_len)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_QUERY, rows)
+    shapes |= {
+        "received": (batch, n_heads, k_len),
+        "map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
+        "profile": (batch, n_heads, len(survey.steps)),
+        "visible": rows,
+        "uniform_map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
+        "uniform_received": (batch, n_heads, k_len),
+        "uniform_profile": (batch, n_heads, len(survey.steps)),
+        "z": (*rows, d_v),
+    }
+    if survey.kept.corner is not None:
+        shapes["corner"] = (batch, n_heads, survey.kept.corner.n_queries, survey.kept.corner.n_keys)
+    if survey.kept.queries:
+        asked = (batch, n_heads, len(survey.kept.queries), min(survey.kept.top, k_len))
+        shapes |= {"top_keys": asked, "top_shares": asked}
+    return shapes
+
+
+PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
+OPTIONAL = ("z",)
+FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map")
+
+
+def require_order(sort: str) -> tuple[str, bool]:
+    """What heads are ordered by, and whether that rises. Raises `UsageError` for what is none of `SORTS`."""
+    name, _, way = sort.partition(":")
+    if name not in SORTS or way not in ("", "up", "down"):
+        raise UsageError(f"sort must be one of {', '.join(SORTS)}, or one with :up or :down, got {sort[:40]!r}")
+    return name, way == "up" or (not way and name in ("head", "kind"))
+
+
+def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
+    """The heads by one of `SORTS`: numbers from the largest down, or with `:up` from the smallest; what is missing last.
+
+    `head` and `kind` go up by themselves. Raises `UsageError` for another word.
+    """
+    name, rises = require_order(sort)
+    known = [head for head in heads if getattr(head, name) is not None]
+    ordered = sorted(known, key=lambda head: (getattr(head, name),), reverse=not rises)
+    return (*ordered, *(head for head in heads if getattr(head, name) is None))

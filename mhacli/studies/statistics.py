@@ -1,0 +1,272 @@
+"""From the sums that a pass found to what is said of each head: means, extremes, and the same for uniform attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.attention.matches import Matches, matcher
+from mhacli.attention.scores import Grid, Shares, uniform
+from mhacli.attention.stats import (
+    Asked,
+    Statistics,
+    distances_folded,
+    entropy_share,
+    mean_over,
+    shares_of,
+    summarise,
+    window_of,
+)
+from mhacli.attention.tiles import visible_keys
+from mhacli.heads import (
+    MAX_LARGEST,
+    MAX_SINKS,
+    NEAR,
+    SINK_SHARE,
+    SINK_TOKENS,
+    Averages,
+    HeadStatistics,
+    Sink,
+    StrongCell,
+    with_kind,
+)
+from mhacli.parts import TokenSequence
+from mhacli.patterns import Pattern
+from mhacli.studies.setup import Setup
+
+MAP_CELLS = 192
+"""Cells of a map along its longer side, at most."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every head of a run: reducers' `asked`, the user's `patterns`, and from which share a key is a sink."""
+
+    asked: Asked
+    patterns: tuple[Pattern, ...]
+    sink_tokens: int
+    sink_share: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Uniform attention over the visible keys: how many each query sees, and its statistics. Head axes of 1 hold for all."""
+
+    visible: Float[Tensor, "batch _head query"]
+    statistics: Statistics
+
+    def of_heads(self, heads: range) -> Baseline:
+        """The baseline of some heads."""
+        if self.visible.shape[1] == 1:
+            return self
+        span = slice(heads.start, heads.stop)
+        return Baseline(self.visible[:, span], self.statistics.of_heads(span))
+
+
+def block_of(longest: int) -> int:
+    """How many queries and keys make a cell of a map: the least power of two that leaves at most `MAP_CELLS`."""
+    return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
+
+
+def make_question(
+    setup: Setup, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, sink_share: float = SINK_SHARE
+) -> Question:
+    """The statistics' questions for these tokens. Raises what `matcher` raises."""
+    keys = setup.encoded.context or setup.encoded.sequences
+    places = torch.tensor([_padded(sequence.places, -1, setup.facts.k_len, setup) for sequence in keys])
+    places = places.to(setup.device)
+    k_tokens = setup.ids if setup.context is None else setup.context.ids
+    asked = Asked(
+        block=block_of(max(setup.facts.q_len, setup.facts.k_len)),
+        q_tokens=setup.ids,
+        k_tokens=k_tokens,
+        before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
+        first=places == 0,
+        leading=(places >= 0) & (places < sink_tokens),
+        is_self=setup.context is None,
+        matches=tuple(_matches(pattern, setup) for pattern in patterns),
+    )
+    return Question(asked, tuple(patterns), sink_tokens, sink_share)
+
+
+def _matches(pattern: Pattern, setup: Setup) -> tuple[Matches, ...]:
+    """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
+    ids = setup.encoded.vocabulary.id_of
+    contexts = setup.encoded.context or setup.encoded.sequences
+
+    def of_sequence(queries: TokenSequence, keys: TokenSequence) -> Matches:
+        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=setup.device) for s in (queries, keys))
+        holds = matcher(pattern, q_tokens, k_tokens, lambda word: ids.get(word, -1))
+        first_q = setup.config.first_column(len(queries.ids), setup.facts.q_len)
+        first_k = setup.config.first_column(len(keys.ids), setup.facts.k_len)
+        return lambda q_idx, k_idx: holds(q_idx - first_q, k_idx - first_k)
+
+    return tuple(of_sequence(*pair) for pair in zip(setup.encoded.sequences, contexts, strict=True))
+
+
+def _padded(row: Sequence[int], value: int, length: int, setup: Setup) -> list[int]:
+    first = setup.config.first_column(len(row), length)
+    return [value] * first + list(row) + [value] * (length - len(row) - first)
+
+
+def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
+    """What the same questions find of uniform attention over the same visible keys."""
+    visible = visible_keys(pattern)
+    visible = visible.expand(pattern.shape[0], -1, -1)
+    return Baseline(visible, summarise(uniform(visible, pattern.shape[3], pattern.allowed), asked))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of some heads of a run: statistics, the largest score of each query, and the pattern to ask for more."""
+
+    heads: range
+    statistics: Statistics
+    top_score: Float[Tensor, "batch head query"]
+    pattern: Shares
+
+
+def head_statistics(found: Found, baseline: Baseline, question: Question, setup: Setup) -> tuple[HeadStatistics, ...]:
+    """What is said of each of the heads, its kind among it."""
+    zero = setup.facts.q_len - 1
+    offsets = _offsets(found.statistics, baseline.statistics, zero)
+    own = _averages(found.statistics, baseline.visible, zero, offsets)
+    uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
+    said = []
+    for index, head in enumerate(found.heads):
+        score, where = _top(found, index)
+        of_head = HeadStatistics(
+            head=head,
+            **vars(own[index]),
+            max_score=score,
+            max_score_at=None if where is None else _own_place(where, setup),
+            sinks=_sinks(found, baseline, index, question.sink_share, setup),
+            largest=_largest(found, baseline, index, setup),
+            uniform=uniformly[index],
+        )
+        said.append(with_kind(of_head))
+    return tuple(said)
+
+
+def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
+    """Which queries see a key at all: the shares of the others are all 0."""
+    return statistics.mass > 0.5
+
+
+def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Tensor:
+    """For each head the signed distance with the most mass beyond uniform attention, neither 0 nor −1; as an index."""
+    excess = own.profile.double().sum(dim=0) - uniformly.profile.double().sum(dim=0)
+    excess[:, max(0, zero - 1) : zero + 1] = -torch.inf
+    return excess.argmax(dim=1)
+
+
+def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Tensor) -> list[Averages]:
+    """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
+    seen = has_keys(sums).expand(-1, len(offsets), -1)
+    n = seen.sum(dim=(0, 2)).double()
+    wide = {name: getattr(sums, name).double().expand(-1, len(offsets), -1) for name in _PER_QUERY}
+    profile = sums.profile.double().sum(dim=0).expand(len(offsets), -1)
+    folded = distances_folded(profile, zero)
+    entropy = wide["entropy"]
+    rows = {
+        "entropy": mean_over(entropy, seen),
+        "entropy_share": mean_over(entropy_share(entropy, visible), seen & (visible > 1)),
+        "effective_keys": mean_over(entropy.exp(), seen),
+        "participation": mean_over(torch.where(seen, 1 / wide["squares"], 0.0), seen),
+        "distance": mean_over(wide["distance"], seen),
+        "sink": mean_over(wide["first"], seen),
+        "leading": mean_over(wide["leading"], seen),
+        "diagonal": profile[:, zero] / n,
+        "previous": (profile[:, zero - 1] if zero else torch.zeros_like(n)) / n,
+        "near": folded[:, : NEAR + 1].sum(dim=1) / n,
+        "at_offset": profile.gather(1, offsets[:, None]).squeeze(1) / n,
+    }
+    rows |= {name: getattr(sums, name).sum(dim=0).expand(len(offsets)) / n for name in ("duplicate", "induction")}
+    matched = sums.matched.sum(dim=0).expand(len(offsets), -1) / n[:, None]
+    numbers = {name: row.tolist() for name, row in rows.items()}
+    windows = {name: window_of(folded, share).tolist() for name, share in _WINDOWS.items()}
+    return [
+        Averages(
+            **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
+            **{name: row[head] if n[head] else None for name, row in windows.items()},
+            offset=int(offsets[head]) - zero,
+            patterns=tuple(map(finite, matched[head].tolist())),
+        )
+        for head in range(len(offsets))
+    ]
+
+
+_PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
+_WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
+
+
+def _top(found: Found, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
+    """The largest score of a head, and its sequence, query and key, counted with padding."""
+    scores = found.top_score[:, index]
+    place = int(scores.argmax())
+    batch, query = divmod(place, scores.shape[1])
+    row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))
+    score = finite(scores[batch, query].item())
+    return score, None if score is None else (batch, query, int(row.argmax()))
+
+
+def _own_place(place: tuple[int, int, int], setup: Setup) -> tuple[int, int, int]:
+    """A place counted from the first token of its own text."""
+    batch, query, key = place
+    first_query, first_key = _firsts(setup, batch)
+    return batch, query - first_query, key - first_key
+
+
+def _firsts(setup: Setup, batch: int) -> tuple[int, int]:
+    """The columns in which a sequence's queries and keys begin."""
+    encoded, column = setup.encoded, setup.config.first_column
+    keys = (encoded.context or encoded.sequences)[batch]
+    return (
+        column(len(encoded.sequences[batch].ids), setup.facts.q_len),
+        column(len(keys.ids), setup.facts.k_len),
+    )
+
+
+def _sinks(found: Found, baseline: Baseline, index: int, least: float, setup: Setup) -> tuple[Sink, ...]:
+    """The keys that receive more than the `least` share of all attention of their sequence, the strongest first."""
+    sinks = []
+    uniformly = baseline.statistics.received[:, min(index, baseline.statistics.received.shape[1] - 1)]
+    for batch, received in enumerate(found.statistics.received[:, index]):
+        total = received.sum().item()
+        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
+            share = received[key].item() / total if total else 0.0
+            if share > least:
+                own_key = key - _firsts(setup, batch)[1]
+                sinks.append(Sink(batch, own_key, share, uniformly[batch, key].item() / total))
+    return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
+
+
+def _largest(found: Found, baseline: Baseline, index: int, setup: Setup) -> tuple[StrongCell, ...]:
+    """The cells with the greatest share relative to their query's uniform row.
+
+    The best of all cells stand in the rows whose own best is best: only those rows are computed again.
+    """
+    visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
+    lift = torch.where(visible > 1, found.statistics.peak[:, index].exp() * visible, 0.0)
+    cells = []
+    for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
+        batch, query = divmod(place, lift.shape[1])
+        row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))[0]
+        n_keys = visible[batch, query].item()
+        if n_keys <= 1:
+            continue
+        shares, keys = row.topk(min(MAX_LARGEST, len(row)))
+        for share, key in zip(shares.tolist(), keys.tolist(), strict=True):
+            _, own_query, own_key = _own_place((batch, query, key), setup)
+            cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
+    return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
+
+
+def finite(number: float) -> float | None:
+    """The number, or None where it is NaN or infinite, as records hold it."""
+    return number if math.isfinite(number) else None

@@ -1,0 +1,388 @@
+"""What a pattern may say, what it becomes, and how everything else is refused, without ever being executed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mhacli.errors import UsageError
+from mhacli.patterns import (
+    DUPLICATE,
+    INDUCTION,
+    Absolute,
+    AllOf,
+    AnyOf,
+    Arithmetic,
+    Comparison,
+    Not,
+    Number,
+    Pattern,
+    Place,
+    Token,
+    Word,
+    Words,
+    largest,
+    parse_pattern,
+    parts,
+)
+
+Q, K = Place("q"), Place("k")
+HINT = (
+    'q and k are places, tok[k] is a token and "the" one by its text; there are + - * // % abs, == != < <= > >= in, '
+    "and or not; for example: tok[k] == tok[q] and k < q"
+)
+
+MEANINGS = {
+    "k < q": Comparison((K, Q), ("<",)),
+    "(k) <= (q)": Comparison((K, Q), ("<=",)),
+    "0 < q - k <= 8": Comparison((Number(0), Arithmetic("-", Q, K), Number(8)), ("<", "<=")),
+    "q > k >= 1_000": Comparison((Q, K, Number(1000)), (">", ">=")),
+    "q + k * 2 != 0x10": Comparison((Arithmetic("+", Q, Arithmetic("*", K, Number(2))), Number(16)), ("!=",)),
+    "q // 3 == k % 4": Comparison((Arithmetic("//", Q, Number(3)), Arithmetic("%", K, Number(4))), ("==",)),
+    "abs(q - k) < 3": Comparison((Absolute(Arithmetic("-", Q, K)), Number(3)), ("<",)),
+    "-k < -5": Comparison((Arithmetic("-", Number(0), K), Number(-5)), ("<",)),
+    "k < abs(3 - 7) * 2 + 9 // 2 + 9 % 4": Comparison((K, Number(13)), ("<",)),
+    "tok[k] == tok[q]": Comparison((Token(K, "k"), Token(Q, "q")), ("==",)),
+    "tok[q - 1] != tok[0]": Comparison((Token(Arithmetic("-", Q, Number(1)), "q"), Token(Number(0), "k")), ("!=",)),
+    "tok[abs(k - 2)] == 'the'": Comparison((Token(Absolute(Arithmetic("-", K, Number(2))), "k"), Word("the")), ("==",)),
+    'tok[k] in ("a", "b")': Comparison((Token(K, "k"), Words(("a", "b"))), ("in",)),
+    'tok[k] not in ["a"]': Comparison((Token(K, "k"), Words(("a",))), ("not in",)),
+    'tok[q] == tok[k] in ("a",)': Comparison((Token(Q, "q"), Token(K, "k"), Words(("a",))), ("==", "in")),
+    '"\\n" == tok[k]': Comparison((Word("\n"), Token(K, "k")), ("==",)),
+    "k < q and not k < 3 or q == 0": AnyOf(
+        (
+            AllOf((Comparison((K, Q), ("<",)), Not(Comparison((K, Number(3)), ("<",))))),
+            Comparison((Q, Number(0)), ("==",)),
+        )
+    ),
+    "k < q and (k < 3 or q == 0)": AllOf(
+        (
+            Comparison((K, Q), ("<",)),
+            AnyOf((Comparison((K, Number(3)), ("<",)), Comparison((Q, Number(0)), ("==",)))),
+        )
+    ),
+}
+
+NOTATION = "be one expression in Python's notation"
+CONDITIONS = "be made of conditions such as k < q"
+KINDS = "compare tokens with tokens and numbers with numbers"
+OPERATORS = "calculate with a + b, a - b, a * b, a // b, a % b, -a and abs(a)"
+NUMBERS = "calculate with whole numbers, q and k"
+LITERALS = "write numbers as whole numbers below 1000000000"
+RELATIONS = "compare with == != < <= > >= in or not in"
+NAMES = "use no names but q, k, tok and abs"
+LISTS = 'look for tokens in a list of words such as ("a", "b")'
+BY_BOTH = "say the place in tok[…] by q or by k, not by both"
+NOTHING_BUT_ABS = "call nothing but abs"
+DIVISOR = "divide by something other than 0"
+BELOW = "calculate with numbers below 2^63"
+
+REFUSALS = [
+    ("", NOTATION, "''"),
+    ("  ", NOTATION, "''"),
+    ("k <", NOTATION, "'k <'"),
+    ("k = q", NOTATION, "'k = q'"),
+    ("k < q; q < k", NOTATION, "'k < q; q < k'"),
+    ("k < q && q < 3", NOTATION, "'k < q && q < 3'"),
+    ("k < q\0", NOTATION, r"'k < q\x00'"),
+    ("tok[k] == '\ud800'", NOTATION, r'''"tok[k] == '\ud800'"'''),
+    ("tok[k] == '\\d'", NOTATION, r'''"tok[k] == '\\d'"'''),
+    ("k < 1or q < 1", NOTATION, "'k < 1or q < 1'"),
+    ("(" * 300, NOTATION, repr("(" * 80)),
+    ("k", CONDITIONS, "'k'"),
+    ("tok[k]", CONDITIONS, "'tok[k]'"),
+    ("True", CONDITIONS, "'True'"),
+    ('"the"', CONDITIONS, "'\"the\"'"),
+    ("k < q and q - 1", CONDITIONS, "'q - 1'"),
+    ("not k", CONDITIONS, "'k'"),
+    ("(k < q) & (q < 3)", CONDITIONS, "'(k < q) & (q < 3)'"),
+    ("k < q if q < 3 else q < k", CONDITIONS, "'k < q if q < 3 else q < k'"),
+    ("tok[k] == 3", KINDS, "'tok[k] == 3'"),
+    ("q != 'the'", KINDS, "\"q != 'the'\""),
+    ("k < q and tok[k] == k", KINDS, "'tok[k] == k'"),
+    ("tok[q] == tok[k] == k", KINDS, "'tok[q] == tok[k] == k'"),
+    ("tok[k] < tok[q]", "compare tokens with == != in or not in", "'tok[k] < tok[q]'"),
+    ("'a' >= tok[q]", "compare tokens with == != in or not in", "\"'a' >= tok[q]\""),
+    ("q is k", RELATIONS, "'q is k'"),
+    ("q is not k", RELATIONS, "'q is not k'"),
+    ("(q < k) == (k < q)", "compare numbers or tokens", "'q < k'"),
+    ("(not q < k) == 1", "compare numbers or tokens", "'not q < k'"),
+    ("(q < k or k < q) == 1", "compare numbers or tokens", "'q < k or k < q'"),
+    ("k in (1, 2)", 'list words such as "the"', "'1'"),
+    ("tok[k] in ('a', tok[q])", 'list words such as "the"', "'tok[q]'"),
+    ("tok[k] in ('a', *'b')", 'list words such as "the"', "\"*'b'\""),
+    ("k in ('a', 'b')", "look for tokens in a list of words", "'k'"),
+    ("tok[k] in ('a')", LISTS, "\"'a'\""),
+    ("tok[k] not in tok[q]", LISTS, "'tok[q]'"),
+    ("tok[k] == ('a', 'b')", "use a list of words after in or not in", "\"tok[k] == ('a', 'b')\""),
+    ("['a'] < q", "use a list of words after in or not in", "\"['a'] < q\""),
+    ("tok[k] in ('a',) in ('b',)", "look for tokens in a list of words", "\"('a',)\""),
+    ("tok[q - k] == 'a'", BY_BOTH, "'tok[q - k]'"),
+    ("tok[k:] == 'a'", NUMBERS, "'k:'"),
+    ("tok[k, q] == 'a'", NUMBERS, "'k, q'"),
+    ("tok[tok[k]] == 'a'", NUMBERS, "'tok[k]'"),
+    ("tok['a'] == 'a'", LITERALS, "\"'a'\""),
+    ("word[k] == 'a'", "take tokens from tok", "'word[k]'"),
+    ("tok[k][0] == 'a'", "take tokens from tok", "'tok[k][0]'"),
+    ("tok == 'a'", "use tok and abs as in tok[k] and abs(q - k)", "'tok'"),
+    ("abs < q", "use tok and abs as in tok[k] and abs(q - k)", "'abs'"),
+    ("x < q", NAMES, "'x'"),
+    ("Q < k", NAMES, "'Q'"),
+    ("0 < q and len < 3", NAMES, "'len'"),
+    ("tok[k] + 1 < q", NUMBERS, "'tok[k]'"),
+    ("abs(tok[k]) < q", NUMBERS, "'tok[k]'"),
+    ("abs(q < k) < q", NUMBERS, "'q < k'"),
+    ("q - 'a' < k", LITERALS, "\"'a'\""),
+    ("k < 1.5", LITERALS, "'1.5'"),
+    ("k < True", LITERALS, "'True'"),
+    ("k == None", LITERALS, "'None'"),
+    ("k < 2j", LITERALS, "'2j'"),
+    ("tok[k] == b'a'", LITERALS, "\"b'a'\""),
+    ("k < ...", LITERALS, "'...'"),
+    ("k < 1000000000", LITERALS, "'1000000000'"),
+    ("q / 2 < k", OPERATORS, "'q / 2'"),
+    ("q ** 2 < k", OPERATORS, "'q ** 2'"),
+    ("q << 2 < k", OPERATORS, "'q << 2'"),
+    ("~q < k", OPERATORS, "'~q'"),
+    ("+q < k", OPERATORS, "'+q'"),
+    ("q // 0 < k", DIVISOR, "'q // 0'"),
+    ("1 < q % -0", DIVISOR, "'q % -0'"),
+    ("q % (2 - 2) < k", DIVISOR, "'q % (2 - 2)'"),
+    ("tok[3 // 0] == 'a'", DIVISOR, "'3 // 0'"),
+    ("1 < k * k * k", BELOW, "'k * k * k'"),
+    ("1 < k * k * k % 7", BELOW, "'k * k * k'"),
+    ("k < 999999999 * 999999999 * 99", BELOW, "'999999999 * 999999999 * 99'"),
+    ("min(q, k) < 3", NOTHING_BUT_ABS, "'min(q, k)'"),
+    ("abs(q, k) < 3", "give abs one number", "'abs(q, k)'"),
+    ("abs(q, x=k) < 3", "give abs one number", "'abs(q, x=k)'"),
+    ("abs() < 3", "give abs one number", "'abs()'"),
+    ("abs(x=q) < 3", "give abs one number", "'abs(x=q)'"),
+    ("k < q and é == 'a'", NAMES, "'é'"),
+    ("'é' == tok[k] and x < q", NAMES, "'x'"),
+]
+
+
+def outcome(text: str) -> Pattern | str:
+    """The pattern, or the message of its refusal; any other exception is a fault."""
+    try:
+        return parse_pattern(text)
+    except UsageError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("text", MEANINGS)
+def test_a_pattern_becomes_what_it_says(text: str) -> None:
+    assert parse_pattern(text) == Pattern(text, MEANINGS[text])
+
+
+def test_the_text_is_kept_without_the_spaces_around_it() -> None:
+    assert parse_pattern("\t k < q \n").text == "k < q"
+
+
+def test_the_named_patterns_are_patterns() -> None:
+    same, other = Comparison((Token(K, "k"), Token(Q, "q")), ("==",)), Comparison((K, Q), ("!=",))
+    assert parse_pattern(DUPLICATE).expression == AllOf((same, other))
+    before = Arithmetic("-", K, Number(1))
+    follows, other = Comparison((Token(before, "k"), Token(Q, "q")), ("==",)), Comparison((before, Q), ("!=",))
+    assert parse_pattern(INDUCTION).expression == AllOf((follows, other))
+
+
+@pytest.mark.parametrize(("text", "rule", "shown"), REFUSALS)
+def test_what_cannot_be_is_refused_with_the_part_and_the_rule(text: str, rule: str, shown: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_pattern(text)
+    assert caught.value.message == f"pattern must {rule}, got {shown}"
+    assert caught.value.hint == HINT
+
+
+def test_the_example_of_the_hint_is_a_pattern() -> None:
+    assert isinstance(parse_pattern(HINT.rpartition(": ")[2]), Pattern)
+
+
+def test_a_long_text_is_refused_by_its_length() -> None:
+    assert parse_pattern("k < q" + " " * 495).text == "k < q"
+    with pytest.raises(UsageError) as caught:
+        parse_pattern("k < q" + " " * 496)
+    assert caught.value.message == "pattern must have at most 500 characters, got 501"
+
+
+def test_deep_nesting_is_refused_by_its_depth() -> None:
+    def nested(n: int) -> str:
+        return "not " * n + "k < q"
+
+    condition = parse_pattern(nested(48)).expression
+    for _ in range(48):
+        assert isinstance(condition, Not)
+        condition = condition.condition
+    for text, depth in ((nested(49), 51), ("-" * 490 + "k < q", 492), ("+".join("k" * 100) + "<q", 101)):
+        with pytest.raises(UsageError) as caught:
+            parse_pattern(text)
+        assert caught.value.message == f"pattern must be nested at most 50 deep, got {depth}"
+
+
+def test_a_part_that_is_long_is_shown_in_part() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_pattern(f"k < q and {'x' * 300} < 3")
+    assert caught.value.message == f"pattern must {NAMES}, got {'x' * 80!r}"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "shown"),
+    [
+        ("__import__('os').system('touch executed') == 0", NOTHING_BUT_ABS, None),
+        ("abs(__import__('pathlib').Path('executed').touch()) < 1", NOTHING_BUT_ABS, None),
+        ("open('executed', 'w') == 'a'", NOTHING_BUT_ABS, "open('executed', 'w')"),
+        ("().__class__ == 'a'", NUMBERS, "().__class__"),
+        ("tok.__class__[k] == 'a'", "take tokens from tok", "tok.__class__[k]"),
+        ("q.real < k", NUMBERS, "q.real"),
+        ("[q for q in (1, 2)] == 'a'", NUMBERS, "[q for q in (1, 2)]"),
+        ("{k: q} == 'a'", NUMBERS, "{k: q}"),
+        ("{k} == 'a'", NUMBERS, "{k}"),
+        ("(n := q) < k", NUMBERS, "n := q"),
+        ("tok[k] == f'{q}'", NUMBERS, "f'{q}'"),
+        ("abs(*q) < k", NUMBERS, "*q"),
+        ("(lambda: q) == 'a'", NUMBERS, "lambda: q"),
+        ("(lambda: k < q)()", CONDITIONS, "(lambda: k < q)()"),
+        ("(yield q) == 1", NUMBERS, "yield q"),
+        ("(await q) == 1", NUMBERS, "await q"),
+        ("(q if k < 3 else k) == 1", NUMBERS, "q if k < 3 else k"),
+    ],
+)
+def test_nothing_is_executed(tmp_path, monkeypatch, text: str, rule: str, shown: str | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    ast.parse(text, mode="eval")
+    with pytest.raises(UsageError) as caught:
+        parse_pattern(text)
+    if shown is None:
+        shown = text.removeprefix("abs(").removesuffix(" == 0").removesuffix(") < 1")
+    assert caught.value.message == f"pattern must {rule}, got {shown!r}"
+    assert list(tmp_path.iterdir()) == []
+
+
+PIECES = [
+    "q", "k", "tok", "tok[", "tok[k]", "[", "]", "(", ")", "abs", "abs(", "0", "7", "1_0", "1e3", "1j", "1or", "'a'", "b'a'",
+    "('a','b')", "['a']", "==", "!=", "<", "<=", "in", "not", "and", "or", "+", "-", "*", "//", "%", "/", "**", "@", "~",
+    "lambda", "for", "if", "else", "yield", "await", "None", "True", "f'", "'", '"', "'\\d'", "\\", "#", ",", ":", ":=", ".",
+    "...", "{", "}", "\0", "\n", "\r", "\x0c", "\\\n", "\ufeff", "é", "𝓆", "\ud800", "\u2028", " ", " ", " ",
+]  # fmt: skip
+texts = st.one_of(st.text(max_size=600), st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
+
+
+@given(texts)
+@settings(max_examples=600, deadline=2000)
+def test_any_text_is_a_pattern_or_is_refused(text: str) -> None:
+    found = outcome(text)
+    if isinstance(found, Pattern):
+        assert found.text == text.strip()
+    else:
+        assert found.startswith("pattern must ")
+        assert len(found) < 1000  # of 80 characters each may take ten, as in \\U0001d4c6
+
+
+def numbers(of: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.recursive(
+        of | st.integers(0, 99).map(str),
+        lambda inner: (
+            st.tuples(inner, st.sampled_from(["+", "-", "*", "// 3 +", "% 7 -"]), inner).map("({0[0]} {0[1]} {0[2]})".format)
+            | inner.map("abs({})".format)
+            | inner.map("-{}".format)
+        ),
+        max_leaves=3,
+    )  # fmt: skip
+
+
+places = numbers(st.sampled_from(["q", "k"]))
+tokens = st.sampled_from(["q", "k"]).flatmap(lambda axis: numbers(st.just(axis))).map("tok[{}]".format)
+comparisons = (
+    st.tuples(places, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), places).map(" ".join)
+    | st.tuples(tokens, st.sampled_from(["==", "!="]), tokens | st.just("'the'")).map(" ".join)
+    | st.tuples(tokens, st.sampled_from(["in ('a', 'b')", "not in ['a']"])).map(" ".join)
+)
+conditions = st.recursive(
+    comparisons,
+    lambda inner: inner.map("not ({})".format) | st.lists(inner, min_size=2, max_size=3).map(lambda a: f"({' or '.join(a)})")
+    | st.tuples(inner, inner).map(" and ".join),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@given(conditions.filter(lambda text: len(text) <= 500))
+@settings(max_examples=200, deadline=2000)
+def test_what_the_grammar_makes_is_a_pattern(text: str) -> None:
+    found = outcome(text)
+    if isinstance(found, str):  # three factors each up to 2^31
+        assert found.startswith(f"pattern must {BELOW}, got ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(" * 500, "[" * 250 + "]" * 250, "not " * 124 + "q", "-" * 499 + "q", "q<" * 249 + "q", "lambda:" * 70 + "q",
+     "tok[" * 100 + "k" + "]" * 100, "9" * 500, "*".join(["9" * 9] * 49) + "<1", "q" + ".a" * 249, "{" * 500],
+)  # fmt: skip
+def test_the_worst_texts_take_no_time(text: str) -> None:
+    start = time.process_time()
+    outcome(text)
+    assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize("fault", [MemoryError, RecursionError, ValueError, SyntaxError])
+def test_whatever_the_parser_gives_up_with_is_a_usage_error(monkeypatch, fault: type[Exception]) -> None:
+    def parse(*_: object, **__: object) -> None:
+        raise fault("s_push: parser stack overflow")
+
+    monkeypatch.setattr(ast, "parse", parse)
+    with pytest.raises(UsageError) as caught:
+        parse_pattern("k < q")
+    assert caught.value.message == f"pattern must {NOTATION}, got 'k < q'"
+
+
+def test_no_warning_of_python_reaches_the_user() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for text in (r"tok[k] == '\d'", "k < 1or q < 1", "q is 3"):
+            with pytest.raises(UsageError):
+                parse_pattern(text)
+    assert said == []
+
+
+def test_the_parts_are_the_expression_and_all_within() -> None:
+    text = 'not abs(k - 1) < 3 or tok[q] in ("a",) and q == k'
+    found = list(parts(parse_pattern(text).expression))
+    assert [type(part).__name__ for part in found] == [
+        "AnyOf", "Not", "Comparison", "Absolute", "Arithmetic", "Place", "Number", "Number",
+        "AllOf", "Comparison", "Token", "Place", "Words", "Comparison", "Place", "Place",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [("q - k", 20), ("q + k * k", 110), ("abs(3 - q)", 13), ("q // k", 10), ("k * k % 7", 7), ("-k", 10), ("5", 5), ("-5", 5)],
+)  # fmt: skip
+def test_by_hand_how_large_a_number_can_be(text: str, bound: int) -> None:
+    expression = parse_pattern(f"{text} == 0").expression
+    assert isinstance(expression, Comparison)
+    assert largest(expression.operands[0], 10) == bound
+
+
+@given(places.filter(lambda text: len(text) < 200), st.integers(0, 12), st.integers(0, 12))
+@settings(max_examples=200, deadline=2000)
+def test_no_number_is_larger_than_it_can_be(text: str, q: int, k: int) -> None:
+    """Python itself says the number: the text is of our own making."""
+    try:
+        expression = parse_pattern(f"{text} == 0").expression
+    except UsageError:
+        return
+    assert isinstance(expression, Comparison)
+    assert abs(eval(text, {"q": q, "k": k, "abs": abs})) <= largest(expression.operands[0], 12)
+
+
+def test_patterns_are_read_without_torch() -> None:
+    code = "import sys; from mhacli.patterns import *; parse_pattern(INDUCTION); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
