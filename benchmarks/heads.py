@@ -27,9 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.reducers import Distance, Entropy, Received
-from mhacli.attention.scores import Scores, VirtualPattern, uniform
+from mhacli.attention.scores import Scores, uniform
 from mhacli.attention.stats import Asked, summarise
-from mhacli.attention.tiled import attend_lse, tiled_attend
+from mhacli.attention.tiled import attend_lse, pattern_of, tiled_attend
 from mhacli.attention.tiles import reduce_tiles, visible_keys
 
 N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
@@ -59,12 +59,12 @@ def overview(scores: Scores, v: torch.Tensor, asked: Asked) -> None:
     """All that `mha heads` computes of the heads: both passes, and uniform attention beside them."""
     visible = visible_keys(scores)
     summarise(uniform(visible, scores.shape[3], scores.allowed), asked)
-    summarise(VirtualPattern(scores, attend_lse(scores, v).lse), asked)
+    summarise(pattern_of(scores, attend_lse(scores, v).lse), asked)
 
 
 def three(scores: Scores, v: torch.Tensor) -> None:
     """Entropy, received and distance alone."""
-    pattern = VirtualPattern(scores, attend_lse(scores, v).lse)
+    pattern = pattern_of(scores, attend_lse(scores, v).lse)
     reduce_tiles(pattern, [Entropy(pattern), Received(pattern, 32), Distance(pattern)])
 
 
@@ -155,7 +155,7 @@ def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
     """The largest errors against float64: entropy in nats, received and distance relative."""
     (scores, v), asked = made(2048, causal, spread=spread), asked_of(2048)
     worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
-    found = summarise(VirtualPattern(scores, attend_lse(scores, v).lse), asked)
+    found = summarise(pattern_of(scores, attend_lse(scores, v).lse), asked)
     places = torch.arange(2048)
     distance = (places[:, None] - places).abs().double()
     for head in range(N_HEADS):
@@ -186,13 +186,10 @@ def main(device: str, rounds: int) -> None:
         for causal in (False, True):
             runs = [times(length, causal, device, rounds) for _ in range(RUNS)]
             best = {name: min(run[name] for run in runs) for name in runs[0]}
-            shown = " ".join(f"{name} {best[name]:.2f}" for name in best if name not in ("seconds", "explicit"))
-            faster = (
-                f" explicit/overview {max(r['explicit'] / r['overview'] for r in runs):.1f}"
-                if "explicit" in best
-                else ""
-            )
-            print(f"T={length} {'causal' if causal else 'full'}: fused {1e3 * best['seconds']:.0f} ms; {shown}{faster}")
+            shown = " ".join(f"{name} {ratio:.2f}" for name, ratio in best.items() if name != "seconds")
+            beside = f", explicit / overview {faster(length, causal, device, 3):.1f}" if length <= 4096 else ""
+            kind = "causal" if causal else "full"
+            print(f"T={length} {kind}: fused {1e3 * best['seconds']:.0f} ms; {shown}{beside}", flush=True)
     if device == "cpu":
         extra = {n: peak_bytes(n, "overview") - peak_bytes(n, "nothing") for n in MEMORY_LENGTHS}
         whole = peak_bytes(4096, "explicit") - peak_bytes(4096, "nothing")

@@ -39,11 +39,11 @@ class Averages:
 
     `entropy` is in nats, `entropy_share` divides it by the log of the visible keys, over the queries that see more than
     one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in tokens;
-    `window_50` … the least distance within which that percentage of all mass lies. The others are masses: on the first token
-    of each text or document, on its `leading` tokens, on the query itself, on the token before it, on tokens that equal the
-    query (`duplicate`), on tokens that follow such a one (`induction`), at the signed distance `offset` that has most
-    beyond the uniform share and is neither of the first two (`at_offset`), within `NEAR` tokens, and on each of the user's
-    patterns.
+    `window_50` … the least distance within which that percentage of all mass lies. The others are masses: on the first
+    token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on tokens
+    that equal the query (`duplicate`), on tokens that follow such a one (`induction`), within `NEAR` tokens, and on each of
+    the user's patterns; `at_offset` is that at the signed distance, neither 0 nor −1, that has most beyond the uniform mass
+    (`offset`; both None where none has more).
     """
 
     entropy: float | None = None
@@ -203,10 +203,13 @@ _KIND_OF: Mapping[str, Kind] = {
 }
 
 
+_ROUNDING = 1e-5
+
+
 def _excess(mass: float | None, uniform: float | None) -> float:
-    if mass is None or uniform is None or uniform >= 1:
+    if mass is None or uniform is None or uniform > 1 - _ROUNDING:  # nothing is left to exceed it by
         return 0.0
-    return (mass - uniform) / (1 - uniform)
+    return min(1.0, (mass - uniform) / (1 - uniform))
 
 
 def survey_shapes(
@@ -246,8 +249,8 @@ FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map"
 
 def require_order(sort: str) -> tuple[str, bool]:
     """What heads are ordered by, and whether that rises. Raises `UsageError` for what is none of `SORTS`."""
-    name, _, way = sort.partition(":")
-    if name not in SORTS or way not in ("", "up", "down"):
+    name, colon, way = sort.partition(":")
+    if name not in SORTS or way not in (("up", "down") if colon else ("",)):
         raise UsageError(f"sort must be one of {', '.join(SORTS)}, or one with :up or :down, got {sort[:40]!r}")
     return name, way == "up" or (not way and name in ("head", "kind"))
 

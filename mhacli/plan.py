@@ -12,6 +12,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import format_size
 from mhacli.formulas import WAVES_AT_ONCE
+from mhacli.heads import Wanted
 from mhacli.layerfile import expected_shapes
 from mhacli.text.encode import Encoded
 from mhacli.trace import SITES
@@ -20,8 +21,8 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
 BASE_BYTES = 300 << 20
 """What python and torch take before the first tensor, with room."""
-_VECTORS, _TILE_BYTES = 16, 48 << 20
-"""Numbers per query and key that a look at a head keeps at most, and its buffers with the masks of tiles."""
+_VECTORS, _TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
+"""Numbers per query and key that a look at a head keeps at most, and its buffers; the cells of a tile."""
 _FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
@@ -83,15 +84,19 @@ def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available
     return plan
 
 
-def foresee_heads(facts: Facts, n_heads: int, available: int | None = None) -> int:
-    """The predicted peak in bytes of a look at `n_heads` heads without their matrices. Raises `MhaError` as `foresee`."""
+def foresee_heads(facts: Facts, wanted: Wanted, available: int | None = None) -> int:
+    """The predicted peak in bytes of a look at heads without their matrices. Raises `MhaError` as `foresee`."""
     have = memory.available_bytes() if available is None else available
+    _require_room(facts, lambda other: _heads_bytes(other, wanted), have)
+    return _heads_bytes(facts, wanted)
 
-    def needed(other: Facts) -> int:
-        return _heads_bytes(other, min(n_heads, other.config.n_heads))
 
-    _require_room(facts, needed, have)
-    return needed(facts)
+def require_no_dropout(config: Config) -> None:
+    """Raises `UsageError` in training: what dropout leaves of a pattern is never built by a look at heads."""
+    if config.train:
+        raise UsageError(
+            "train must be off in heads: dropout acts on patterns, which are never built", hint="leave it out"
+        )
 
 
 def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
@@ -203,10 +208,11 @@ def _row_bytes(facts: Facts) -> int:
     return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
 
 
-def _heads_bytes(facts: Facts, n_heads: int) -> int:
+def _heads_bytes(facts: Facts, wanted: Wanted) -> int:
     """A look at heads, at the fullest of its stages: rows are made, projected, and reduced to vectors.
 
-    Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞.
+    Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞. What is kept cell
+    by cell is held as tensors, arrays, and while it is put together.
     """
     item, batch = ITEM_BYTES[facts.config.dtype], facts.batch
     wide = max(_FLOAT32_BYTES, item)
@@ -215,10 +221,15 @@ def _heads_bytes(facts: Facts, n_heads: int) -> int:
     z = batch * facts.q_len * facts.size("head·d_v") * item
     heads = queries * item + batch * facts.k_len * facts.size("kv_head·d_head+kv_head·d_v") * item
     turned = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
+    n_heads, kept = facts.config.n_heads if wanted.heads is None else len(wanted.heads), wanted.kept
+    cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
+    cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
     vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * _VECTORS * wide
     bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
-    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + _TILE_BYTES)
-    return BASE_BYTES + fullest + bias + _weight_bytes(facts)
+    masks = batch * _TILE_CELLS * (3 * wide if facts.padded else 0)
+    z *= 3 if kept.z else 1
+    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + masks + _TILE_BYTES)
+    return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
 
 
 def _added_bytes(facts: Facts) -> int:

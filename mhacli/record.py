@@ -266,7 +266,8 @@ def _is_survey(survey: Survey, record: Record) -> bool:
     facts, heads = record.facts, [head.head for head in record.heads]
     are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
     are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))
-    is_asked = survey.block >= 1 and survey.kept.top >= bool(survey.kept.queries)
+    is_block = 1 <= survey.block <= 1 << 31 and not survey.block & (survey.block - 1)
+    is_asked = is_block and bool(survey.checks) and survey.kept.top >= bool(survey.kept.queries)
     c = survey.kept.corner or Corner(0, 1, 0, 1)
     is_corner = c.n_queries >= 1 <= c.n_keys and c.first_query >= 0 <= c.first_key
     is_within = c.first_query + c.n_queries <= facts.q_len and c.first_key + c.n_keys <= facts.k_len
@@ -281,4 +282,5 @@ def _is_survey(survey: Survey, record: Record) -> bool:
         and all(0 <= b < facts.batch and 0 <= key < facts.k_len for b, key in places)
         and all(0 <= b < facts.batch and 0 <= query < facts.q_len for b, query in queries)
         and all(len(head.patterns) == len(survey.patterns) for head in record.heads)
+        and all(head.uniform is None or len(head.uniform.patterns) == len(survey.patterns) for head in record.heads)
     )  # fmt: skip

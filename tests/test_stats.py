@@ -196,12 +196,12 @@ def test_by_hand_the_bins_double():
         (0,),
         (0, 1),
         (0, 1, 2),
+        (0, 1, 2, 3),
         (0, 1, 2, 4),
-        (0, 1, 2, 4),
-        (0, 1, 2, 4, 8),
+        (0, 1, 2, 4, 5),
     ]
-    assert stats.doubling_steps(1024)[-1] == 1024
-    assert stats.doubling_steps(1025)[-1] == 2048
+    assert stats.doubling_steps(1024)[-2:] == (512, 1024)
+    assert stats.doubling_steps(1025)[-2:] == (1024, 1025)
 
 
 def test_by_hand_the_mass_of_each_bin():

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed
+from mhacli.attention.core import Allowed, visible_cells
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -260,8 +260,9 @@ def of_heads(mask: Allowed, heads: range) -> Allowed:
         return mask
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        cells = mask(q_idx, k_idx)
-        return cells[:, heads.start : heads.stop] if cells.ndim == 4 and cells.shape[1] > 1 else cells
+        cells = visible_cells(mask, q_idx, k_idx)
+        assert cells is not None
+        return cells[:, heads.start : heads.stop] if cells.shape[1] > 1 else cells
 
     return Mask(allowed, lambda queries, keys: extent_of(mask, queries, keys))
 

@@ -6,6 +6,7 @@ Results have the axes `batch head …`, in the dtype of the maths; nothing here 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -59,7 +60,7 @@ class Squares:
 
 
 class Peak:
-    """The largest `ln p` of each query; `PENALTY` or less where no key is allowed."""
+    """The largest `ln p` of each query; far below any share of a float where no key is allowed."""
 
     def __init__(self, pattern: Shares) -> None:
         self._log2 = pattern.like.new_full(pattern.shape[:3], PENALTY)
@@ -158,7 +159,9 @@ class Marked:
 
     def add(self, tile: Tile) -> None:
         """Adds the marked columns, of which most tiles have none."""
-        columns = [key - tile.keys.start for key in self._marked[tile.place[0]] if key in tile.keys]
+        marked = self._marked[tile.place[0]]
+        low, high = (bisect_left(marked, edge) for edge in (tile.keys.start, tile.keys.stop))
+        columns = [key - tile.keys.start for key in marked[low:high]]
         if columns:
             self.per_query[tile.place][tile.rows] += tile.shares[:, columns].sum(dim=1)
 

@@ -62,7 +62,8 @@ class Shares(Grid, Protocol):
 class Scores:
     """What softmax is taken of: `softcap(scale · q kᵀ) + bias` where `allowed`, as `attend` defines it.
 
-    Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 tile by tile.
+    Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 tile by tile. A dot product is
+    summed in `n_parts`, which round less where it is large.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -71,6 +72,7 @@ class Scores:
     softcap: float | None = None
     bias: Bias | None = None
     allowed: Allowed | None = None
+    n_parts: int = 1
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -120,16 +122,19 @@ class Scores:
         group = self.q.shape[1] // self.k.shape[1]
         q = self.q[batch, head, queries.start : queries.stop].to(out.dtype)
         k = self.k[batch, head // group, keys.start : keys.stop].to(out.dtype)
-        below = out.new_zeros(1) if lse is None else lse[place][queries.start : queries.stop].to(out.dtype) * -LOG2_E
+        start = out.new_zeros(1) if lse is None else lse[place][queries.start : queries.stop].to(out.dtype) * -LOG2_E
+        scale, width = self.scale * (LOG2_E if self.is_plain else 1.0), -(-q.shape[1] // self.n_parts)
+        first = start if self.is_plain else out.new_zeros(1)
+        torch.addmm(first.unsqueeze(-1), q[:, :width], k[:, :width].mT, alpha=scale, out=out)
+        for part in range(width, q.shape[1], width):
+            out.addmm_(q[:, part : part + width], k[:, part : part + width].mT, alpha=scale)
         if self.is_plain:
-            torch.addmm(below.unsqueeze(-1), q, k.mT, alpha=self.scale * LOG2_E, out=out)
             return
-        torch.mm(q, k.mT, out=out).mul_(self.scale)
         if self.softcap is not None:
             out.div_(self.softcap).tanh_().mul_(self.softcap)
         if self.bias is not None:
             out.add_(self.bias(batch, head, indices(queries, out), indices(keys, out)))
-        out.mul_(LOG2_E).add_(below.unsqueeze(-1))
+        out.mul_(LOG2_E).add_(start.unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -194,14 +199,20 @@ def uniform(visible: Float[Tensor, "batch head query"], k_len: int, allowed: All
     return VirtualPattern(Scores(q, k, scale=1.0, allowed=allowed), visible.clamp(min=1).log())
 
 
-def distance_bias(n_heads: int, q_places: Int[Tensor, "*#batch query"], k_places: Int[Tensor, "*#batch key"]) -> Bias:
+def distance_bias(
+    n_heads: int,
+    q_places: Int[Tensor, "*#batch query"],
+    k_places: Int[Tensor, "*#batch key"],
+    *,
+    dtype: torch.dtype,
+) -> Bias:
     """What distance costs under ALiBi, tile by tile: `−m[h] · |i − j|`, as `positions.alibi` has it whole."""
     slopes = alibi_slopes(n_heads)
     q_rows, k_rows = torch.atleast_2d(q_places), torch.atleast_2d(k_places)
 
     def bias(batch: int, head: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         q_row, k_row = (rows[min(batch, rows.shape[0] - 1)] for rows in (q_rows, k_rows))
-        cost: Tensor = (q_row[q_idx][:, None] - k_row[k_idx]).abs() * -slopes[head]
+        cost: Tensor = (q_row[q_idx][:, None] - k_row[k_idx]).abs().to(dtype) * -slopes[head]
         return cost
 
     return bias

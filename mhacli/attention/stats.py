@@ -168,9 +168,10 @@ def doubling_steps(longest: int) -> tuple[int, ...]:
     """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … up to the longest distance.
 
     >>> doubling_steps(5)
-    (0, 1, 2, 4, 8)
+    (0, 1, 2, 4, 5)
     """
-    return (0, *(1 << power for power in range((longest - 1).bit_length() + 1))) if longest else (0,)
+    powers = (1 << power for power in range((longest - 1).bit_length())) if longest else ()
+    return (0, *powers, longest) if longest else (0,)
 
 
 def shares_of(pattern: Shares, place: tuple[int, int], queries: range, keys: range) -> Float[Tensor, "query key"]:

@@ -6,27 +6,24 @@ Neither builds the pattern. The log-sum-exp is what makes a share computable lat
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.fused import fused_lse
+from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask
 from mhacli.attention.rectangles import PENALTY, rectangles, tile_shape
-from mhacli.attention.scores import Scores
+from mhacli.attention.reducers import Mass
+from mhacli.attention.scores import Scores, VirtualPattern
+from mhacli.attention.tiles import reduce_tiles
 
+SHARP_LSE, SHARP_PARTS = 16.0, 4
+"""A log-sum-exp above which scores are large: that of a hundred thousand normal scores is 12. Each part of a sum rounds at a
+quarter of its size."""
 _LOWEST = PENALTY / 10
 """Where a running maximum begins: above every forbidden cell, so that 2^(penalty − maximum) is 0 and not 1."""
-
-
-class Attended(NamedTuple):
-    """z, the natural log-sum-exp of the scores (0 for a query without keys), and the kernel that made them."""
-
-    z: Float[Tensor, "batch head query d_v"]
-    lse: Float[Tensor, "batch head query"]
-    kernel: str
 
 
 def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
@@ -35,8 +32,22 @@ def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Att
     if scores.is_plain and (scores.allowed is None or is_causal):
         fused = fused_lse(scores.q, scores.k, v, scale=scores.scale, causal=is_causal)
         if fused is not None:
-            return Attended(*fused)
+            return fused
     return tiled_attend(scores, v)
+
+
+def pattern_of(scores: Scores, lse: Float[Tensor, "batch head query"]) -> VirtualPattern:
+    """The pattern that follows from a log-sum-exp, its shares within 1e-5 of themselves in float32.
+
+    Large scores, those of sharp heads, round too much: then dot products are summed in parts, and the log-sum-exp is mended
+    by what the shares of each query add up to, in a pass of its own.
+    """
+    if scores.like.dtype == torch.float64 or not bool((lse > SHARP_LSE).any()):
+        return VirtualPattern(scores, lse)
+    finer = VirtualPattern(replace(scores, n_parts=SHARP_PARTS), lse)
+    mass = Mass(finer)
+    reduce_tiles(finer, [mass])
+    return replace(finer, lse=lse + torch.where(mass.per_query > 0, mass.per_query, 1.0).log())
 
 
 def tiled_attend(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
@@ -63,6 +74,7 @@ class _Running:
     def __init__(self, scores: Scores, v: Tensor) -> None:
         batch, head, query, _ = scores.shape
         self._v, self._group = v, head // v.shape[1]
+        self._is_finite = bool(v.isfinite().all())
         self._largest = scores.like.new_full((batch, head, query), _LOWEST)
         self._mass = scores.like.new_zeros(batch, head, query)
         self._z = scores.like.new_zeros(batch, head, query, v.shape[3])
@@ -77,6 +89,8 @@ class _Running:
         shares = log2.sub_(now.unsqueeze(-1)).exp2_()
         mass.mul_(shrunk).add_(shares.sum(dim=1))
         values = self._v[batch, head // self._group, keys.start : keys.stop].to(log2.dtype)
+        if not self._is_finite:  # 0 · NaN is NaN, and a forbidden key may hold anything
+            values = values.masked_fill((shares == 0).all(dim=0).unsqueeze(-1), 0.0)
         z.mul_(shrunk.unsqueeze(-1)).addmm_(shares, values)
         largest.copy_(now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
@@ -28,7 +28,7 @@ from mhacli.options import (
     option,
 )
 from mhacli.patterns import INDUCTION, parse_pattern
-from mhacli.plan import facts_of, foresee_heads
+from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.words import seconds_text
 from mhacli.streams import flush, life, note, progress
@@ -77,7 +77,7 @@ class HeadsOptions:
 
 
 @dataclass(frozen=True)
-class RecordOptions:
+class HeadsOutput:
     """Where the record goes."""
 
     save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
@@ -107,7 +107,7 @@ def heads(
     asked: HeadsOptions,
     drawing: HeadsDrawing,
     ranking: HeadsViewOptions,
-    files: RecordOptions,
+    files: HeadsOutput,
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `heads`, its overview out."""
@@ -118,11 +118,12 @@ def heads(
 
     save = SaveOptions(save=files.save, force=files.force)
     request = make_request(source, text, layer, device, save)
+    require_no_dropout(request.config)
     wanted = _wanted(request, asked, layer, files)
     _require_drawable(options, wanted, request.config.n_heads)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
-        foresee_heads(facts_of(request.encoded, request.config), len(wanted.heads or range(request.config.n_heads)))
+        foresee_heads(facts_of(request.encoded, request.config), wanted)
     with life("loading torch"):
         from mhacli.studies.heads import prepare_heads
     with life("projecting"):
@@ -140,7 +141,7 @@ def heads(
     tell_notes(record, request.notes)
 
 
-def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: RecordOptions) -> Wanted:
+def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = facts_of(request.encoded, request.config)
     heads, queries = index_list(asked.head, "head"), index_list(asked.query, "query") or ()
@@ -226,6 +227,9 @@ class _Stopped(Exception):
 def _tell_finished(run: HeadsRun, options: ViewOptions, colour: ColourOptions) -> None:
     """The heads that were finished when Ctrl-C came."""
     more_time(_TELLING_S)
-    output(run.record(), options, MachineOptions(), colour)
+    record = run.record()
+    finished = [head.head for head in record.heads]
+    maps = tuple(head for head in options.maps if head in finished)
+    output(record, replace(options, maps=maps), MachineOptions(), colour)
     flush()
-    note(f"interrupted: {run.n_finished} of {len(run.heads)} heads are finished, and nothing was saved")
+    note(f"interrupted: {len(finished)} of {len(run.heads)} heads are finished, and nothing was saved")

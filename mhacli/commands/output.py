@@ -72,6 +72,13 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
 
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
+    for one in () if record.survey is None else record.survey.checks:
+        if not one.ok:
+            raise MhaError(
+                f"the check '{one.name}' must hold within {one.tolerance:.3g}, got a difference of {one.error}",
+                code="self-check",
+                exit_code=EXIT_CHECK,
+            )
     check = record.self_check
     if not check.ok:
         rule = (

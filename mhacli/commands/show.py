@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
+from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
 from mhacli.render.options import require_choices
 
@@ -33,6 +34,8 @@ def show(
     from mhacli.record import Record
 
     record = Record.load(file.record)
+    if record.survey is None and (options.maps or options.sort != "head"):
+        raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
     require_choices(record.config.n_heads, len(record.sequences), options)
     output(record, options, machine, colour)
     tell_notes(record, ())

@@ -25,7 +25,7 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     known = [head.head for head in record.heads]
     for head in heads:
         if head not in known:
-            raise UsageError(f"map must name heads of the record, {_listed(known)}, got {head}")
+            raise UsageError(f"head and map must name heads of the record, {_listed(known)}, got {head}")
     return [known.index(head) for head in heads]
 
 
@@ -40,7 +40,7 @@ def strong_places(
     """Per head the keys that receive most, the cells that stand out most, and where the largest score is."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("head", justify="right", no_wrap=True)
-    for name in ("receives most: of all, × uniform", "stands out: query → key, share, × uniform"):
+    for name in ("receives most (× uniform)", "stands out: query → key"):
         table.add_column(name, ratio=1, overflow="fold")
     if screen.width >= _WIDE:
         table.add_column("largest score", no_wrap=True)
@@ -61,19 +61,22 @@ def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> st
     place = [known.head for known in record.heads].index(head.head)
     received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
+    totals = np.nansum(received.astype(np.float64), axis=1, keepdims=True)
+    shares = np.nan_to_num(received / np.where(totals > 0, totals, 1.0))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        ratios = np.nan_to_num(received.astype(np.float64) / uniform)
     said = []
-    for flat in np.argsort(-np.nan_to_num(received).ravel(), kind="stable")[:_MOST].tolist():
+    for flat in np.argsort(-shares.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
-        total = float(received[b].sum()) or 1.0
-        times = received[b, key] / uniform[b, key] if uniform[b, key] else 0.0
-        name = _key_name(record, b, key - record.first_key(b))
-        said.append(f"{name} {percent_text(float(received[b, key]) / total)} ×{short_text(float(times))}")
+        times = ratios[b, key]
+        name = key_name(record, b, key - record.first_key(b))
+        said.append(f"{name} {percent_text(float(shares[b, key]))} ×{short_text(float(times))}")
     return "\n".join(said)
 
 
 def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
     return "\n".join(
-        f"{_query_name(record, cell.sequence, cell.query)} → {_key_name(record, cell.sequence, cell.key)} "
+        f"{_query_name(record, cell.sequence, cell.query)} → {key_name(record, cell.sequence, cell.key)} "
         f"{share_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
         for cell in head.largest[:_MOST]
     )
@@ -83,7 +86,7 @@ def _top_score(record: Record, head: HeadStatistics) -> str:
     if head.max_score is None or head.max_score_at is None:
         return "–"
     b, query, key = head.max_score_at
-    return f"{short_text(head.max_score)} at {_query_name(record, b, query)} → {_key_name(record, b, key)}"
+    return f"{short_text(head.max_score)} at {_query_name(record, b, query)} → {key_name(record, b, key)}"
 
 
 def _query_name(record: Record, sequence: int, index: int) -> str:
@@ -91,7 +94,8 @@ def _query_name(record: Record, sequence: int, index: int) -> str:
     return _named(record.sequences, sequence, index)
 
 
-def _key_name(record: Record, sequence: int, index: int) -> str:
+def key_name(record: Record, sequence: int, index: int) -> str:
+    """A key's token and index, with its sequence where there are several."""
     return _named(record.keys, sequence, index)
 
 
@@ -150,6 +154,8 @@ def strongest_keys(
     survey = record.survey
     parts: list[RenderableType] = []
     for number, query in enumerate(survey.kept.queries):
+        if not 0 <= query - record.first_query(sequence) < len(record.sequences[sequence].tokens):
+            continue
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(overflow="fold")
@@ -157,14 +163,16 @@ def strongest_keys(
             shares = record.arrays["top_shares"][sequence, place, number].tolist()
             keys = record.arrays["top_keys"][sequence, place, number].tolist()
             said = ", ".join(
-                f"{_key_name(record, sequence, key - record.first_key(sequence))} {share_text(share, options.precision)}"
+                f"{key_name(record, sequence, key - record.first_key(sequence))} {percent_text(share)}"
                 for key, share in zip(keys, shares, strict=True)
                 if key >= 0
             )
-            rest = f", the rest {share_text(max(0.0, 1 - sum(shares)), options.precision)}" if said else ""
+            rest = f", the rest {percent_text(max(0.0, 1 - sum(shares)))}" if said else ""
             table.add_row(f"head {record.heads[place].head}", (said or "no key allowed") + rest)
         name = _query_name(record, sequence, query - record.first_query(sequence))
-        n_visible = record.arrays["visible"][sequence, 0, query]
-        title = f"sequence {sequence} · query {name} · {int(n_visible):,} visible keys"
+        seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
+        n_visible = count_of(seen[0], "visible key") if len(seen) == 1 else f"{seen[0]:,} to {seen[-1]:,} visible keys"
+        uniform = f", {percent_text(1 / seen[0])} each if uniform" if len(seen) == 1 and seen[0] else ""
+        title = f"sequence {sequence} · query {name} · {n_visible}{uniform}"
         parts.append(Group(Rule(Text(title, style="bold"), align="left", style="dim"), table))
     return Group(*parts)

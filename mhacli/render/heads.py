@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.errors import UsageError
-from mhacli.heads import NEAR, Survey, in_order
+from mhacli.heads import NEAR, HeadStatistics, Survey, in_order
+from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
-from mhacli.render.cells import corner_view, places_of, strong_places, strongest_keys
+from mhacli.render.cells import corner_view, key_name, places_of, strong_places, strongest_keys
 from mhacli.render.options import Screen, ViewOptions, chosen
-from mhacli.render.overview import overview
+from mhacli.render.overview import column_names, overview
 from mhacli.render.pooled import pooled_map
 from mhacli.render.words import (
     bytes_text,
@@ -20,6 +21,7 @@ from mhacli.render.words import (
     count_of,
     filled,
     number_text,
+    percent_text,
     seconds_text,
 )
 from mhacli.text.escape import visible
@@ -32,11 +34,14 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     survey = _survey(record)
     listed = in_order(record.heads, options.sort)
     if options.heads is not None:
+        places_of(record, options.heads)
         listed = tuple(head for head in listed if head.head in options.heads)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width), _summary(record, survey, screen)),
-        Group(overview(record, listed, options, screen), *_legend(survey, screen)),
+        Group(
+            overview(record, listed, options, screen), *_legend(record, options, screen), _sinks(record, listed, screen)
+        ),
         strong_places(record, listed, options, screen),
         *(
             pooled_map(record, place, b, options, screen)
@@ -66,32 +71,66 @@ def _survey(record: Record) -> Survey:
 def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
     """What was looked at, how, in which time, and what it would have taken otherwise."""
     lengths = sorted({len(sequence.tokens) for sequence in record.sequences})
-    tokens = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+    tokens = count_of(lengths[-1], "token") if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
     total = record.timings.get("total")
     parts = [
-        f"{count_of(len(record.sequences), 'sequence')} of {tokens} tokens",
+        f"{count_of(len(record.sequences), 'sequence')} of {tokens}",
         f"z and log-sum-exp: {visible(survey.kernel)}",
         *([] if total is None else [f"took {seconds_text(total.median_s)}"]),
-        f"memory: about {bytes_text(survey.peak_bytes)}; full matrices {bytes_text(survey.full_bytes)}",
+        f"memory: about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} beyond torch's own; full matrices "
+        f"{bytes_text(survey.full_bytes)}",
     ]
     return Text("\n".join(filled(parts, screen.width)), style="dim")
 
 
-def _legend(survey: Survey, screen: Screen) -> Iterator[Text]:
-    """What the headings mean, in words."""
-    parts = [
-        "H entropy in nats, H/max of the log of the visible keys",
-        "keys: exp H",
-        "|i−j| mean distance in tokens, 50 90 99% of the mass lie within",
-        f"mass on: sink the first token, ≤{survey.sink_tokens} the first {survey.sink_tokens}, diag itself, prev the token "
-        f"before, dup the same token, ind the token after one like it, ±{NEAR} near tokens",
-        *(f"p{index + 1} {visible(pattern)}" for index, pattern in enumerate(survey.patterns)),
-        "max: the largest score",
-        f"distance → 0 1 2 4 … {survey.steps[-1]:,}",
-        "kind: by how much it exceeds uniform attention, from 0 to 1",
-    ]
+def _legend(record: Record, options: ViewOptions, screen: Screen) -> Iterator[Text]:
+    """What the headings that are shown mean, and which are not shown."""
+    survey = _survey(record)
+    shown, left_out = column_names(record, options, screen)
+    steps = survey.steps
+    distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
+    meanings = {
+        "H": "H entropy in nats",
+        "H/max": "H/max entropy relative to that of uniform attention",
+        "keys": "keys exp H",
+        "|i−j|": "|i−j| mean distance in tokens",
+        "50%": "50% 90% 99% of the mass lie within so many tokens",
+        "sink": "mass on: sink the first token",
+        f"≤{survey.sink_tokens}": f"≤{survey.sink_tokens} the first {survey.sink_tokens}",
+        "diag": "diag itself",
+        "prev": "prev the token before",
+        "dup": "dup the same token",
+        "ind": "ind the token after one like it",
+        f"±{NEAR}": f"±{NEAR} near tokens",
+        **{f"p{index + 1}": f"p{index + 1} {visible(pattern)}" for index, pattern in enumerate(survey.patterns)},
+        "max": "max the largest score",
+    }
+    parts = [meaning for name, meaning in meanings.items() if name in shown]
+    parts += [f"distance → {distances}"] if "distance →" in shown else []
+    parts.append("beside a kind: how far its mass exceeds uniform attention's, of 1; beside uniform: H/max")
+    parts += [f"not shown: {' '.join(left_out)} (a wider screen, --sort, --csv)"] if left_out else []
     for line in filled(parts, screen.width):
         yield Text(line, style="dim")
+
+
+_FEW = 5
+
+
+def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
+    """Every key that receives more than the stated share of all attention, head by head, beside its uniform share."""
+    survey = _survey(record)
+    told = [
+        f"head {head.head}: "
+        + ", ".join(
+            f"{key_name(record, s.sequence, s.key)} {percent_text(s.share)} (uniform {percent_text(s.uniform)})"
+            for s in head.sinks
+        )
+        for head in listed
+        if head.sinks
+    ]
+    what = f"sinks, keys with more than {percent_text(survey.sink_share)} of all attention: "
+    lines = filled([what + (told[0] if told else "none"), *told[1:]], screen.width)
+    return Text("\n".join(lines), style="magenta" if told else "dim")
 
 
 def _checks(record: Record, survey: Survey, screen: Screen) -> Text:

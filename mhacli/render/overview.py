@@ -58,17 +58,14 @@ def overview(
 
     Columns give way where there is no room; the profile of distances stands where the record has one.
     """
-    steps = 0 if record.survey is None else len(record.survey.steps)
-    room = screen.width - _HEAD_WIDTH - _KIND_WIDTH
-    columns = _fitting(_columns(record.survey, options.precision), room, steps, options.sort.partition(":")[0])
-    has_profile = bool(steps) and sum(column.width + 1 for column in columns) + steps <= room
+    columns, has_profile = _chosen(record, options, screen)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("head", justify="right", no_wrap=True)
     table.add_column("kind", no_wrap=True, width=_KIND_WIDTH - 1)
     for column in columns:
         table.add_column(column.name, justify="right", no_wrap=True, min_width=column.width)
     if has_profile:
-        table.add_column("distance →", no_wrap=True, min_width=steps)
+        table.add_column("distance →", no_wrap=True, min_width=len(_profile_steps(record)))
     known = [head.head for head in record.heads]
     for row, head in enumerate(listed):
         if gap[1] and row == gap[0]:
@@ -81,6 +78,26 @@ def overview(
         line = [Text(_sparks(record, "uniform_profile", place), style="dim")] if has_profile else []
         table.add_row("", Text(label, style="dim"), *numbers, *line)
     return table
+
+
+def column_names(record: Record, options: ViewOptions, screen: Screen) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The headings that the overview shows on a screen, and those that gave way."""
+    columns, has_profile = _chosen(record, options, screen)
+    shown = [*(column.name for column in columns), *(["distance →"] if has_profile else [])]
+    every = [column.name for column in _columns(record.survey, options.precision)]
+    return tuple(shown), tuple(name for name in every if name not in shown)
+
+
+def _chosen(record: Record, options: ViewOptions, screen: Screen) -> tuple[list[_Column], bool]:
+    """The columns that fit, and whether the profile of distances does too."""
+    steps, room = len(_profile_steps(record)), screen.width - _HEAD_WIDTH - _KIND_WIDTH
+    every = _columns(record.survey, options.precision)
+    columns = _fitting(every, room, steps, options.sort.partition(":")[0])
+    return columns, bool(steps) and sum(column.width + 1 for column in columns) + steps <= room
+
+
+def _profile_steps(record: Record) -> tuple[int, ...]:
+    return () if record.survey is None else record.survey.steps
 
 
 _TOO_SMALL = 5e-4
@@ -98,7 +115,7 @@ def _columns(survey: Survey | None, precision: int) -> list[_Column]:
     def number(name: str) -> _Tell:
         return lambda of: told(getattr(of, name, None), short_text)
 
-    wide = precision + 1
+    wide = precision + 2
     columns = [
         _Column("H", 5, 3, lambda of: told(of.entropy, lambda x: f"{x:.2f}"), "entropy"),
         _Column("H/max", 5, 1, lambda of: told(of.entropy_share, lambda x: f"{100 * x:.0f}%"), "entropy_share"),
@@ -110,14 +127,14 @@ def _columns(survey: Survey | None, precision: int) -> list[_Column]:
         _Column("99%", 5, 7, number("window_99"), "window_99"),
         _Column("sink", wide, 1, share("sink"), "sink"),
         _Column(f"≤{sink_tokens}", wide, 7, share("leading"), "leading"),
-        _Column("diag", max(4, wide), 3, share("diagonal"), "diagonal"),
-        _Column("prev", max(4, wide), 1, share("previous"), "previous"),
+        _Column("diag", wide, 3, share("diagonal"), "diagonal"),
+        _Column("prev", wide, 1, share("previous"), "previous"),
         _Column("dup", wide, 1, share("duplicate"), "duplicate"),
         _Column("ind", wide, 1, share("induction"), "induction"),
         _Column(f"±{NEAR}", wide, 6, share("near"), "near"),
     ]
     for index in range(n_patterns):
-        columns.append(_Column(f"p{index + 1}", wide, 1, _pattern_teller(index, precision)))
+        columns.append(_Column(f"p{index + 1}", wide, 0, _pattern_teller(index, precision)))
     return [*columns, _Column("max", 6, 4, number("max_score"), "max_score")]
 
 
@@ -134,7 +151,7 @@ def _fitting(columns: list[_Column], width: int, profile: int, sort: str) -> lis
             break
         kept = [column for column in kept if column.yields < step or column.field == sort]
     while kept and sum(column.width + 1 for column in kept) > width:
-        last = max(place for place, column in enumerate(kept) if column.field != sort or len(kept) == 1)
+        last = max(range(len(kept)), key=lambda place: (kept[place].field != sort, kept[place].yields, place))
         kept = kept[:last] + kept[last + 1 :]
     return kept
 
@@ -153,7 +170,7 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 def _kind_text(head: HeadStatistics) -> Text:
     """The sign and name of a kind, and how sure it is."""
     glyph, style = GLYPHS[head.kind]
-    sure = "" if head.certainty is None else f" {share_text(head.certainty, 2)}"
+    sure = "" if head.certainty is None or head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
     return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
 
 

@@ -14,7 +14,7 @@ from mhacli.render.colours import GLYPHS, glyph, half_block, shade, sink_shade
 from mhacli.render.options import Scale, Screen, ViewOptions
 from mhacli.render.words import count_of, number_text, share_text
 
-_LABEL_WIDTH, _SINK_WIDTH, _MIN_LINES = 7, 3, 20
+_LABEL_WIDTH, _SINK_WIDTH, _MIN_LINES = 7, 4, 20
 _DECADES = 3
 """What a log scale spans below the largest share; smaller ones are as dark as nothing."""
 FORBIDDEN = -1.0
@@ -23,12 +23,14 @@ FORBIDDEN = -1.0
 @dataclass(frozen=True)
 class PooledMap:
     """A map as it is drawn: `shares` `[row, column]` of what is left without the first token, renormalised per row, and
-    `FORBIDDEN` where no cell of a block is visible; `sinks` the share of the first token that was taken out of each row.
-    `block` queries and keys make a cell."""
+    `FORBIDDEN` where no cell of a block is visible; `sinks` the share of the first token that was taken out of each row, which
+    stands for `n_queries`. `block` queries and keys make a cell, and `first` are the columns where the text begins."""
 
     shares: Array
     sinks: Array
+    n_queries: Array
     block: int
+    first: tuple[int, int]
 
 
 def pooled_map(record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -71,7 +73,8 @@ def renormalised(record: Record, place: int, sequence: int, *, rows: int, column
     left = 1 - sinks
     drawn = np.where(left[:, None] > _NOTHING, means / np.maximum(left, _NOTHING)[:, None], 0.0)
     is_open = _sums(_sums(uniform[min(place, uniform.shape[0] - 1)], factor, axis=0), factor, axis=1) > 0
-    return PooledMap(np.where(is_open, drawn, FORBIDDEN), sinks, block * factor)
+    first = record.first_query(sequence), record.first_key(sequence)
+    return PooledMap(np.where(is_open, drawn, FORBIDDEN), sinks, n_queries, block * factor, first)
 
 
 _NOTHING = 1e-6
@@ -116,14 +119,16 @@ def _axis(drawn: PooledMap, columns_per_cell: int) -> Text:
     columns = drawn.shares.shape[1]
     axis = [" "] * (columns * columns_per_cell)
     for column in range(0, columns, 10):
-        number, at = str(column * drawn.block), column * columns_per_cell
+        index, at = column * drawn.block - drawn.first[1], column * columns_per_cell
+        number = str(index) if index >= 0 else ""
         if at + len(number) <= len(axis):
             axis[at : at + len(number)] = number
     return Text(f"{'query':>{_LABEL_WIDTH - 1}} {'sink':<{_SINK_WIDTH + 1}}" + "".join(axis), style="dim")
 
 
 def _line(drawn: PooledMap, row: int) -> Text:
-    return Text(f"{row * drawn.block:>{_LABEL_WIDTH - 1}} ", style="dim")
+    index = row * drawn.block - drawn.first[0]
+    return Text(f"{index if index >= 0 else '':>{_LABEL_WIDTH - 1}} ", style="dim")
 
 
 def _square_lines(drawn: PooledMap, levels: Array) -> list[Text]:
@@ -155,9 +160,14 @@ def _glyph_lines(drawn: PooledMap, levels: Array, columns_per_cell: int) -> list
     """Without colour: a character per cell, and the sink's share as a number of percent."""
     lines = []
     for row, cells in enumerate(levels.astype(int).tolist()):
-        line = _line(drawn, row).append(f"{100 * drawn.sinks[row]:>{_SINK_WIDTH}.0f} ")
+        line = _line(drawn, row).append(_sink_percent(drawn, row))
         lines.append(line.append("".join((" " if level < 0 else glyph(level)) * columns_per_cell for level in cells)))
     return lines
+
+
+def _sink_percent(drawn: PooledMap, row: int) -> str:
+    """The sink's share as a number of percent; blank where no query of the row sees a key."""
+    return f"{100 * drawn.sinks[row]:>{_SINK_WIDTH}.0f} " if drawn.n_queries[row] else " " * (_SINK_WIDTH + 1)
 
 
 def _sink_level(drawn: PooledMap, row: int) -> int:
@@ -166,7 +176,8 @@ def _sink_level(drawn: PooledMap, row: int) -> int:
 
 def _caption(drawn: PooledMap, options: ViewOptions, screen: Screen) -> Text:
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
-    sink, is_open = float(drawn.sinks.mean()), drawn.shares != FORBIDDEN
+    sink = float((drawn.sinks * drawn.n_queries).sum() / max(1.0, drawn.n_queries.sum()))
+    is_open = drawn.shares != FORBIDDEN
     largest = float(drawn.shares.max(initial=0.0, where=is_open))
     ranges = {
         "linear": f"0 … {number_text(largest)}",
@@ -178,6 +189,8 @@ def _caption(drawn: PooledMap, options: ViewOptions, screen: Screen) -> Text:
     )
     text.append(": the first token stands in a column of its own, ", style="not bold")
     text.append("the rest of each row is renormalised\n", style="not bold")
+    if largest <= 0:
+        return text.append("nothing is left beside it", style="not bold")
     text.append(f"scale {options.map_scale}, {ranges[options.map_scale]}: ", style="not bold dim")
     if screen.colour:
         for level in range(0, 256, 17):

@@ -63,7 +63,8 @@ def count_text(count: int) -> str:
 
 def percent_text(share: float) -> str:
     """A share in percent, two digits of it: `12 %`, `0.034 %`."""
-    return f"{100 * share:.2g} %"
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
 
 
 def told(number: float | None, tell: Callable[[float], str]) -> str:
@@ -105,7 +106,7 @@ def token_text(sequence: TokenSequence, index: int) -> str:
 
 def count_of(n: int, noun: str) -> str:
     """`1 token`, `2 tokens`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def configuration(record: Record, width: int) -> Text:

@@ -16,29 +16,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.scores import Scores, VirtualPattern
-from mhacli.attention.stats import summarise
-from mhacli.attention.tiled import attend_lse
+from mhacli.attention.scores import Scores
+from mhacli.attention.stats import Asked, summarise
+from mhacli.attention.tiled import attend_lse, pattern_of
 from mhacli.attention.tiles import n_cells
 from mhacli.config import Config
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 from mhacli.heads import Check, Survey, Wanted
 from mhacli.layerfile import LayerFile
 from mhacli.parts import SelfCheck, Step, Timing
-from mhacli.plan import facts_of, foresee_heads
+from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.record import Record
 from mhacli.studies.capture import Capture, to_array
 from mhacli.studies.devices import free_bytes
 from mhacli.studies.looks import Look, Steps, look, map_of, profile_of, profile_steps
 from mhacli.studies.setup import Setup, make_setup
-from mhacli.studies.statistics import Baseline, Question, make_baseline, make_question
+from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.text.encode import Encoded
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
 _PASS_COST = 1.3
-"""What the second pass takes relative to the first, to tell the time that is left."""
-_SAMPLE_LEN = 2048
+"""What the second pass takes relative to the first, by benchmarks/heads.py, to tell the time that is left."""
+_SAMPLE_LEN, _SAMPLING_S = 1024, 0.2
 
 
 class Prediction(NamedTuple):
@@ -55,7 +55,7 @@ class HeadsRun:
 
     setup: Setup
     wanted: Wanted
-    question: Question
+    asked: Asked
     scores: Scores
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
@@ -86,13 +86,15 @@ class HeadsRun:
         n = min(_SAMPLE_LEN, *self.scores.shape[2:])
         one = self.scores.of_heads(range(1))
         small = replace(one, q=one.q[:1, :, :n], k=one.k[:1, :, :n])
-        asked = self.question.asked.beginning(n)
-        seconds = math.inf
-        for _ in range(2):  # the first time takes longer
+        asked = self.asked.beginning(n)
+        seconds, until = math.inf, perf_counter() + _SAMPLING_S
+        while (
+            math.isinf(seconds) or perf_counter() < until
+        ):  # the first time takes longer, and others are on the machine
             began = perf_counter()
-            summarise(VirtualPattern(small, attend_lse(small, self.v[:1, :1, :n]).lse), asked)
+            summarise(pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse), asked)
             seconds = min(seconds, perf_counter() - began)
-        ratio = (len(self.heads) + 1) * n_cells(one) / n_cells(small)
+        ratio = (len(self.heads) + 1) * n_cells(one) / max(1, n_cells(small))
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()
@@ -100,20 +102,22 @@ class HeadsRun:
         """Looks at all heads, a few at a time; `tell` hears which share of the work is done."""
         began = perf_counter()
         tell(0.0, "uniform attention")
-        self.baseline = make_baseline(self.scores, self.question.asked)
+        self.baseline = make_baseline(self.scores, self.asked)
         per_head = n_cells(self.scores) // self.scores.shape[1]
         progress = _Progress(per_head, len(self.heads), tell)
         group = self.scores.shape[1] // self.v.shape[1]
-        for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // per_head):
+        for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // max(1, per_head)):
             done = look(
                 self.setup,
                 self.scores.of_heads(heads),
                 self.v[:, heads.start // group : (heads.stop - 1) // group + 1],
                 heads,
-                question=self.question,
+                asked=self.asked,
+                sink_share=self.wanted.sink_share,
                 baseline=self.baseline,
                 kept=self.wanted.kept,
                 steps=progress.steps(heads),
+                allow_nonfinite=self.wanted.allow_nonfinite,
             )
             self.looks.append(done)
             self.seconds["statistics"] = perf_counter() - began
@@ -121,8 +125,8 @@ class HeadsRun:
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""
         assert self.baseline is not None, "nothing is told before something is done"
-        setup, wanted = self.setup, self.wanted
-        checks = _worst_of([look.checks for look in self.looks])
+        setup, wanted, looks = self.setup, self.wanted, tuple(self.looks)  # another may be finished meanwhile
+        checks = _worst_of([look.checks for look in looks])
         z_check = checks[-1]
         return Record(
             command=wanted.command,
@@ -131,38 +135,41 @@ class HeadsRun:
             context=setup.encoded.context,
             vocabulary=setup.encoded.vocabulary.tokens,
             trace=self.steps,
-            heads=tuple(head for done in self.looks for head in done.said),
+            heads=tuple(head for done in looks for head in done.said),
             timings={name: Timing(s, (s,), s, 0.0) for name, s in self._stages().items()},
             self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in checks)),
             environment=setup.environment,
             weights=setup.weights,
             survey=Survey(
-                block=self.question.asked.block,
+                block=self.asked.block,
                 steps=profile_steps(setup),
                 patterns=tuple(pattern.text for pattern in wanted.patterns),
                 sink_tokens=wanted.sink_tokens,
                 sink_share=wanted.sink_share,
-                kernel=self.looks[0].kernel,
+                kernel=looks[0].kernel,
                 checks=checks,
                 peak_bytes=self.peak_bytes,
                 full_bytes=self.full_bytes,
                 kept=wanted.kept,
             ),
-            arrays={name: to_array(array) for name, array in self._arrays(self.baseline).items()},
+            arrays={name: to_array(array) for name, array in self._arrays(self.baseline, looks).items()},
         )
 
     def _stages(self) -> dict[str, float]:
         return {**self.seconds, "total": sum(self.seconds.values())}
 
-    def _arrays(self, baseline: Baseline) -> dict[str, Tensor]:
+    def _arrays(self, baseline: Baseline, looks: Sequence[Look]) -> dict[str, Tensor]:
         """Those of the looks side by side, and those of uniform attention, with a head axis of 1 where it holds for all."""
-        arrays = {name: torch.cat([done.arrays[name] for done in self.looks], dim=1) for name in self.looks[0].arrays}
-        return arrays | {
-            "visible": baseline.visible.to(torch.int64).cpu(),
-            "uniform_map": map_of(baseline.statistics, self.question.asked.block).cpu(),
-            "uniform_received": baseline.statistics.received.cpu(),
-            "uniform_profile": profile_of(baseline.statistics, self.setup).cpu(),
+        arrays = {name: torch.cat([done.arrays[name] for done in looks], dim=1) for name in looks[0].arrays}
+        uniform = {
+            "visible": baseline.visible.to(torch.int64),
+            "uniform_map": map_of(baseline.statistics, self.asked.block),
+            "uniform_received": baseline.statistics.received,
+            "uniform_profile": profile_of(baseline.statistics, self.setup),
         }
+        heads = [head.head for done in looks for head in done.said]
+        own = {name: array if array.shape[1] == 1 else array[:, heads] for name, array in uniform.items()}
+        return arrays | {name: array.cpu() for name, array in own.items()}
 
 
 @torch.no_grad()
@@ -172,13 +179,9 @@ def prepare_heads(encoded: Encoded, config: Config, *, source: LayerFile | None 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
     overflow; and `UsageError` in training, for what dropout does is another thing each time.
     """
-    if config.train:
-        raise UsageError(
-            "train must be off in heads: dropout acts on patterns, which are never built", hint="leave it out"
-        )
+    require_no_dropout(config)
     facts = facts_of(encoded, config)
-    n_heads = config.n_heads if wanted.heads is None else len(wanted.heads)
-    peak_bytes = foresee_heads(facts, n_heads, free_bytes(config.device))
+    peak_bytes = foresee_heads(facts, wanted, free_bytes(config.device))
     setup = make_setup(encoded, config, source=source, allow_nonfinite=wanted.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
@@ -186,9 +189,9 @@ def prepare_heads(encoded: Encoded, config: Config, *, source: LayerFile | None 
     q, k, v = setup.heads(capture)
     if not wanted.allow_nonfinite:
         _require_finite((q, k, v), config.dtype)
-    question = make_question(setup, wanted.patterns, sink_tokens=wanted.sink_tokens, sink_share=wanted.sink_share)
+    asked = make_asked(setup, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
-    return HeadsRun(setup, wanted, question, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
+    return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
 
 
 def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[range]:
@@ -216,7 +219,7 @@ class _Progress:
 
     def __init__(self, cells_per_head: int, n_heads: int, tell: Callable[[float, str], None]) -> None:
         self._per_head, self._tell = cells_per_head, tell
-        self._whole, self._done = cells_per_head * n_heads * (1 + _PASS_COST), 0.0
+        self._whole, self._done = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0
 
     def steps(self, heads: range) -> Steps:
         """Who is told how far the look at these heads is."""

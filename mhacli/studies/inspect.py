@@ -26,7 +26,7 @@ from mhacli.record import Record
 from mhacli.studies.capture import Capture, require_finite, to_array
 from mhacli.studies.devices import free_bytes
 from mhacli.studies.setup import Setup, make_setup
-from mhacli.studies.statistics import Found, finite, head_statistics, make_baseline, make_question
+from mhacli.studies.statistics import Found, finite, head_statistics, make_asked, make_baseline
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
@@ -155,12 +155,12 @@ def make_record(
             raise UsageError(
                 f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
             )
-    found = _statistics(setup, observed)
+    entropy, heads = _look(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
     arrays = {name: to_array(tensors[name]) for name in plan.keep}
     arrays |= {
         "allowed": to_array(observed.visible),
-        "entropy": to_array(found.statistics.entropy),
+        "entropy": to_array(entropy),
         "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
     }
     return Record(
@@ -170,7 +170,7 @@ def make_record(
         context=setup.encoded.context,
         vocabulary=setup.encoded.vocabulary.tokens,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
-        heads=_heads(setup, found),
+        heads=heads,
         timings=timings,
         self_check=_self_check(setup, observed),
         environment=setup.environment,
@@ -180,17 +180,13 @@ def make_record(
     )
 
 
-def _statistics(setup: Setup, observed: Observed) -> Found:
-    """The statistics of the pattern that is shown, by the tiles that reduce long texts."""
+def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
+    """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
-    statistics = summarise(pattern, make_question(setup).asked.on("cpu"))
-    return Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
-
-
-def _heads(setup: Setup, found: Found) -> tuple[HeadStatistics, ...]:
-    """What is said of each head, beside uniform attention over the same keys."""
-    question = make_question(setup)
-    return head_statistics(found, make_baseline(found.pattern, question.asked.on("cpu")), question, setup)
+    asked = make_asked(setup).on("cpu")
+    statistics = summarise(pattern, asked)
+    found = Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
+    return statistics.entropy, head_statistics(found, make_baseline(pattern, asked), setup)
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:

@@ -80,7 +80,8 @@ class Setup:
         allowed, bias = self.allowed, None
         if self.config.positions == "alibi":
             key_places = self.places if self.context is None else torch.arange(k.shape[2], device=k.device)
-            bias = distance_bias(self.config.n_heads, self.places, key_places)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            bias = distance_bias(self.config.n_heads, self.places, key_places, dtype=wide)
         if self.bias is not None:
             forbids = self.bias.isneginf()
             if bool(forbids.any()):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention.matches import Matches, matcher
@@ -44,16 +44,6 @@ MAP_CELLS = 192
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of every head of a run: reducers' `asked`, the user's `patterns`, and from which share a key is a sink."""
-
-    asked: Asked
-    patterns: tuple[Pattern, ...]
-    sink_tokens: int
-    sink_share: float
-
-
-@dataclass(frozen=True)
 class Baseline:
     """Uniform attention over the visible keys: how many each query sees, and its statistics. Head axes of 1 hold for all."""
 
@@ -73,15 +63,13 @@ def block_of(longest: int) -> int:
     return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
 
 
-def make_question(
-    setup: Setup, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, sink_share: float = SINK_SHARE
-) -> Question:
-    """The statistics' questions for these tokens. Raises what `matcher` raises."""
+def make_asked(setup: Setup, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS) -> Asked:
+    """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents."""
     keys = setup.encoded.context or setup.encoded.sequences
     places = torch.tensor([_padded(sequence.places, -1, setup.facts.k_len, setup) for sequence in keys])
     places = places.to(setup.device)
     k_tokens = setup.ids if setup.context is None else setup.context.ids
-    asked = Asked(
+    return Asked(
         block=block_of(max(setup.facts.q_len, setup.facts.k_len)),
         q_tokens=setup.ids,
         k_tokens=k_tokens,
@@ -91,7 +79,6 @@ def make_question(
         is_self=setup.context is None,
         matches=tuple(_matches(pattern, setup) for pattern in patterns),
     )
-    return Question(asked, tuple(patterns), sink_tokens, sink_share)
 
 
 def _matches(pattern: Pattern, setup: Setup) -> tuple[Matches, ...]:
@@ -131,7 +118,9 @@ class Found:
     pattern: Shares
 
 
-def head_statistics(found: Found, baseline: Baseline, question: Question, setup: Setup) -> tuple[HeadStatistics, ...]:
+def head_statistics(
+    found: Found, baseline: Baseline, setup: Setup, *, sink_share: float = SINK_SHARE
+) -> tuple[HeadStatistics, ...]:
     """What is said of each of the heads, its kind among it."""
     zero = setup.facts.q_len - 1
     offsets = _offsets(found.statistics, baseline.statistics, zero)
@@ -145,7 +134,7 @@ def head_statistics(found: Found, baseline: Baseline, question: Question, setup:
             **vars(own[index]),
             max_score=score,
             max_score_at=None if where is None else _own_place(where, setup),
-            sinks=_sinks(found, baseline, index, question.sink_share, setup),
+            sinks=_sinks(found, baseline, index, sink_share, setup),
             largest=_largest(found, baseline, index, setup),
             uniform=uniformly[index],
         )
@@ -158,14 +147,20 @@ def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
     return statistics.mass > 0.5
 
 
-def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Tensor:
-    """For each head the signed distance with the most mass beyond uniform attention, neither 0 nor −1; as an index."""
+def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Int[Tensor, " head"]:
+    """For each head the signed distance with the most mass beyond uniform attention, neither 0 nor −1, as an index; −1 where
+    none has more."""
     excess = own.profile.double().sum(dim=0) - uniformly.profile.double().sum(dim=0)
-    excess[:, max(0, zero - 1) : zero + 1] = -torch.inf
-    return excess.argmax(dim=1)
+    excess[:, max(0, zero - 1) : zero + 1] = 0.0
+    most, offsets = excess.max(dim=1)
+    return torch.where(most > _NOTHING, offsets, -1)
 
 
-def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Tensor) -> list[Averages]:
+_NOTHING = 1e-6
+"""Mass that may be rounding."""
+
+
+def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
     """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
     seen = has_keys(sums).expand(-1, len(offsets), -1)
     n = seen.sum(dim=(0, 2)).double()
@@ -184,17 +179,20 @@ def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Tensor) -> 
         "diagonal": profile[:, zero] / n,
         "previous": (profile[:, zero - 1] if zero else torch.zeros_like(n)) / n,
         "near": folded[:, : NEAR + 1].sum(dim=1) / n,
-        "at_offset": profile.gather(1, offsets[:, None]).squeeze(1) / n,
+        "at_offset": torch.where(
+            offsets < 0, torch.nan, profile.gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
+        ),
     }
     rows |= {name: getattr(sums, name).sum(dim=0).expand(len(offsets)) / n for name in ("duplicate", "induction")}
     matched = sums.matched.sum(dim=0).expand(len(offsets), -1) / n[:, None]
     numbers = {name: row.tolist() for name, row in rows.items()}
     windows = {name: window_of(folded, share).tolist() for name, share in _WINDOWS.items()}
+    is_known = (n > 0) & folded.isfinite().all(dim=1)
     return [
         Averages(
             **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
-            **{name: row[head] if n[head] else None for name, row in windows.items()},
-            offset=int(offsets[head]) - zero,
+            **{name: row[head] if is_known[head] else None for name, row in windows.items()},
+            offset=None if offsets[head] < 0 else int(offsets[head]) - zero,
             patterns=tuple(map(finite, matched[head].tolist())),
         )
         for head in range(len(offsets))
@@ -208,7 +206,7 @@ _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 def _top(found: Found, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
     """The largest score of a head, and its sequence, query and key, counted with padding."""
     scores = found.top_score[:, index]
-    place = int(scores.argmax())
+    place = int(scores.nan_to_num(nan=-torch.inf).argmax())
     batch, query = divmod(place, scores.shape[1])
     row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))
     score = finite(scores[batch, query].item())
@@ -252,7 +250,7 @@ def _largest(found: Found, baseline: Baseline, index: int, setup: Setup) -> tupl
     The best of all cells stand in the rows whose own best is best: only those rows are computed again.
     """
     visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
-    lift = torch.where(visible > 1, found.statistics.peak[:, index].exp() * visible, 0.0)
+    lift = torch.where(visible > 1, found.statistics.peak[:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
     cells = []
     for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
         batch, query = divmod(place, lift.shape[1])
