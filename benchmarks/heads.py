@@ -43,7 +43,7 @@ def made(length: int, causal: bool, device: str = "cpu", spread: float = 1.0) ->
     generator = torch.Generator(device).manual_seed(0)
     shape = (1, N_HEADS, length, D_HEAD)
     q, k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(3))
-    return Scores(q * spread, k, SCALE, allowed=masks.causal() if causal else None), v
+    return Scores(q if spread == 1 else q * spread, k, SCALE, allowed=masks.causal() if causal else None), v
 
 
 def asked_of(length: int, device: str = "cpu") -> Asked:
@@ -142,7 +142,7 @@ def peak_bytes(length: int, what: str) -> int:
 def child(length: int, what: str) -> None:
     """What the fresh process does. z counts as part of q, k and v: nobody attends without it."""
     (scores, v), asked = made(length, True), asked_of(length)
-    z = torch.zeros_like(v)
+    z = torch.ones_like(v)
     del z
     if what == "overview":
         overview(scores, v, asked)
@@ -193,7 +193,7 @@ def main(device: str, rounds: int) -> None:
     if device == "cpu":
         extra = {n: peak_bytes(n, "overview") - peak_bytes(n, "nothing") for n in MEMORY_LENGTHS}
         whole = peak_bytes(4096, "explicit") - peak_bytes(4096, "nothing")
-        slope = math.log(extra[32768] / extra[4096]) / math.log(8)
+        slope = math.log(extra[32768] / max(1, extra[4096])) / math.log(8)
         print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
         print(f"slope {slope:.2f}; explicit at 4096: {whole / 2**20:.0f} MiB, {whole / extra[4096]:.0f} x as much")
     for causal in (False, True):
