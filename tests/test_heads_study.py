@@ -857,3 +857,30 @@ def test_what_is_asked_for_cell_by_cell_is_foreseen_too(kept, monkeypatch):
     with pytest.raises(MhaError) as caught:
         prepare_heads(encoded, config, wanted=Wanted(kept=kept))
     assert caught.value.code == "out-of-memory"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_pass_their_checks(dtype):
+    config = Config(causal=True, dtype=dtype, device="cpu").resolved()
+    run = prepare_heads(encode(["the cat sat on the mat and saw the dog " * 20], config), config, wanted=Wanted())
+    run.run()
+    record = run.record()
+    assert record.self_check.ok
+    assert all(check.ok for check in record.survey.checks)
+
+
+def test_scores_too_large_for_their_dtype_are_refused_with_their_heads():
+    config = Config(scale=1e36, device="cpu").resolved()
+    run = prepare_heads(encode(["a b c d"], config), config, wanted=Wanted())
+    with pytest.raises(MhaError) as caught:
+        run.run()
+    assert caught.value.code == "not-finite"
+    assert "float32, got some whose shares do not add up in head" in caught.value.message
+
+
+def test_all_heads_share_a_pass_up_to_a_number_of_cells():
+    from mhacli.studies.heads import head_groups
+
+    assert list(head_groups(range(6), 1, most=4)) == [range(4), range(4, 6)]
+    assert list(head_groups(range(6), 3, most=9)) == [range(3), range(3, 6)]
+    assert list(head_groups((5, 1, 2), 1, most=0)) == [range(1, 2), range(2, 3), range(5, 6)]
