@@ -29,7 +29,7 @@ _LOWEST = PENALTY / 10
 def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
     """`attend`'s z with the log-sum-exp of each query's scores, at the cost of fused attention."""
     is_causal = isinstance(scores.allowed, Mask) and scores.allowed.causal_offset == 0
-    if scores.is_plain and (scores.allowed is None or is_causal):
+    if scores.is_plain and scores.scale > 0 and (scores.allowed is None or is_causal):
         fused = fused_lse(scores.q, scores.k, v, scale=scores.scale, causal=is_causal)
         if fused is not None:
             return fused

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mhacli.studies.heads import HeadsRun
 
 _HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
+_EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
 _WORTH_TELLING_S, _WAIT_S, _TELLING_S = 2.0, 0.05, 3.0
 
 
@@ -51,7 +52,7 @@ class HeadsOptions:
         list[str] | None,
         option(
             _HEADS,
-            f"Mass on the cells where a condition holds, such as '{INDUCTION}'; repeatable.",
+            f"Mass on the cells where a condition holds, such as '{_EXAMPLE}'; repeatable.",
             metavar="CONDITION",
         ),
     ] = None
@@ -131,7 +132,9 @@ def heads(
     try:
         _look(run)
     except KeyboardInterrupt:
-        if run.n_finished and not (files.json or files.csv):
+        if files.json or files.csv or not run.n_finished:
+            note(f"interrupted: {run.n_finished} of {len(run.heads)} heads are finished, and nothing was saved")
+        else:
             _tell_finished(run, options, colour)
         raise
     record = run.record()

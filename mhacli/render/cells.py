@@ -79,6 +79,7 @@ def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) ->
         f"{_query_name(record, cell.sequence, cell.query)} → {key_name(record, cell.sequence, cell.key)} "
         f"{share_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
         for cell in head.largest[:_MOST]
+        if cell.lift > 1
     )
 
 
@@ -104,7 +105,7 @@ def _named(family: Sequence[TokenSequence], sequence: int, index: int) -> str:
     return f"{fitted(token_text(family[sequence], index), _TOKEN_WIDTH)} {several}{index}"
 
 
-_TOKEN_WIDTH = 12
+_TOKEN_WIDTH, _ROUNDING = 12, 1e-5
 
 
 def corner_view(
@@ -167,7 +168,8 @@ def strongest_keys(
                 for key, share in zip(keys, shares, strict=True)
                 if key >= 0
             )
-            rest = f", the rest {percent_text(max(0.0, 1 - sum(shares)))}" if said else ""
+            left = 1 - sum(shares)
+            rest = f", the rest {percent_text(left)}" if said and left > _ROUNDING else ""
             table.add_row(f"head {record.heads[place].head}", (said or "no key allowed") + rest)
         name = _query_name(record, sequence, query - record.first_query(sequence))
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})

@@ -92,7 +92,7 @@ def _legend(record: Record, options: ViewOptions, screen: Screen) -> Iterator[Te
     meanings = {
         "H": "H entropy in nats",
         "H/max": "H/max entropy relative to that of uniform attention",
-        "keys": "keys exp H",
+        "keys": "keys mean of exp H",
         "|i−j|": "|i−j| mean distance in tokens",
         "50%": "50% 90% 99% of the mass lie within so many tokens",
         "sink": "mass on: sink the first token",
@@ -124,9 +124,10 @@ def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> 
         + ", ".join(
             f"{key_name(record, s.sequence, s.key)} {percent_text(s.share)} (uniform {percent_text(s.uniform)})"
             for s in head.sinks
+            if s.share > s.uniform
         )
         for head in listed
-        if head.sinks
+        if any(s.share > s.uniform for s in head.sinks)
     ]
     what = f"sinks, keys with more than {percent_text(survey.sink_share)} of all attention: "
     lines = filled([what + (told[0] if told else "none"), *told[1:]], screen.width)

@@ -65,7 +65,7 @@ def overview(
     for column in columns:
         table.add_column(column.name, justify="right", no_wrap=True, min_width=column.width)
     if has_profile:
-        table.add_column("distance →", no_wrap=True, min_width=len(_profile_steps(record)))
+        table.add_column(_PROFILE, no_wrap=True, min_width=len(_profile_steps(record)))
     known = [head.head for head in record.heads]
     for row, head in enumerate(listed):
         if gap[1] and row == gap[0]:
@@ -83,7 +83,7 @@ def overview(
 def column_names(record: Record, options: ViewOptions, screen: Screen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The headings that the overview shows on a screen, and those that gave way."""
     columns, has_profile = _chosen(record, options, screen)
-    shown = [*(column.name for column in columns), *(["distance →"] if has_profile else [])]
+    shown = [*(column.name for column in columns), *([_PROFILE] if has_profile else [])]
     every = [column.name for column in _columns(record.survey, options.precision)]
     return tuple(shown), tuple(name for name in every if name not in shown)
 
@@ -91,15 +91,17 @@ def column_names(record: Record, options: ViewOptions, screen: Screen) -> tuple[
 def _chosen(record: Record, options: ViewOptions, screen: Screen) -> tuple[list[_Column], bool]:
     """The columns that fit, and whether the profile of distances does too."""
     steps, room = len(_profile_steps(record)), screen.width - _HEAD_WIDTH - _KIND_WIDTH
+    width = max(steps, len(_PROFILE)) if steps else 0
     every = _columns(record.survey, options.precision)
-    columns = _fitting(every, room, steps, options.sort.partition(":")[0])
-    return columns, bool(steps) and sum(column.width + 1 for column in columns) + steps <= room
+    columns = _fitting(every, room, width, options.sort.partition(":")[0])
+    return columns, bool(steps) and sum(column.width + 1 for column in columns) + width <= room
 
 
 def _profile_steps(record: Record) -> tuple[int, ...]:
     return () if record.survey is None else record.survey.steps
 
 
+_PROFILE = "distance →"
 _TOO_SMALL = 5e-4
 """What no spark is drawn for."""
 _HEAD_WIDTH, _KIND_WIDTH = 5, 22

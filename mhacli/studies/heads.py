@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
 _PASS_COST = 1.3
 """What the second pass takes relative to the first, by benchmarks/heads.py, to tell the time that is left."""
-_SAMPLE_LEN, _SAMPLING_S = 1024, 0.2
+_SAMPLE_LEN, _SAMPLING_S, _MIN_SAMPLES = 1024, 0.2, 4
 
 
 class Prediction(NamedTuple):
@@ -88,10 +89,10 @@ class HeadsRun:
         small = replace(one, q=one.q[:1, :, :n], k=one.k[:1, :, :n])
         asked = self.asked.beginning(n)
         seconds, until = math.inf, perf_counter() + _SAMPLING_S
-        while (
-            math.isinf(seconds) or perf_counter() < until
-        ):  # the first time takes longer, and others are on the machine
+        for attempt in count():  # the first ones take longer, and others are on the machine
             began = perf_counter()
+            if attempt >= _MIN_SAMPLES and began > until:
+                break
             summarise(pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse), asked)
             seconds = min(seconds, perf_counter() - began)
         ratio = (len(self.heads) + 1) * n_cells(one) / max(1, n_cells(small))
