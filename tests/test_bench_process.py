@@ -531,7 +531,8 @@ BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
     ("a count that is a word", lambda d: d["rows"][0].update(batch="1"),
      "then.json.rows[0].batch must be a value of type int, got '1'\n"),
     ("a backend of no meaning", lambda d: d["sweep"].update(backends=["\x1b[2J"]),
-     "backends must be among explicit, sdpa, math, flash, efficient, cudnn, flex, compiled, torch-mha, torch-mha-weights or "
+     "backends must be among explicit, sdpa, math, flash, efficient, cudnn, flex, compiled, tiled, torch-mha, "
+     "torch-mha-weights or "
      "all, got '\\x1b[2J'\n"),
 ]  # fmt: skip
 

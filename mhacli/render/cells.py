@@ -173,7 +173,11 @@ def strongest_keys(
             table.add_row(f"head {record.heads[place].head}", (said or "no key allowed") + rest)
         name = _query_name(record, sequence, query - record.first_query(sequence))
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
-        n_visible = count_of(seen[0], "visible key") if len(seen) == 1 else f"{seen[0]:,} to {seen[-1]:,} visible keys"
+        n_visible = (
+            count_of(seen[0], "visible key", grouped=True)
+            if len(seen) == 1
+            else f"{seen[0]:,} to {seen[-1]:,} visible keys"
+        )
         uniform = f", {percent_text(1 / seen[0])} each if uniform" if len(seen) == 1 and seen[0] else ""
         title = f"sequence {sequence} · query {name} · {n_visible}{uniform}"
         parts.append(Group(Rule(Text(title, style="bold"), align="left", style="dim"), table))

@@ -71,7 +71,11 @@ def _survey(record: Record) -> Survey:
 def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
     """What was looked at, how, in which time, and what it would have taken otherwise."""
     lengths = sorted({len(sequence.tokens) for sequence in record.sequences})
-    tokens = count_of(lengths[-1], "token") if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
+    tokens = (
+        count_of(lengths[-1], "token", grouped=True)
+        if len(lengths) == 1
+        else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
+    )
     total = record.timings.get("total")
     parts = [
         f"{count_of(len(record.sequences), 'sequence')} of {tokens}",

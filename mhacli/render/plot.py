@@ -35,7 +35,7 @@ _COLOURS = (
 )
 """Colours that are told apart without seeing red and green alike. Source of the first seven: Okabe and Ito 2008, "Color
 Universal Design"; marks differ too."""
-_MARKS = "osD^vP*X<>"
+_MARKS = "osD^vP*X<>h"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
     "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,

@@ -104,9 +104,10 @@ def token_text(sequence: TokenSequence, index: int) -> str:
     return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
 
 
-def count_of(n: int, noun: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+def count_of(n: int, noun: str, *, grouped: bool = False) -> str:
+    """`1 token`, `2 tokens`; thousands apart where they are `grouped`, `4,834 tokens`."""
+    number = f"{n:,}" if grouped else str(n)
+    return f"{number} {noun}" if n == 1 else f"{number} {noun}s"
 
 
 def configuration(record: Record, width: int) -> Text:
