@@ -39,3 +39,30 @@ def normal() -> Callable[..., Any]:
         return (std * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
     return draw
+
+
+@pytest.fixture(scope="module")
+def biases():
+    """For the shapes of `variant_cases`: an additive bias for each kind, with some cells of −∞.
+
+    A few cells, one row of one head, and one cell of all heads."""
+    import torch
+    from variant_cases import K_LEN, N_HEADS, Q_LEN
+
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        kind: torch.randn(N_HEADS, Q_LEN, k_len, generator=generator, dtype=torch.float64)
+        for kind, k_len in (("self", Q_LEN), ("cross", K_LEN))
+    }
+    for tensor in tensors.values():
+        tensor[4, 2], tensor[1, 3, 1], tensor[:, 1, 0] = -torch.inf, -torch.inf, -torch.inf
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def bias_file(biases, tmp_path_factory):
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("biases") / "bias.safetensors"
+    save_file(biases, path)
+    return str(path)

@@ -19,7 +19,7 @@ from heads_made import (
     uniform_of,
 )
 from safetensors.torch import save_file
-from variant_cases import CONTEXTS, K_LEN, N_HEADS, Q_LEN, TEXTS, Case, expected_of, grid
+from variant_cases import CONTEXTS, N_HEADS, Q_LEN, TEXTS, Case, expected_of, grid
 
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
@@ -53,26 +53,6 @@ CONDITIONS = (
     "q - k >= 2 or k == 0",
     "tok[k - 1] == tok[q]",
 )
-
-
-@pytest.fixture(scope="module")
-def biases():
-    """An additive bias for each kind, with a few cells, one row of one head, and one cell of all heads, of −∞."""
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        kind: torch.randn(N_HEADS, Q_LEN, k_len, generator=generator, dtype=torch.float64)
-        for kind, k_len in (("self", Q_LEN), ("cross", K_LEN))
-    }
-    for tensor in tensors.values():
-        tensor[4, 2], tensor[1, 3, 1], tensor[:, 1, 0] = -torch.inf, -torch.inf, -torch.inf
-    return tensors
-
-
-@pytest.fixture(scope="module")
-def bias_file(biases, tmp_path_factory):
-    path = tmp_path_factory.mktemp("biases") / "bias.safetensors"
-    save_file(biases, path)
-    return str(path)
 
 
 def looked(encoded, config, **wanted):

@@ -7,7 +7,6 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from variant_cases import (
     K_LEN,
     MASKS,
@@ -31,26 +30,6 @@ from mhacli.text.encode import encode
 GRID = grid()
 EVERY_SEVENTH = GRID[::7]
 CEILING = {"float64": 1e-12, "float32": 2e-6}
-
-
-@pytest.fixture(scope="module")
-def biases():
-    """An additive bias for each kind, with a few cells, and one whole row, of −∞."""
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        kind: torch.randn(N_HEADS, Q_LEN, k_len, generator=generator, dtype=torch.float64)
-        for kind, k_len in (("self", Q_LEN), ("cross", K_LEN))
-    }
-    for tensor in tensors.values():
-        tensor[4, 2], tensor[1, 3, 1], tensor[:, 1, 0] = -torch.inf, -torch.inf, -torch.inf
-    return tensors
-
-
-@pytest.fixture(scope="module")
-def bias_file(biases, tmp_path_factory):
-    path = tmp_path_factory.mktemp("biases") / "bias.safetensors"
-    save_file(biases, path)
-    return str(path)
 
 
 def observed(setup, route="separate"):

@@ -28,8 +28,6 @@ from mhacli.attention.reducers import (
 from mhacli.attention.scores import Shares
 from mhacli.attention.tiles import Reducer, reduce_tiles
 
-Pattern = Float[Tensor, "batch head query key"]
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -122,7 +120,7 @@ def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambd
     )
 
 
-def strongest_key(pattern: Pattern) -> Int[Tensor, "batch head query"]:
+def strongest_key(pattern: Float[Tensor, "batch head query key"]) -> Int[Tensor, "batch head query"]:
     """The key with the largest share, the first of equals; −1 for a row of zeros."""
     share, key = pattern.max(dim=-1)
     return torch.where(share > 0, key, -1)
