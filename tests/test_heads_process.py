@@ -26,7 +26,7 @@ from processes import (
 from rich.cells import cell_len
 
 from mhacli.cli import main
-from mhacli.studies import looks
+from mhacli.studies import heads
 
 CAT = "the cat sat on the mat and the dog sat on the cat"
 STORY = Path(__file__).parents[1] / "sample_texts" / "story.txt"
@@ -192,11 +192,11 @@ def test_two_formats_are_refused_and_a_missing_file_is_told_as_json(tmp_path):
 
 
 def test_a_failed_check_ends_with_3(monkeypatch, capsys):
-    attend = looks.attend_lse
+    attend = heads.attend_lse
     monkeypatch.setattr(sys, "argv", ["mha", "heads", CAT])
     assert main() == 0
     assert "self-check ok" in capsys.readouterr().out
-    monkeypatch.setattr(looks, "attend_lse", lambda *given: (f := attend(*given))._replace(z=f.z + 1))
+    monkeypatch.setattr(heads, "attend_lse", lambda *given: (f := attend(*given))._replace(z=f.z + 1))
     assert main() == 3
     said = capsys.readouterr()
     assert "self-check FAILED" in said.out

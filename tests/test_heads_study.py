@@ -624,8 +624,8 @@ def test_the_checks_hold_and_are_told_with_their_numbers():
     ],
 )
 def test_the_checks_notice_a_kernel_that_is_wrong(spoil, failing, monkeypatch):
-    attend = looks.attend_lse
-    monkeypatch.setattr(looks, "attend_lse", lambda scores, v: spoil(attend(scores, v)))
+    attend = study.attend_lse
+    monkeypatch.setattr(study, "attend_lse", lambda scores, v: spoil(attend(scores, v)))
     record = looked(*small(causal=True))
     assert {index for index, check in enumerate(record.survey.checks) if not check.ok} == failing
     assert not record.self_check.ok
@@ -647,14 +647,14 @@ def test_the_checks_notice_sums_that_do_not_add_up(name, failing, monkeypatch):
 
 def test_the_worst_of_all_heads_is_what_a_check_tells(monkeypatch):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
-    attend, seen = looks.attend_lse, []
+    attend, seen = study.attend_lse, []
 
     def wrong_once(scores, v):
         seen.append(1)
         found = attend(scores, v)
         return found._replace(z=found.z + 0.5) if len(seen) == 2 else found
 
-    monkeypatch.setattr(looks, "attend_lse", wrong_once)
+    monkeypatch.setattr(study, "attend_lse", wrong_once)
     record = looked(*small(causal=True))
     assert record.survey.checks[-1].error == pytest.approx(0.5, abs=1e-9)
     assert (record.self_check.ok, record.self_check.max_abs_error) == (False, record.survey.checks[-1].error)

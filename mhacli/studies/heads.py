@@ -30,7 +30,7 @@ from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.record import Record
 from mhacli.studies.capture import Capture, to_array
 from mhacli.studies.devices import free_bytes
-from mhacli.studies.looks import Look, Steps, look, map_of, profile_of, profile_steps
+from mhacli.studies.looks import Look, attention_of, joined_arrays, look, profile_steps, uniform_arrays
 from mhacli.studies.setup import Setup, make_setup
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.text.encode import Encoded
@@ -108,17 +108,19 @@ class HeadsRun:
         progress = _Progress(per_head, len(self.heads), tell)
         group = self.scores.shape[1] // self.v.shape[1]
         for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // max(1, per_head)):
+            scores, v = self.scores.of_heads(heads), self.v[:, heads.start // group : (heads.stop - 1) // group + 1]
+            attended = attend_lse(scores, v)
+            steps = progress.steps(heads)
+            steps.first_pass()
             done = look(
-                self.setup,
-                self.scores.of_heads(heads),
-                self.v[:, heads.start // group : (heads.stop - 1) // group + 1],
-                heads,
+                self.setup.axes,
+                attention_of(scores, attended, v, heads),
                 asked=self.asked,
                 sink_share=self.wanted.sink_share,
                 baseline=self.baseline,
                 kept=self.wanted.kept,
-                steps=progress.steps(heads),
                 allow_nonfinite=self.wanted.allow_nonfinite,
+                tell=steps.cells,
             )
             self.looks.append(done)
             self.seconds["statistics"] = perf_counter() - began
@@ -129,6 +131,7 @@ class HeadsRun:
         setup, wanted, looks = self.setup, self.wanted, tuple(self.looks)  # another may be finished meanwhile
         checks = _worst_of([look.checks for look in looks])
         z_check = checks[-1]
+        uniform = uniform_arrays(self.baseline, setup.axes, self.asked.block)
         return Record(
             command=wanted.command,
             config=setup.config,
@@ -143,7 +146,7 @@ class HeadsRun:
             weights=setup.weights,
             survey=Survey(
                 block=self.asked.block,
-                steps=profile_steps(setup),
+                steps=profile_steps(setup.axes),
                 patterns=tuple(pattern.text for pattern in wanted.patterns),
                 sink_tokens=wanted.sink_tokens,
                 sink_share=wanted.sink_share,
@@ -153,24 +156,11 @@ class HeadsRun:
                 full_bytes=self.full_bytes,
                 kept=wanted.kept,
             ),
-            arrays={name: to_array(array) for name, array in self._arrays(self.baseline, looks).items()},
+            arrays={name: to_array(array) for name, array in joined_arrays(looks, uniform).items()},
         )
 
     def _stages(self) -> dict[str, float]:
         return {**self.seconds, "total": sum(self.seconds.values())}
-
-    def _arrays(self, baseline: Baseline, looks: Sequence[Look]) -> dict[str, Tensor]:
-        """Those of the looks side by side, and those of uniform attention, with a head axis of 1 where it holds for all."""
-        arrays = {name: torch.cat([done.arrays[name] for done in looks], dim=1) for name in looks[0].arrays}
-        uniform = {
-            "visible": baseline.visible.to(torch.int64),
-            "uniform_map": map_of(baseline.statistics, self.asked.block),
-            "uniform_received": baseline.statistics.received,
-            "uniform_profile": profile_of(baseline.statistics, self.setup),
-        }
-        heads = [head.head for done in looks for head in done.said]
-        own = {name: array if array.shape[1] == 1 else array[:, heads] for name, array in uniform.items()}
-        return arrays | {name: array.cpu() for name, array in own.items()}
 
 
 @torch.no_grad()
@@ -190,7 +180,7 @@ def prepare_heads(encoded: Encoded, config: Config, *, source: LayerFile | None 
     q, k, v = setup.heads(capture)
     if not wanted.allow_nonfinite:
         _require_finite((q, k, v), config.dtype)
-    asked = make_asked(setup, wanted.patterns, sink_tokens=wanted.sink_tokens)
+    asked = make_asked(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
     return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
 
@@ -215,6 +205,13 @@ def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[rang
         yield waiting
 
 
+class _Steps(NamedTuple):
+    """Who hears how far a look is: that the first pass is done, and of the cells that the second has looked at."""
+
+    first_pass: Callable[[], None]
+    cells: Callable[[int], None]
+
+
 class _Progress:
     """Which share of the work is done, in cells: those of the first pass, and those of the second, which take longer."""
 
@@ -222,10 +219,10 @@ class _Progress:
         self._per_head, self._tell = cells_per_head, tell
         self._whole, self._done = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0
 
-    def steps(self, heads: range) -> Steps:
+    def steps(self, heads: range) -> _Steps:
         """Who is told how far the look at these heads is."""
         named = f"head {heads[0]}" if len(heads) == 1 else f"heads {heads[0]} to {heads[-1]}"
-        return Steps(lambda: self._add(len(heads) * self._per_head, named), lambda n: self._add(_PASS_COST * n, named))
+        return _Steps(lambda: self._add(len(heads) * self._per_head, named), lambda n: self._add(_PASS_COST * n, named))
 
     def _add(self, cells: float, doing: str) -> None:
         self._done += cells

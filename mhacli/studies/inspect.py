@@ -183,10 +183,10 @@ def make_record(
 def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
     """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
-    asked = make_asked(setup).on("cpu")
+    asked = make_asked(setup.axes).on("cpu")
     statistics = summarise(pattern, asked)
     found = Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
-    return statistics.entropy, head_statistics(found, make_baseline(pattern, asked), setup)
+    return statistics.entropy, head_statistics(found, make_baseline(pattern, asked), setup.axes)
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,11 +15,11 @@ from mhacli.attention.fused import Attended
 from mhacli.attention.rectangles import indices
 from mhacli.attention.scores import Scores, Shares
 from mhacli.attention.stats import Asked, Statistics, distances_folded, doubling_steps, in_steps, shares_of, summarise
-from mhacli.attention.tiled import attend_lse, pattern_of
+from mhacli.attention.tiled import pattern_of
 from mhacli.errors import MhaError
 from mhacli.heads import Check, HeadStatistics, Kept
+from mhacli.studies.axes import Axes
 from mhacli.studies.inspect import TOLERANCE, largest_difference
-from mhacli.studies.setup import Setup
 from mhacli.studies.statistics import Baseline, Found, finite, has_keys, head_statistics
 
 CHECKED_ROWS, _MOST, _HUGE = 16, 1e-2, 1e4
@@ -35,68 +36,88 @@ class Look(NamedTuple):
     checks: tuple[Check, ...]
 
 
-class Steps(NamedTuple):
-    """Who hears how far a look is: that the first pass is done, and of the cells that the second has looked at."""
+@dataclass(frozen=True)
+class Attention:
+    """What some neighbouring heads computed: their pattern to ask, z, and the values that it was made of.
 
-    first_pass: Callable[[], None]
-    cells: Callable[[int], None]
+    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made it. `sink_mass` is the share that a
+    learned sink takes of each query, which no key gets. `v` None: the values were not seen. `is_finite`: so were all inputs.
+    """
+
+    heads: range
+    pattern: Shares
+    z: Float[Tensor, "batch head query d_v"]
+    v: Float[Tensor, "batch kv_head key d_v"] | None
+    lse: Float[Tensor, "batch head query"]
+    kernel: str
+    sink_mass: Float[Tensor, "batch head query"] | None = None
+    is_finite: bool = True
+
+
+def attention_of(
+    scores: Scores, attended: Attended, v: Float[Tensor, "batch kv_head key d_v"], heads: range
+) -> Attention:
+    """The attention of scores, of which z and the log-sum-exp are known."""
+    is_finite = all(bool(tensor.isfinite().all()) for tensor in (scores.q, scores.k, v))
+    pattern = pattern_of(scores, attended.lse)
+    return Attention(heads, pattern, attended.z, v, attended.lse, attended.kernel, is_finite=is_finite)
 
 
 def look(
-    setup: Setup,
-    scores: Scores,
-    v: Float[Tensor, "batch kv_head key d_v"],
-    heads: range,
+    axes: Axes,
+    attention: Attention,
     *,
     asked: Asked,
     sink_share: float,
     baseline: Baseline,
     kept: Kept,
-    steps: Steps,
     allow_nonfinite: bool,
+    tell: Callable[[int], None] = lambda cells: None,
 ) -> Look:
-    """Everything about some heads, whose `scores` and values these are; the `baseline` is that of all heads."""
-    attended = attend_lse(scores, v)
-    steps.first_pass()
-    pattern = pattern_of(scores, attended.lse)
-    statistics = summarise(pattern, asked, steps.cells)
+    """Everything about some heads; the `baseline` is that of all heads, `tell` hears of the cells that were looked at."""
+    heads, pattern, lse = attention.heads, attention.pattern, attention.lse
+    statistics = summarise(pattern, asked, tell)
     seen = has_keys(statistics)
     own_baseline = baseline.of_heads(heads)
-    is_huge = ~(attended.lse.abs() < _HUGE)
-    is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & attended.lse.isfinite())
+    is_huge = ~(lse.abs() < _HUGE)
+    is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
     if not allow_nonfinite and bool(is_lost.any()):
-        raise _overflow(heads, is_lost, setup)
-    found = Found(heads, statistics, torch.where(seen, statistics.peak + attended.lse, -torch.inf), pattern)
+        raise _overflow(heads, is_lost, axes)
+    top_score = torch.where(seen, statistics.peak + _lse_of_shares(attention), -torch.inf)
+    found = Found(heads, statistics, top_score, pattern, attention.sink_mass)
     arrays = {
-        "lse": torch.where(seen, attended.lse, torch.nan),
+        "lse": torch.where(seen, lse, torch.nan),
         "max_score": torch.where(seen, found.top_score, torch.nan),
-        **_arrays(statistics, setup, asked.block),
+        **_arrays(statistics, axes, asked.block),
         **_cells(pattern, kept),
     }
     if kept.z:
-        arrays["z"] = attended.z
+        arrays["z"] = attention.z
     return Look(
-        head_statistics(found, own_baseline, setup, sink_share=sink_share),
+        head_statistics(found, own_baseline, axes, sink_share=sink_share),
         {name: array.cpu() for name, array in arrays.items()},
-        attended.kernel,
-        check_statistics(
-            found, attended, v, setup, is_finite=all(bool(t.isfinite().all()) for t in (scores.q, scores.k, v))
-        ),
+        attention.kernel,
+        check_statistics(found, attention, axes),
     )
 
 
-def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], setup: Setup) -> MhaError:
+def _lse_of_shares(attention: Attention) -> Float[Tensor, "batch head query"]:
+    """What the shares are relative to: the log-sum-exp of the scores, the learned sink's among them."""
+    return attention.lse if attention.sink_mass is None else attention.lse - torch.log1p(-attention.sink_mass)
+
+
+def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
     """What to say of scores so large that the shares of a query do not add up, and in which heads."""
     of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
     named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
     return MhaError(
-        f"the scores must be small enough for {setup.config.dtype}, got some whose shares do not add up in head {named}",
+        f"the scores must be small enough for {axes.dtype}, got some whose shares do not add up in head {named}",
         hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite looks anyway",
         code="not-finite",
     )
 
 
-def _arrays(statistics: Statistics, setup: Setup, block: int) -> dict[str, Tensor]:
+def _arrays(statistics: Statistics, axes: Axes, block: int) -> dict[str, Tensor]:
     """The vectors and the map as records keep them; NaN for queries without keys."""
     seen = has_keys(statistics)
     per_query = {
@@ -109,8 +130,26 @@ def _arrays(statistics: Statistics, setup: Setup, block: int) -> dict[str, Tenso
         **{name: torch.where(seen, row, torch.nan) for name, row in per_query.items()},
         "received": statistics.received,
         "map": map_of(statistics, block),
-        "profile": profile_of(statistics, setup),
+        "profile": profile_of(statistics, axes),
     }
+
+
+def uniform_arrays(baseline: Baseline, axes: Axes, block: int) -> dict[str, Tensor]:
+    """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
+    arrays = {
+        "visible": baseline.visible.to(torch.int64),
+        "uniform_map": map_of(baseline.statistics, block),
+        "uniform_received": baseline.statistics.received,
+        "uniform_profile": profile_of(baseline.statistics, axes),
+    }
+    return {name: array.cpu() for name, array in arrays.items()}
+
+
+def joined_arrays(looks: Sequence[Look], uniform: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of looks side by side, and those of uniform attention of the same heads."""
+    arrays = {name: torch.cat([done.arrays[name] for done in looks], dim=1) for name in looks[0].arrays}
+    heads = [head.head for done in looks for head in done.said]
+    return arrays | {name: array if array.shape[1] == 1 else array[:, heads] for name, array in uniform.items()}
 
 
 def map_of(statistics: Statistics, block: int) -> Float[Tensor, "batch head query_block key_block"]:
@@ -121,17 +160,17 @@ def map_of(statistics: Statistics, block: int) -> Float[Tensor, "batch head quer
     return means
 
 
-def profile_of(statistics: Statistics, setup: Setup) -> Float[Tensor, "batch head step"]:
+def profile_of(statistics: Statistics, axes: Axes) -> Float[Tensor, "batch head step"]:
     """The share of all mass at each distance, in the bins of `profile_steps`."""
-    zero, steps = setup.facts.q_len - 1, profile_steps(setup)
+    zero, steps = axes.q_len - 1, profile_steps(axes)
     rows = [in_steps(distances_folded(profile, zero), steps) for profile in statistics.profile]
     masses: Tensor = statistics.mass.double().sum(dim=-1)[..., None].clamp(min=1)
     return torch.stack(rows) / masses
 
 
-def profile_steps(setup: Setup) -> tuple[int, ...]:
+def profile_steps(axes: Axes) -> tuple[int, ...]:
     """The upper ends of the distances in a profile."""
-    return doubling_steps(max(setup.facts.q_len, setup.facts.k_len) - 1)
+    return doubling_steps(max(axes.q_len, axes.k_len) - 1)
 
 
 def _cells(pattern: Shares, kept: Kept) -> dict[str, Tensor]:
@@ -161,33 +200,35 @@ def _top_keys(pattern: Shares, place: tuple[int, int], kept: Kept) -> tuple[Tens
     return shares, torch.where(shares > 0, found, -1)
 
 
-def check_statistics(
-    found: Found, attended: Attended, v: Float[Tensor, "batch kv_head key d_v"], setup: Setup, *, is_finite: bool = True
-) -> tuple[Check, ...]:
+def check_statistics(found: Found, attention: Attention, axes: Axes) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
-    Every query gives 1 in all, so that what the keys receive and the maps add up to the number of queries; and z of some
-    queries, from their shares, is what the kernel says. The tolerance is that of shares whose scores are rounded in the
-    dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is passed over.
+    Every query gives 1 in all, a learned sink's share among it, so that what the keys receive and the maps add up to the
+    rest; and z of some queries, from their shares, is what was computed. The tolerance is that of shares whose scores are
+    rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
+    passed over.
     """
     statistics, wide = found.statistics, found.statistics.mass.dtype
     seen = has_keys(statistics)
-    n_seen = seen.sum(dim=-1).double()
+    given = seen.double() if found.sink_mass is None else torch.where(seen, 1 - found.sink_mass.double(), 0.0)
+    n_given = given.sum(dim=-1)
     largest = found.top_score.masked_fill(~seen, 0.0).abs().amax().item()
     rounding = min(_MOST, TOLERANCE[str(wide).removeprefix("torch.")] + 16 * torch.finfo(wide).eps * largest)
     sums = {
-        "each query gives 1": (statistics.mass - seen.to(wide)).abs().amax(dim=-1).double(),
-        "keys receive one per query": (statistics.received.double().sum(dim=-1) - n_seen).abs() / n_seen.clamp(min=1),
-        "maps add up to one per query": (statistics.map.double().sum(dim=(-1, -2)) - n_seen).abs()
-        / n_seen.clamp(min=1),
+        "each query gives 1": (statistics.mass - given).abs().amax(dim=-1).double(),
+        "keys receive one per query": (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
+        "maps add up to one per query": (statistics.map.double().sum(dim=(-1, -2)) - n_given).abs()
+        / n_given.clamp(min=1),
     }
-    if not is_finite:
+    if not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
     checks = [_check(name, error.max().item(), rounding) for name, error in sums.items()]
-    error, magnitude = _z_again(found.pattern, attended.z, v)
+    if attention.v is None:
+        return tuple(checks)
+    error, magnitude = _z_again(attention, attention.v, axes)
     return (
         *checks,
-        _check("z of the shares is the kernel's", error, (rounding + TOLERANCE[setup.config.dtype]) * magnitude),
+        _check("z of the shares is the kernel's", error, (rounding + TOLERANCE[axes.dtype]) * magnitude),
     )
 
 
@@ -195,16 +236,21 @@ def _check(name: str, error: float, tolerance: float) -> Check:
     return Check(name, finite(error), tolerance, error <= tolerance)
 
 
-def _z_again(pattern: Shares, z: Tensor, v: Tensor) -> tuple[float, float]:
+def _z_again(attention: Attention, v: Tensor, axes: Axes) -> tuple[float, float]:
     """The largest distance of z from the sums of shares and values, over spread queries, and the largest of magnitudes."""
-    batch, n_heads, n_queries, n_keys = pattern.shape
-    queries = (
-        torch.linspace(0, n_queries - 1, min(CHECKED_ROWS, n_queries), dtype=torch.float64).round().long().tolist()
-    )
+    batch, n_heads, _, n_keys = attention.pattern.shape
     group, error, magnitude = n_heads // v.shape[1], 0.0, 0.0
-    for place in ((b, h) for b in range(batch) for h in range(n_heads)):
-        shares = torch.cat([shares_of(pattern, place, range(i, i + 1), range(n_keys)) for i in queries]).double()
-        values = v[place[0], place[1] // group].double()
-        error = max(error, largest_difference(shares @ values, z[place][queries]))
-        magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
+    for b in range(batch):
+        queries = _spread(axes.first_query(b), len(axes.queries[b].ids))
+        for place in ((b, h) for h in range(n_heads)):
+            rows = [shares_of(attention.pattern, place, range(i, i + 1), range(n_keys)) for i in queries]
+            shares, values = torch.cat(rows).double(), v[b, place[1] // group].double()
+            error = max(error, largest_difference(shares @ values, attention.z[place][queries]))
+            magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     return error, magnitude
+
+
+def _spread(first: int, n: int) -> list[int]:
+    """Some of `n` columns from the first one on, evenly spread."""
+    places: list[int] = torch.linspace(0, n - 1, min(CHECKED_ROWS, n), dtype=torch.float64).round().long().tolist()
+    return [first + place for place in places]

@@ -24,6 +24,7 @@ from mhacli.facts import Facts
 from mhacli.layerfile import LayerFile
 from mhacli.parts import Environment, TokenSequence
 from mhacli.plan import facts_of
+from mhacli.studies.axes import Axes
 from mhacli.studies.devices import choose_device, environment
 from mhacli.text.encode import Encoded
 
@@ -63,6 +64,22 @@ class Setup:
     def device(self) -> torch.device:
         """Where the tensors live."""
         return self.ids.device
+
+    @property
+    def axes(self) -> Axes:
+        """What stands on the axes: the texts, or a text and its context."""
+        ids = self.encoded.vocabulary.id_of
+        return Axes(
+            queries=self.encoded.sequences,
+            keys=self.encoded.context or self.encoded.sequences,
+            q_len=self.facts.q_len,
+            k_len=self.facts.k_len,
+            side=self.config.padding,
+            is_self=self.encoded.context is None,
+            id_of=lambda word: ids.get(word, -1),
+            dtype=self.config.dtype,
+            device=self.device,
+        )
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""

@@ -37,7 +37,7 @@ from mhacli.heads import (
 )
 from mhacli.parts import TokenSequence
 from mhacli.patterns import Pattern
-from mhacli.studies.setup import Setup
+from mhacli.studies.axes import Axes
 
 MAP_CELLS = 192
 """Cells of a map along its longer side, at most."""
@@ -63,42 +63,33 @@ def block_of(longest: int) -> int:
     return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
 
 
-def make_asked(setup: Setup, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS) -> Asked:
+def make_asked(axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS) -> Asked:
     """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents."""
-    keys = setup.encoded.context or setup.encoded.sequences
-    places = torch.tensor([_padded(sequence.places, -1, setup.facts.k_len, setup) for sequence in keys])
-    places = places.to(setup.device)
-    k_tokens = setup.ids if setup.context is None else setup.context.ids
+    places = axes.on_keys([text.places for text in axes.keys], -1)
+    k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
     return Asked(
-        block=block_of(max(setup.facts.q_len, setup.facts.k_len)),
-        q_tokens=setup.ids,
+        block=block_of(max(axes.q_len, axes.k_len)),
+        q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < sink_tokens),
-        is_self=setup.context is None,
-        matches=tuple(_matches(pattern, setup) for pattern in patterns),
+        is_self=axes.is_self,
+        matches=tuple(_matches(pattern, axes) for pattern in patterns),
     )
 
 
-def _matches(pattern: Pattern, setup: Setup) -> tuple[Matches, ...]:
+def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
     """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
-    ids = setup.encoded.vocabulary.id_of
-    contexts = setup.encoded.context or setup.encoded.sequences
 
-    def of_sequence(queries: TokenSequence, keys: TokenSequence) -> Matches:
-        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=setup.device) for s in (queries, keys))
-        holds = matcher(pattern, q_tokens, k_tokens, lambda word: ids.get(word, -1))
-        first_q = setup.config.first_column(len(queries.ids), setup.facts.q_len)
-        first_k = setup.config.first_column(len(keys.ids), setup.facts.k_len)
+    def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
+        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=axes.device) for s in (queries, keys))
+        holds = matcher(pattern, q_tokens, k_tokens, axes.id_of)
+        first_q, first_k = axes.first_query(b), axes.first_key(b)
         return lambda q_idx, k_idx: holds(q_idx - first_q, k_idx - first_k)
 
-    return tuple(of_sequence(*pair) for pair in zip(setup.encoded.sequences, contexts, strict=True))
-
-
-def _padded(row: Sequence[int], value: int, length: int, setup: Setup) -> list[int]:
-    first = setup.config.first_column(len(row), length)
-    return [value] * first + list(row) + [value] * (length - len(row) - first)
+    pairs = zip(axes.queries, axes.keys, strict=True)
+    return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
 
 
 def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
@@ -110,19 +101,21 @@ def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of some heads of a run: statistics, the largest score of each query, and the pattern to ask for more."""
+    """What is known of some heads of a run: statistics, the largest score of each query, the pattern to ask
+    for more, and the share of each query that goes to a learned sink, where there is one."""
 
     heads: range
     statistics: Statistics
     top_score: Float[Tensor, "batch head query"]
     pattern: Shares
+    sink_mass: Float[Tensor, "batch head query"] | None = None
 
 
 def head_statistics(
-    found: Found, baseline: Baseline, setup: Setup, *, sink_share: float = SINK_SHARE
+    found: Found, baseline: Baseline, axes: Axes, *, sink_share: float = SINK_SHARE
 ) -> tuple[HeadStatistics, ...]:
     """What is said of each of the heads, its kind among it."""
-    zero = setup.facts.q_len - 1
+    zero = axes.q_len - 1
     offsets = _offsets(found.statistics, baseline.statistics, zero)
     own = _averages(found.statistics, baseline.visible, zero, offsets)
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
@@ -133,9 +126,9 @@ def head_statistics(
             head=head,
             **vars(own[index]),
             max_score=score,
-            max_score_at=None if where is None else _own_place(where, setup),
-            sinks=_sinks(found, baseline, index, sink_share, setup),
-            largest=_largest(found, baseline, index, setup),
+            max_score_at=None if where is None else _own_place(where, axes),
+            sinks=_sinks(found, baseline, index, sink_share, axes),
+            largest=_largest(found, baseline, index, axes),
             uniform=uniformly[index],
         )
         said.append(with_kind(of_head))
@@ -144,7 +137,7 @@ def head_statistics(
 
 def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
     """Which queries see a key at all: the shares of the others are all 0."""
-    return statistics.mass > 0.5
+    return statistics.mass > 0
 
 
 def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Int[Tensor, " head"]:
@@ -213,24 +206,13 @@ def _top(found: Found, index: int) -> tuple[float | None, tuple[int, int, int] |
     return score, None if score is None else (batch, query, int(row.argmax()))
 
 
-def _own_place(place: tuple[int, int, int], setup: Setup) -> tuple[int, int, int]:
+def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
     """A place counted from the first token of its own text."""
     batch, query, key = place
-    first_query, first_key = _firsts(setup, batch)
-    return batch, query - first_query, key - first_key
+    return batch, query - axes.first_query(batch), key - axes.first_key(batch)
 
 
-def _firsts(setup: Setup, batch: int) -> tuple[int, int]:
-    """The columns in which a sequence's queries and keys begin."""
-    encoded, column = setup.encoded, setup.config.first_column
-    keys = (encoded.context or encoded.sequences)[batch]
-    return (
-        column(len(encoded.sequences[batch].ids), setup.facts.q_len),
-        column(len(keys.ids), setup.facts.k_len),
-    )
-
-
-def _sinks(found: Found, baseline: Baseline, index: int, least: float, setup: Setup) -> tuple[Sink, ...]:
+def _sinks(found: Found, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
     """The keys that receive more than the `least` share of all attention of their sequence, the strongest first."""
     sinks = []
     uniformly = baseline.statistics.received[:, min(index, baseline.statistics.received.shape[1] - 1)]
@@ -239,12 +221,12 @@ def _sinks(found: Found, baseline: Baseline, index: int, least: float, setup: Se
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
             share = received[key].item() / total if total else 0.0
             if share > least:
-                own_key = key - _firsts(setup, batch)[1]
+                own_key = key - axes.first_key(batch)
                 sinks.append(Sink(batch, own_key, share, uniformly[batch, key].item() / total))
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
 
 
-def _largest(found: Found, baseline: Baseline, index: int, setup: Setup) -> tuple[StrongCell, ...]:
+def _largest(found: Found, baseline: Baseline, index: int, axes: Axes) -> tuple[StrongCell, ...]:
     """The cells with the greatest share relative to their query's uniform row.
 
     The best of all cells stand in the rows whose own best is best: only those rows are computed again.
@@ -260,7 +242,7 @@ def _largest(found: Found, baseline: Baseline, index: int, setup: Setup) -> tupl
             continue
         shares, keys = row.topk(min(MAX_LARGEST, len(row)))
         for share, key in zip(shares.tolist(), keys.tolist(), strict=True):
-            _, own_query, own_key = _own_place((batch, query, key), setup)
+            _, own_query, own_key = _own_place((batch, query, key), axes)
             cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
 
