@@ -27,8 +27,9 @@ SINK_SHARE = 0.1
 """The share of all attention from which any key is told as a sink."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 SORTS = (
-    "head", "kind", "certainty", "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50",
-    "window_90", "window_99", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "max_score",
+    "head", "layer", "kind", "certainty", "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50",
+    "window_90", "window_99", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "learned_sink",
+    "max_score",
 )  # fmt: skip
 """What heads can be ordered by."""
 
@@ -43,7 +44,8 @@ class Averages:
     token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on tokens
     that equal the query (`duplicate`), on tokens that follow such a one (`induction`), within `NEAR` tokens, and on each of
     the user's patterns; `at_offset` is that at the signed distance, neither 0 nor −1, that has most beyond the uniform mass
-    (`offset`; both None where none has more).
+    (`offset`; both None where none has more). `learned_sink` is the share that no key gets, for a learned sink takes it;
+    None where there is none.
     """
 
     entropy: float | None = None
@@ -63,6 +65,7 @@ class Averages:
     near: float | None = None
     offset: int | None = None
     at_offset: float | None = None
+    learned_sink: float | None = None
     patterns: tuple[float | None, ...] = ()
 
 
@@ -90,6 +93,7 @@ class StrongCell:
 @dataclass(frozen=True)
 class _Named:
     layer: int = 0
+    attention: str = ""
     head: int = 0
     kind: Kind = "mixed"
     certainty: float | None = None
@@ -97,7 +101,7 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStatistics(Averages, _Named):
-    """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
+    """One head of one layer, of the `attention` whose module has that name in a checkpoint: `kind` with how `certain` that is, means over queries, and extremes.
 
     `max_score` is the largest score that softmax saw, at `max_score_at` (sequence, query, key). `sinks` are keys with more
     than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
@@ -213,14 +217,16 @@ def _excess(mass: float | None, uniform: float | None) -> float:
 
 
 def survey_shapes(
-    survey: Survey, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int
+    survey: Survey, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
 ) -> Mapping[str, tuple[int, ...]]:
     """The arrays of a record of heads and their shapes; a head axis of 1 holds for all in `visible` and `uniform_…`.
 
     Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (share of the first token), `max_score`,
     `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean share that the queries of a block give a block of
     keys. `profile`: the share of all mass at distances up to each of `steps`. `corner` (NaN where not allowed), and the
-    `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept.
+    `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept. Of a
+    checkpoint also `span_mass`, the mean share that the queries of a span give another span, where there are spans, and the
+    matrices and `strongest_key` of a run, with which mask they were `allowed`, where they were kept.
     """
     rows = (batch, n_heads, q_len)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_QUERY, rows)
@@ -234,6 +240,9 @@ def survey_shapes(
         "uniform_profile": (batch, n_heads, len(survey.steps)),
         "z": (*rows, d_v),
     }
+    shapes |= {name: (*rows, k_len) for name in MATRICES} | {"strongest_key": rows}
+    if n_spans:
+        shapes |= dict.fromkeys(("span_mass", "uniform_span_mass"), (batch, n_heads, n_spans, n_spans))
     if survey.kept.corner is not None:
         shapes["corner"] = (batch, n_heads, survey.kept.corner.n_queries, survey.kept.corner.n_keys)
     if survey.kept.queries:
@@ -243,8 +252,9 @@ def survey_shapes(
 
 
 PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
-OPTIONAL = ("z",)
-FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map")
+MATRICES = ("qk", "scores", "pattern", "allowed")
+OPTIONAL = ("z", *MATRICES, "strongest_key")
+FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map", "uniform_span_mass", "allowed")
 
 
 def require_order(sort: str) -> tuple[str, bool]:
@@ -252,7 +262,7 @@ def require_order(sort: str) -> tuple[str, bool]:
     name, colon, way = sort.partition(":")
     if name not in SORTS or way not in (("up", "down") if colon else ("",)):
         raise UsageError(f"sort must be one of {', '.join(SORTS)}, or one with :up or :down, got {sort[:40]!r}")
-    return name, way == "up" or (not way and name in ("head", "kind"))
+    return name, way == "up" or (not way and name in ("head", "layer", "kind"))
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
@@ -261,6 +271,9 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     `head` and `kind` go up by themselves. Raises `UsageError` for another word.
     """
     name, rises = require_order(sort)
+    if name == "head":  # layer by layer, in the order of execution
+        layers = list(dict.fromkeys((head.layer, head.attention) for head in heads))
+        return tuple(sorted(heads, key=lambda h: (layers.index((h.layer, h.attention)), h.head), reverse=not rises))
     known = [head for head in heads if getattr(head, name) is not None]
     ordered = sorted(known, key=lambda head: (getattr(head, name),), reverse=not rises)
     return (*ordered, *(head for head in heads if getattr(head, name) is None))

@@ -20,6 +20,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
 from mhacli.heads import FOR_ALL_HEADS, OPTIONAL, Corner, HeadStatistics, Survey, survey_shapes
+from mhacli.layers import InspectedLayer, Model, SpanTokens
 from mhacli.parts import (
     Cell,
     DecodeSummary,
@@ -52,6 +53,8 @@ class Record:
     shapes of `mhacli.heads.survey_shapes`; else it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per
     query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on
     the side that the config says: `first_query` and `first_key` tell where those begin.
+    A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
+    the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit.
     """
@@ -72,6 +75,9 @@ class Record:
     cell: Cell | None = None
     decoding: DecodeSummary | None = None
     survey: Survey | None = None
+    model: Model | None = None
+    layers: tuple[InspectedLayer, ...] = ()
+    spans: tuple[SpanTokens, ...] = ()
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -91,6 +97,30 @@ class Record:
     def first_key(self, sequence: int) -> int:
         """Where its first key stands on the key axis."""
         return self.config.first_column(len(self.keys[sequence].tokens), self.facts.k_len)
+
+    def of_layer(self, index: int) -> Record:
+        """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
+        layer = self.layers[index]
+        prefix = layer_prefix(index)
+        texts = {
+            "self": (self.sequences, None),
+            "decoder": (self.sequences, None),
+            "encoder": (self.context or self.sequences, None),
+            "cross": (self.sequences, self.context),
+        }
+        sequences, context = texts[layer.kind]
+        sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, **sizes),
+            sequences=sequences,
+            context=context,
+            heads=tuple(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
+            self_check=layer.self_check,
+            survey=layer.survey,
+            layers=(),
+            arrays={name.removeprefix(prefix): array for name, array in self.arrays.items() if name.startswith(prefix)},
+        )
 
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON values."""
@@ -122,15 +152,17 @@ class Record:
         record = decode(Record, file.metadata, path)
         _require_whole(record, path)
         record = dataclasses.replace(record, config=_resolved(record.config, path))
-        shapes = _shapes(record)
-        arrays = {name: array for name, array in _load_arrays(file).items() if name in shapes}
-        _require_fitting(arrays, shapes, path)
-        required = _PER_QUERY if record.survey is None else [name for name in shapes if name not in OPTIONAL]
-        for name in required:
-            if name not in arrays:
-                raise MhaError(f"{path} must hold the array {name}, got none", code="bad-file", path=path)
-        _require_meaning(arrays, record, path)
+        full = dataclasses.replace(record, arrays=_load_arrays(file))
+        views = {layer_prefix(i): full.of_layer(i) for i in range(len(record.layers))} or {"": full}
+        arrays: dict[str, Array] = {}
+        for prefix, view in views.items():
+            arrays |= {prefix + name: array for name, array in _checked_arrays(view, path).items()}
         return dataclasses.replace(record, arrays=arrays)
+
+
+def layer_prefix(index: int) -> str:
+    """What the names of a layer's arrays begin with."""
+    return f"layers.{index}."
 
 
 def _plain(value: Any) -> Any:
@@ -170,6 +202,19 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
         ) from None
 
 
+def _checked_arrays(record: Record, path: str) -> Mapping[str, Array]:
+    """The arrays of a record, or of one layer, that have a meaning there. Raises `MhaError` for those that do not fit."""
+    shapes = _shapes(record)
+    arrays = {name: array for name, array in record.arrays.items() if name in shapes}
+    _require_fitting(arrays, shapes, path)
+    required = _PER_QUERY if record.survey is None else [name for name in shapes if name not in OPTIONAL]
+    for name in required:
+        if name not in arrays:
+            raise MhaError(f"{path} must hold the array {name}, got none", code="bad-file", path=path)
+    _require_meaning(arrays, record, path)
+    return arrays
+
+
 def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
     """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
     facts = record.facts
@@ -186,6 +231,7 @@ def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
         q_len=facts.q_len,
         k_len=facts.k_len,
         d_v=record.config.d_v or 0,
+        n_spans=len(record.spans),
     )
     return {
         name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
@@ -214,7 +260,9 @@ def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> 
     last_key = record.facts.k_len - 1
     keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
     limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
-    limits |= dict.fromkeys(("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile"), shares)
+    limits |= dict.fromkeys(
+        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), shares
+    )
     for name, (low, high, meaning) in limits.items():
         if name in arrays and (
             np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
@@ -237,14 +285,24 @@ def _require_whole(record: Record, path: str) -> None:
     for sequence in (*record.sequences, *record.keys):
         if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
-        if len(sequence.documents) not in (0, len(sequence.tokens)):
-            raise MhaError(f"{path} must give every token its document, or none", code="bad-file", path=path)
+        if not {len(sequence.documents), len(sequence.pieces)} <= {0, len(sequence.tokens)}:
+            raise MhaError(f"{path} must give every token its document and piece, or none", code="bad-file", path=path)
     if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
         raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
     if record.cell is not None and not _is_inside(record.cell, record):
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
-    if record.survey is not None and not _is_survey(record.survey, record):
+    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    if any(view.survey is not None and not _is_survey(view.survey, view) for view in views):
         raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
+    if bool(record.layers) != (record.model is not None) or sum(len(view.heads) for view in views) != len(record.heads):
+        raise MhaError(
+            f"{path} must have layers for its model, and every head in one of them", code="bad-file", path=path
+        )
+    for span in record.spans:
+        if len(span.tokens) != len(record.sequences) or not all(
+            0 <= i < len(s.tokens) for s, own in zip(record.sequences, span.tokens, strict=True) for i in own
+        ):
+            raise MhaError(f"{path}: spans must lie within their sequences", code="bad-file", path=path)
 
 
 def _is_step(step: Step, record: Record) -> bool:

@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "mhacli"
 ROWS = (
     ("cli", "__main__", "commands", "options", "values", "streams", "interrupts"),
     ("studies", "render"),
+    ("models",),
     ("attention",),
     (
         "record",
@@ -24,10 +25,18 @@ ROWS = (
         "intervals",
         "benchmark",
         "heads",
+        "layers",
         "patterns",
         "comparison",
         "text",
         "plan",
+        "checkpoint",
+        "headcounts",
+        "families",
+        "familychoices",
+        "layerplaces",
+        "conversion",
+        "contents",
         "layerfile",
         "biasfile",
         "tensorfile",
@@ -39,8 +48,8 @@ ROWS = (
     ),
     ("__init__",),
 )
-NEVER_TORCH = {"__main__", "interrupts", "cli", "commands", "options", "values", "streams", "render", *ROWS[3]}
-NEVER_SCREEN = {"studies", "attention", *ROWS[3]}
+NEVER_TORCH = {"__main__", "interrupts", "cli", "commands", "options", "values", "streams", "render", *ROWS[-2]}
+NEVER_SCREEN = {"studies", "models", "attention", *ROWS[-2]}
 
 
 def room_of(module: str) -> str:

@@ -242,6 +242,26 @@ class Matched:
         return asked[2]
 
 
+class Between:
+    """The mass that the queries of each span give the keys of each span, `batch head span span`: sums over the queries.
+
+    `q_spans` and `k_spans` mark the tokens of every span, which may overlap.
+    """
+
+    def __init__(
+        self, pattern: Shares, q_spans: Bool[Tensor, "batch span query"], k_spans: Bool[Tensor, "batch span key"]
+    ) -> None:
+        n_spans, dtype = q_spans.shape[1], pattern.like.dtype
+        self.mass = pattern.like.new_zeros((*pattern.shape[:2], n_spans, n_spans), dtype=torch.float64)
+        self._q_spans, self._k_spans = q_spans.to(dtype), k_spans.to(dtype)
+
+    def add(self, tile: Tile) -> None:
+        """Adds the shares of the keys of each span, query by query, and those of the queries of each span."""
+        batch = tile.place[0]
+        of_queries = tile.shares @ self._k_spans[batch][:, tile.columns].mT
+        self.mass[tile.place] += self._q_spans[batch][:, tile.rows] @ of_queries
+
+
 def _sums_of_blocks(rows: Float[Tensor, "row column"], block: int, lead: int) -> Float[Tensor, "block column"]:
     """Sums over `block` rows each, of which the first block lacks `lead` and the last may lack some."""
     n = rows.shape[0]

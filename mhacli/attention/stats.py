@@ -13,6 +13,7 @@ from torch import Tensor
 from mhacli.attention.matches import Matches
 from mhacli.attention.rectangles import rectangles, tile_shape
 from mhacli.attention.reducers import (
+    Between,
     Distance,
     Entropy,
     Marked,
@@ -36,6 +37,7 @@ class Asked:
     `block` queries and keys make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no token;
     `before_k` is the token before each key in its text. With `is_self` a key is no duplicate of itself. `first` marks the
     first key of every text, `leading` the first few. `matches` has, for each further pattern, one predicate per sequence.
+    `q_spans` and `k_spans` mark the tokens of named parts of the texts, between which mass is counted.
     """
 
     block: int
@@ -46,14 +48,16 @@ class Asked:
     leading: Bool[Tensor, "batch key"]
     is_self: bool = True
     matches: tuple[tuple[Matches, ...], ...] = ()
+    q_spans: Bool[Tensor, "batch span query"] | None = None
+    k_spans: Bool[Tensor, "batch span key"] | None = None
 
     def on(self, device: torch.device | str) -> Asked:
         """The same with its tensors on a device."""
         return self._with(lambda tensor: tensor.to(device))
 
     def beginning(self, n: int) -> Asked:
-        """The same of the first `n` tokens of the first sequence, without the further patterns."""
-        return replace(self._with(lambda tensor: tensor[:1, :n]), matches=())
+        """The same of the first `n` tokens of the first sequence, without the further patterns and the spans."""
+        return replace(self._with(lambda tensor: tensor[:1, :n]), matches=(), q_spans=None, k_spans=None)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Asked:
         names = ("q_tokens", "k_tokens", "before_k", "first", "leading")
@@ -68,7 +72,7 @@ class Statistics:
     Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the shares of the `first` and the `leading` keys, all
     sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `map` per cell, `profile` per
     signed distance, of which index `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one
-    (`induction`), and on each further pattern (`matched`).
+    (`induction`), on each further pattern (`matched`), and `between` spans, from queries to keys.
     """
 
     mass: PerQuery
@@ -84,6 +88,7 @@ class Statistics:
     duplicate: Float[Tensor, "batch head"]
     induction: Float[Tensor, "batch head"]
     matched: Float[Tensor, "batch head n_patterns"]
+    between: Float[Tensor, "batch head span span"]
 
     def of_heads(self, heads: slice) -> Statistics:
         """Those of some heads."""
@@ -101,7 +106,8 @@ def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambd
     )
     matched = [Matched(pattern, matches) for matches in asked.matches]
     per_query: list[Reducer] = [mass, entropy, squares, peak, distance, first, leading]
-    reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *matched], tell)
+    spans = [] if asked.q_spans is None or asked.k_spans is None else [Between(pattern, asked.q_spans, asked.k_spans)]
+    reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *matched, *spans], tell)
     none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
     return Statistics(
         mass=mass.per_query,
@@ -117,6 +123,22 @@ def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambd
         duplicate=duplicate.mass,
         induction=induction.mass,
         matched=torch.stack([m.mass for m in matched], dim=-1) if matched else none,
+        between=spans[0].mass if spans else none.unsqueeze(-1)[..., :0],
+    )
+
+
+def with_sink(statistics: Statistics, sink_mass: PerQuery) -> Statistics:
+    """The statistics of queries that give `sink_mass` to a learned sink, which is no key, and the rest to keys.
+
+    The sink is one more outcome of entropy and squares; the distance is the mean over what keys get. The other masses stay
+    what was computed: with the sink's they add up to 1. Source: Xiao et al. 2023; the learned sinks of gpt-oss.
+    """
+    keys = torch.where(statistics.mass > 0, statistics.mass, 1.0)
+    return replace(
+        statistics,
+        entropy=statistics.entropy + torch.special.entr(sink_mass),
+        squares=statistics.squares + sink_mass.square(),
+        distance=statistics.distance / keys,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mhacli.heads import PER_QUERY
-from mhacli.record import Array, Record
+from mhacli.record import Array, Record, layer_prefix
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
 _STATED = ("qk", "scores", "pattern", "z", "out")
@@ -26,6 +26,24 @@ def pieces(record: Record) -> Iterator[str]:
     """
     document = record.document()
     yield "{" + ",\n".join(_field(name, document.pop(name)) for name in _FIRST)
+    layers = document.pop("layers")
+    if layers:
+        yield ',\n"layers":['
+        for index, layer in enumerate(layers):
+            yield ("," if index else "") + "\n" + _compact(layer)[:-1]  # its arrays follow before the brace
+            yield from _arrays(record.of_layer(index))
+            yield "}"
+        yield "]"
+    else:
+        yield from _arrays(record)
+    document["nonfinite"] = nonfinite(record)
+    for name, value in document.items():
+        yield ",\n" + _field(name, value)
+    yield "}\n"
+
+
+def _arrays(record: Record) -> Iterator[str]:
+    """The arrays of a record, or of a layer of one, as fields that follow others."""
     for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
         if name not in record.arrays:
             yield ",\n" + _field(name, None)
@@ -33,14 +51,13 @@ def pieces(record: Record) -> Iterator[str]:
         values, meant = _values(record, name)
         yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
         yield from _nested(values, meant)
-    document["nonfinite"] = nonfinite(record)
-    for name, value in document.items():
-        yield ",\n" + _field(name, value)
-    yield "}\n"
 
 
 def nonfinite(record: Record) -> dict[str, int]:
     """How many numbers of each array are NaN or Inf, cells that are not allowed aside; arrays without any left out."""
+    if record.layers:
+        found = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
+        return {prefix + name: count for prefix, counts in found.items() for name, count in counts.items()}
     counts = {}
     for name in record.arrays:
         values, meant = _values(record, name)
@@ -49,7 +66,11 @@ def nonfinite(record: Record) -> dict[str, int]:
 
 
 def _field(name: str, value: object) -> str:
-    return f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+    return f"{json.dumps(name)}:{_compact(value)}"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _values(record: Record, name: str) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.errors import UsageError
+from mhacli.layers import LayerChoice
 
 View = Literal["matrix", "heatmap", "top", "none"]
 Scale = Literal["linear", "log", "rank"]
@@ -15,7 +16,8 @@ Scale = Literal["linear", "log", "rank"]
 @dataclass(frozen=True)
 class ViewOptions:
     """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads),
-    `map_scale` and `sort` are for records of many heads."""
+    `map_scale` and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a
+    number; `rows` are the queries that are drawn, by their place in the text; `words` merges the parts of a word."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -26,6 +28,9 @@ class ViewOptions:
     maps: tuple[int, ...] = ()
     map_scale: Scale = "log"
     sort: str = "head"
+    layers: tuple[LayerChoice, ...] | None = None
+    rows: tuple[int, ...] | None = None
+    words: bool = False
 
 
 @dataclass(frozen=True)

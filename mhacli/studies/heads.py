@@ -131,7 +131,7 @@ class HeadsRun:
         setup, wanted, looks = self.setup, self.wanted, tuple(self.looks)  # another may be finished meanwhile
         checks = _worst_of([look.checks for look in looks])
         z_check = checks[-1]
-        uniform = uniform_arrays(self.baseline, setup.axes, self.asked.block)
+        uniform = uniform_arrays(self.baseline, setup.axes, self.asked)
         return Record(
             command=wanted.command,
             config=setup.config,

@@ -14,7 +14,16 @@ from mhacli.attention.core import visible_cells
 from mhacli.attention.fused import Attended
 from mhacli.attention.rectangles import indices
 from mhacli.attention.scores import Scores, Shares
-from mhacli.attention.stats import Asked, Statistics, distances_folded, doubling_steps, in_steps, shares_of, summarise
+from mhacli.attention.stats import (
+    Asked,
+    Statistics,
+    distances_folded,
+    doubling_steps,
+    in_steps,
+    shares_of,
+    summarise,
+    with_sink,
+)
 from mhacli.attention.tiled import pattern_of
 from mhacli.errors import MhaError
 from mhacli.heads import Check, HeadStatistics, Kept
@@ -77,6 +86,8 @@ def look(
     """Everything about some heads; the `baseline` is that of all heads, `tell` hears of the cells that were looked at."""
     heads, pattern, lse = attention.heads, attention.pattern, attention.lse
     statistics = summarise(pattern, asked, tell)
+    if attention.sink_mass is not None:
+        statistics = with_sink(statistics, attention.sink_mass)
     seen = has_keys(statistics)
     own_baseline = baseline.of_heads(heads)
     is_huge = ~(lse.abs() < _HUGE)
@@ -88,7 +99,7 @@ def look(
     arrays = {
         "lse": torch.where(seen, lse, torch.nan),
         "max_score": torch.where(seen, found.top_score, torch.nan),
-        **_arrays(statistics, axes, asked.block),
+        **_arrays(statistics, axes, asked),
         **_cells(pattern, kept),
     }
     if kept.z:
@@ -117,8 +128,8 @@ def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axe
     )
 
 
-def _arrays(statistics: Statistics, axes: Axes, block: int) -> dict[str, Tensor]:
-    """The vectors and the map as records keep them; NaN for queries without keys."""
+def _arrays(statistics: Statistics, axes: Axes, asked: Asked) -> dict[str, Tensor]:
+    """The vectors, the map and the masses between spans as records keep them; NaN for queries without keys."""
     seen = has_keys(statistics)
     per_query = {
         "entropy": statistics.entropy,
@@ -129,18 +140,28 @@ def _arrays(statistics: Statistics, axes: Axes, block: int) -> dict[str, Tensor]
     return {
         **{name: torch.where(seen, row, torch.nan) for name, row in per_query.items()},
         "received": statistics.received,
-        "map": map_of(statistics, block),
+        "map": map_of(statistics, asked.block),
         "profile": profile_of(statistics, axes),
+        **between_of(statistics, asked, "span_mass"),
     }
 
 
-def uniform_arrays(baseline: Baseline, axes: Axes, block: int) -> dict[str, Tensor]:
+def between_of(statistics: Statistics, asked: Asked, name: str) -> dict[str, Tensor]:
+    """The mean share that a query of each span gives each span, by name; nothing where there are no spans."""
+    if asked.q_spans is None:
+        return {}
+    seen = has_keys(statistics)[:, :, None] & asked.q_spans[:, None]
+    return {name: statistics.between / seen.sum(dim=-1).clamp(min=1)[..., None]}
+
+
+def uniform_arrays(baseline: Baseline, axes: Axes, asked: Asked) -> dict[str, Tensor]:
     """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
     arrays = {
         "visible": baseline.visible.to(torch.int64),
-        "uniform_map": map_of(baseline.statistics, block),
+        "uniform_map": map_of(baseline.statistics, asked.block),
         "uniform_received": baseline.statistics.received,
         "uniform_profile": profile_of(baseline.statistics, axes),
+        **between_of(baseline.statistics, asked, "uniform_span_mass"),
     }
     return {name: array.cpu() for name, array in arrays.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ from mhacli.heads import (
     StrongCell,
     with_kind,
 )
+from mhacli.layers import SpanTokens
 from mhacli.parts import TokenSequence
 from mhacli.patterns import Pattern
 from mhacli.studies.axes import Axes
@@ -63,8 +64,13 @@ def block_of(longest: int) -> int:
     return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
 
 
-def make_asked(axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS) -> Asked:
-    """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents."""
+def make_asked(
+    axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Spans | None = None
+) -> Asked:
+    """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
+
+    `spans` are the tokens of named parts, of the queries and of the keys.
+    """
     places = axes.on_keys([text.places for text in axes.keys], -1)
     k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
     return Asked(
@@ -76,7 +82,24 @@ def make_asked(axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
         matches=tuple(_matches(pattern, axes) for pattern in patterns),
+        q_spans=None if spans is None else _marked(spans[0], [len(t.ids) for t in axes.queries], axes.on_queries),
+        k_spans=None if spans is None else _marked(spans[1], [len(t.ids) for t in axes.keys], axes.on_keys),
     )
+
+
+Spans = tuple[Sequence[SpanTokens], Sequence[SpanTokens]]
+"""The tokens of named parts: of the queries, and of the keys."""
+
+
+def _marked(
+    spans: Sequence[SpanTokens], lengths: Sequence[int], placed: Callable[[list[list[int]], int], Tensor]
+) -> Bool[Tensor, "batch span idx"]:
+    """Which columns belong to each span."""
+    rows = []
+    for span in spans:
+        own = [set(tokens) for tokens in span.tokens]
+        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(own, lengths, strict=True)], 0) > 0)
+    return torch.stack(rows, dim=1)
 
 
 def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
@@ -117,14 +140,15 @@ def head_statistics(
     """What is said of each of the heads, its kind among it."""
     zero = axes.q_len - 1
     offsets = _offsets(found.statistics, baseline.statistics, zero)
-    own = _averages(found.statistics, baseline.visible, zero, offsets)
+    outcomes = baseline.visible if found.sink_mass is None else baseline.visible + (baseline.visible > 0)
+    own = _averages(found.statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     said = []
     for index, head in enumerate(found.heads):
         score, where = _top(found, index)
         of_head = HeadStatistics(
             head=head,
-            **vars(own[index]),
+            **vars(own[index]) | {"learned_sink": _learned_sink(found, index)},
             max_score=score,
             max_score_at=None if where is None else _own_place(where, axes),
             sinks=_sinks(found, baseline, index, sink_share, axes),
@@ -133,6 +157,13 @@ def head_statistics(
         )
         said.append(with_kind(of_head))
     return tuple(said)
+
+
+def _learned_sink(found: Found, index: int) -> float | None:
+    """The mean share of a learned sink, over the queries that see a key."""
+    if found.sink_mass is None:
+        return None
+    return finite(found.sink_mass[:, index].double()[has_keys(found.statistics)[:, index]].mean().item())
 
 
 def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:

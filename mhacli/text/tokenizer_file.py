@@ -27,14 +27,14 @@ class FileTokenizer:
         self._path = path
         data = self._read()
         library = _library()
-        self._tokenizer = self._guarded(lambda: library.Tokenizer.from_str(data.decode()))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self.library = self._guarded(lambda: library.Tokenizer.from_str(data.decode()))
+        self.library.no_padding()
+        self.library.no_truncation()
         self.vocabulary = self._own_vocabulary()
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The pieces, with the special tokens that the file adds (their span is empty)."""
-        encoded = self._guarded(lambda: self._tokenizer.encode(text))
+        encoded = self._guarded(lambda: self.library.encode(text))
         for piece, (start, end), token_id in zip(encoded.tokens, encoded.offsets, encoded.ids, strict=True):
             yield Token(piece, start, end, token_id)
 
@@ -42,7 +42,7 @@ class FileTokenizer:
         """Counts of the pieces of each line, without the special tokens that the file adds to a text."""
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
-            for line in self._guarded(partial(self._tokenizer.encode_batch, lines, add_special_tokens=False)):
+            for line in self._guarded(partial(self.library.encode_batch, lines, add_special_tokens=False)):
                 counts.update(line.tokens)
         return counts
 
@@ -56,7 +56,7 @@ class FileTokenizer:
         return data
 
     def _own_vocabulary(self) -> Vocabulary:
-        by_id = {i: token for token, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        by_id = {i: token for token, i in self.library.get_vocab(with_added_tokens=True).items()}
         size = max(by_id, default=-1) + 1
         if not 0 < size <= MAX_ENTRIES:
             raise self._refused(f"ids from 0 to {MAX_ENTRIES - 1}", f"the largest id {size - 1}")
@@ -65,7 +65,7 @@ class FileTokenizer:
     def _guarded(self, call: Callable[[], T]) -> T:
         """The call's result. A panic of the library is no `Exception`, and it writes to stderr on its own."""
         try:
-            with _silent_stderr():
+            with silent_stderr():
                 return call()
         except MemoryError:
             raise
@@ -99,7 +99,8 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _silent_stderr() -> Iterator[None]:
+def silent_stderr() -> Iterator[None]:
+    """Within it nothing reaches stderr, not even from native code."""
     saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(sink, 2)

@@ -1,0 +1,79 @@
+"""From tokens to what a model takes: ids, masks for padding, and the places of tokens that padding would shift."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.config import Side
+from mhacli.errors import UsageError
+from mhacli.parts import TokenSequence
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The texts of a pass and the keywords for the model. In a model of two halves `context` is what the encoder reads, and
+    the `sequences` are the decoder's."""
+
+    sequences: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
+    side: Side
+    keywords: dict[str, Tensor]
+
+    def beginning(self, n: int) -> dict[str, Tensor]:
+        """The keywords of the first `n` columns."""
+        return {name: tensor[:, :n] for name, tensor in self.keywords.items()}
+
+
+def make_inputs(
+    model: Any, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, side: Side, pad_id: int
+) -> ModelInputs:
+    """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
+    family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
+    if "input_ids" not in accepted or model.main_input_name != "input_ids" or "pixel_values" in _required(model):
+        raise UsageError(
+            f"model must read text, got one of the family {family}, which reads {model.main_input_name}",
+            hint="mhacli.models.capture watches any model from Python",
+        )
+    is_pair = bool(model.config.is_encoder_decoder)
+    if context is not None and not is_pair:
+        raise UsageError(f"context must be left out with {family}, which has no encoder", hint="put it into the text")
+    device = model.device
+    if not is_pair:
+        keywords = _family("", sequences, side, pad_id, device)
+        is_shifted = side == "left" and "attention_mask" in keywords and "position_ids" in accepted
+        if is_shifted:  # tables of positions begin where the text does, as they do when the model generates
+            keywords["position_ids"] = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        return ModelInputs(tuple(sequences), None, side, keywords)
+    encoder = tuple(context or ())
+    keywords = _family("", encoder, "right", pad_id, device) | _family("decoder_", sequences, "right", pad_id, device)
+    return ModelInputs(tuple(sequences), encoder, "right", keywords)
+
+
+def _required(model: Any) -> tuple[str, ...]:
+    """What models of several towers need besides text."""
+    return ("pixel_values",) if hasattr(model, "vision_model") and hasattr(model, "text_model") else ()
+
+
+def _family(
+    prefix: str, sequences: Sequence[TokenSequence], side: Side, pad_id: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Ids, and the mask for padding where there is any: without one a model takes its quickest path."""
+    longest = max(len(sequence.ids) for sequence in sequences)
+
+    def filled(row: Sequence[int], fill: int) -> list[int]:
+        more = [fill] * (longest - len(row))
+        return [*row, *more] if side == "right" else [*more, *row]
+
+    ids = [filled(sequence.ids, pad_id) for sequence in sequences]
+    real = [filled([1] * len(sequence.ids), 0) for sequence in sequences]
+    keywords = {f"{prefix}input_ids": torch.tensor(ids, device=device)}
+    if any(len(sequence.ids) < longest for sequence in sequences):
+        mask = "decoder_attention_mask" if prefix else "attention_mask"
+        keywords[mask] = torch.tensor(real, device=device)
+    return keywords

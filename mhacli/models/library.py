@@ -1,0 +1,70 @@
+"""The libraries of the extra `hf`, brought in only for `--model`: quiet, offline for folders, and never running foreign code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mhacli.errors import MhaError
+from mhacli.text.tokenizer_file import silent_stderr
+
+T = TypeVar("T")
+OLDEST = (5, 3)
+"""Earlier releases of transformers had holes through which a config.json ran code."""
+
+
+def transformers() -> Any:
+    """The library, at a release without known holes, and silent. Raises `MhaError` where it is missing or too old."""
+    os.environ.setdefault("RUST_BACKTRACE", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        library: Any = importlib.import_module("transformers")
+    except ImportError as fault:
+        missing = getattr(fault, "name", None) or "transformers"
+        raise MhaError(
+            f"a checkpoint needs the transformers library, and {missing} is not installed",
+            hint='pip install "mhacli[hf]" installs it',
+            code="missing-extra",
+        ) from None
+    release = tuple(int(part) for part in library.__version__.split(".")[:2])
+    if release < OLDEST:
+        raise MhaError(
+            f"transformers must be at least {OLDEST[0]}.{OLDEST[1]}, before which a checkpoint's config could run code, got "
+            f"{library.__version__}",
+            hint='pip install --upgrade "mhacli[hf]" brings a newer one',
+            code="missing-extra",
+        )
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
+def guarded(what: str, path: str, call: Callable[[], T]) -> T:
+    """What a call of the libraries gives. A fault in it, a panic of their native code among them, is one line of ours."""
+    try:
+        with silent_stderr():
+            return call()
+    except (MemoryError, MhaError):
+        raise
+    except BaseException as fault:
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise  # an interrupt is none of the file's faults
+        said = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        raise MhaError(
+            f"{what} of {path} must be usable by transformers, got: {said:.300}", code="bad-file", path=path
+        ) from None
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Within it nothing is asked of a hub."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

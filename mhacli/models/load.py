@@ -1,0 +1,182 @@
+"""A checkpoint made ready: from a folder, or by its id from a hub, with weights from safetensors alone and no foreign code."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhacli import memory
+from mhacli.checkpoint import Checkpoint, read_checkpoint
+from mhacli.errors import MhaError
+from mhacli.files import format_size
+from mhacli.models.library import guarded, offline, transformers
+
+_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
+"""Heads on top of the layers, which no attention depends on: a checkpoint of another task has others."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation on its device, with its checked folder. `revision` is that of a hub, None for a folder.
+
+    `head` says whether it can generate: the base model alone is lighter where it need not.
+    """
+
+    model: Any
+    checkpoint: Checkpoint
+    source: str
+    revision: str | None
+    head: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Any:
+        """transformers' own config."""
+        return self.model.config
+
+    @property
+    def text_config(self) -> Any:
+        """The part of it that is about text."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its numbers."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+
+def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
+    """The checked folder that a path or a hub's id names, and the revision of the latter. Raises `MhaError`."""
+    if os.path.exists(source) or not _is_hub_id(source):
+        return read_checkpoint(source), None
+    transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
+    except Exception as fault:
+        raise MhaError(
+            f"model must be a folder that exists, or the id of one on a hub that can be reached, got {source!r}",
+            hint=f"{type(fault).__name__}: {str(fault).splitlines()[0]:.160}",
+            code="no-model",
+            path=source,
+        ) from None
+    return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
+
+
+def _is_hub_id(source: str) -> bool:
+    """Whether it can only be an id: a path begins with a dot or a stroke, or its first folder is there."""
+    first = source.partition("/")[0]
+    is_path = source.startswith((".", "/", "~")) or (first != source and os.path.isdir(first))
+    return bool(_HUB_ID.fullmatch(source)) and not is_path
+
+
+def load_model(
+    source: str,
+    checkpoint: Checkpoint,
+    *,
+    revision: str | None,
+    device: torch.device,
+    dtype: str | None = None,
+    head: bool = False,
+    allow_nonfinite: bool = False,
+) -> Loaded:
+    """The model of a checked folder, in its own dtype unless another is asked for; with its language `head` to generate.
+
+    Raises `MhaError` for a family that transformers does not know, tensors that are missing or do not fit, numbers that are
+    not finite, and weights that memory cannot take.
+    """
+    library = transformers()
+    _require_room(checkpoint, dtype, device)
+    path = checkpoint.path
+    with offline():
+        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+        kind = _auto_class(library, config, head=head)
+        model, info = guarded(
+            "the weights",
+            path,
+            lambda: kind.from_pretrained(
+                path,
+                config=config,
+                dtype=getattr(torch, dtype) if dtype else "auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            ),
+        )
+    notes = _require_whole(info, path)
+    _own_memory(model)
+    if not allow_nonfinite:
+        _require_finite(model, path)
+    return Loaded(model.to(device).eval(), checkpoint, source, revision, head, (*checkpoint.notes, *notes))
+
+
+def _auto_class(library: Any, config: Any, *, head: bool) -> Any:
+    if not head:
+        return library.AutoModel
+    return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
+
+
+def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
+    """Raises `MhaError` before the first tensor, where the weights do not fit. They are held once, and the largest twice."""
+    item = None if dtype is None else torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    sizes = [
+        t.n_bytes if item is None else t.n_bytes // _DTYPES.get(t.dtype, 1) * item for t in checkpoint.tensors.values()
+    ]
+    needed = sum(sizes) + max(sizes, default=0)
+    have = memory.available_bytes()
+    if device.type == "cpu" and not memory.fits(needed, have):
+        raise MhaError(
+            f"the weights of {checkpoint.path} must fit in memory: they need {format_size(needed)}, and {format_size(have)} is "
+            "available",
+            hint="--dtype bfloat16 halves what float32 takes" if dtype in (None, "float32") else None,
+            code="out-of-memory",
+            path=checkpoint.path,
+        )
+
+
+def _require_whole(info: Any, path: str) -> list[str]:
+    """Raises `MhaError` where weights of the model are not in the files: they would be random. Returns what to tell."""
+    missing = sorted(info["missing_keys"])
+    needed = [name for name in missing if not _MAY_BE_MISSING.search(name)]
+    wrong = sorted(str(name) for name in info.get("mismatched_keys", ()))
+    if needed or wrong:
+        listed = ", ".join((needed or wrong)[:8]) + (
+            f" and {len(needed or wrong) - 8} more" if len(needed or wrong) > 8 else ""
+        )
+        raise MhaError(
+            f"{path} must hold every tensor of its model, {'missing' if needed else 'of another shape'}: {listed}",
+            code="bad-file",
+            path=path,
+        )
+    return [f"not in the checkpoint, and not used: {', '.join(missing[:4])}"] if missing else []
+
+
+def _own_memory(model: nn.Module) -> None:
+    """Copies the weights out of the files that they are mapped from: a map dies with the process where its file is cut."""
+    copied: dict[object, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
+
+
+def _require_finite(model: nn.Module, path: str) -> None:
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = ~tensor.isfinite()
+            first = bad.nonzero()[0].tolist()
+            raise MhaError(
+                f"{path}: weights must be finite, got {int(bad.sum())} NaN or Inf in {name}, the first at {first}",
+                hint="--allow-nonfinite looks anyway",
+                code="not-finite",
+                path=path,
+            )

@@ -1,0 +1,69 @@
+"""Which layer of a model a module belongs to, and whose tokens its attention reads, by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mhacli.layers import AttentionKind, LayerWithout
+
+_CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
+
+
+def place_of(name: str, repeat: int, *, is_pair: bool) -> tuple[int, AttentionKind]:
+    """The number of the layer, and the kind of its attention. A module that is called again stands for the next layer.
+
+    >>> place_of("decoder.block.2.layer.1.EncDecAttention", 0, is_pair=True)
+    (2, 'cross')
+    """
+    parts = name.split(".")
+    number = next((int(part) for part in parts if part.isdigit()), 0) + repeat
+    if not is_pair:
+        return number, "self"
+    half = next((part for part in parts if part in ("encoder", "decoder")), "decoder")
+    if half == "encoder":
+        return number, "encoder"
+    return number, "cross" if _CROSS.search(parts[-1]) else "decoder"
+
+
+def n_layers_of(config: Any) -> int:
+    """How many layers a config has; of a model of two halves those of the decoder."""
+    return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+
+
+def without_attention(config: Any, found: Sequence[int]) -> tuple[LayerWithout, ...]:
+    """The layers in which no attention was seen, with what the config calls their type."""
+    types = list(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    missing = [number for number in range(n_layers_of(config)) if number not in found]
+    return tuple(LayerWithout(n, str(types[n]) if n < len(types) else "no attention matrix") for n in missing)
+
+
+def positions_of(model: Any) -> str:
+    """How the tokens of a model know their place, by the parts that it is made of."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = {type(module).__name__ for module in model.modules()}
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
+        return "rope-interleaved" if config.model_type in ("gptj", "codegen", "cohere") else "rope"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "alibi"
+    if "relative_attention_bias" in names or getattr(config, "relative_attention", False):
+        return "relative"
+    is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding"}
+    return "learned" if is_learned else "none"
+
+
+def most_positions(config: Any) -> int | None:
+    """How many positions a model was made for; None where it has no such limit."""
+    text = config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            pad = (
+                getattr(text, "pad_token_id", None)
+                if text.model_type in ("roberta", "xlm-roberta", "camembert")
+                else None
+            )
+            return value - (pad + 1 if isinstance(pad, int) else 0)  # these count from behind the padding's own row
+    return None

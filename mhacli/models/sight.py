@@ -1,0 +1,165 @@
+"""What a captured attention comes to: its mask as a predicate, what is added to its scores, and its pattern to ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.attention import masks
+from mhacli.attention.core import visible_cells
+from mhacli.attention.fused import Attended
+from mhacli.attention.masks import Mask
+from mhacli.attention.scores import ComputedPattern, Scores, Shares, VirtualPattern, tensor_bias
+from mhacli.attention.tiled import attend_lse, pattern_of
+from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+
+FORBIDDING = -9e3
+"""What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One attention, ready to be asked: the pattern, z, and the values, all heads of it.
+
+    `allowed` is None where everything is; padded queries are not. `bias` is what was added to the scores besides, None for
+    nothing. `lse` is over the keys alone, `sink_mass` the share that learned sinks take.
+    """
+
+    pattern: Shares
+    lse: Float[Tensor, "batch head query"]
+    allowed: Mask | None
+    bias: Float[Tensor, "..."] | None
+    sink_mass: Float[Tensor, "batch head query"] | None
+    kernel: str
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        return self.pattern.shape
+
+    def of_heads(self, heads: range) -> Shares:
+        """The pattern of some neighbouring heads."""
+        if len(heads) == self.shape[1]:
+            return self.pattern
+        span = slice(heads.start, heads.stop)
+        if isinstance(self.pattern, VirtualPattern):
+            return replace(self.pattern, scores=self.pattern.scores.of_heads(heads), lse=self.pattern.lse[:, span])
+        assert isinstance(self.pattern, ComputedPattern)
+        allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
+        return ComputedPattern(self.pattern.pattern[:, span], allowed)
+
+
+Added = tuple[Mask | None, Tensor | None]
+"""Which cells may be attended to, and what else is added to the scores."""
+
+
+class KnownMasks:
+    """The masks of a pass, each made ready once: a model hands the same tensor to many layers."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Added, object]] = {}
+
+    def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
+        """The mask of a call. The tensors that it came from stay alive, so that their memory names them."""
+        held = (call.mask, call.bias)
+        key = (*self.key(call), *(None if tensor is None else tensor.data_ptr() for tensor in held))
+        if key not in self._known:
+            self._known[key] = (mask_of(call, real), held)
+        return self._known[key][0]
+
+    @staticmethod
+    def key(call: ScoredCall) -> tuple[object, ...]:
+        """What a mask depends on besides its tensors."""
+        return (call.causal, tuple(call.q.shape[:3]), call.k.shape[2])
+
+
+def see(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Sight:
+    """A captured attention to ask; `real` are the queries that are tokens."""
+    if isinstance(call, ScoredCall):
+        return _scored(call, *known.of(call, real))
+    assert isinstance(call, SoftmaxCall)
+    return _seen_softmax(call, real)
+
+
+def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sight:
+    scores = Scores(call.q, call.k, call.scale, call.softcap, None if bias is None else tensor_bias(bias), allowed)
+    if call.lse is not None:
+        lse = torch.where(call.lse.isfinite(), call.lse, 0.0)
+        attended = Attended(call.z, lse, call.kernel)
+    else:
+        attended = attend_lse(scores, call.v)
+    pattern = pattern_of(scores, attended.lse)
+    if call.sinks is None:
+        return Sight(pattern, attended.lse, allowed, bias, None, call.kernel)
+    sinks = call.sinks.to(pattern.lse.dtype).reshape(1, -1, 1)
+    with_sinks = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
+    sink_mass = (sinks - with_sinks.lse).exp()
+    return Sight(with_sinks, attended.lse, allowed, bias, sink_mass, call.kernel)
+
+
+def _seen_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Sight:
+    """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down."""
+    hidden = (call.pattern == 0) & (call.scores <= FORBIDDING)
+    keep = _alike(~hidden) & real[:, None, :, None]
+    pattern = call.pattern.masked_fill(~keep, 0.0)
+    lse = call.scores.float().masked_fill(hidden, -torch.inf).logsumexp(dim=-1)
+    allowed = masks.from_tensor(keep)
+    return Sight(ComputedPattern(pattern, allowed), lse, allowed, None, None, "softmax")
+
+
+def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+    """With a head axis of 1 where all heads see the same."""
+    return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
+
+
+def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
+    """Which cells may be attended to, and what else is added to the scores."""
+    rules: list[Mask] = [masks.causal()] if call.causal else []
+    added: list[Tensor] = []
+    for tensor in (call.mask, call.bias):
+        if tensor is None:
+            continue
+        keep = tensor if tensor.dtype == torch.bool else tensor > FORBIDDING
+        keep = _alike(keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)))
+        if not bool(keep.all()):
+            rules.append(masks.from_tensor(keep))
+        if tensor.dtype != torch.bool:
+            rest = tensor.masked_fill(~keep, 0.0)
+            added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
+    if not bool(real.all()):
+        rules.append(masks.from_tensor(real[:, None, :, None]))
+    bias = None if not added else sum(added[1:], start=added[0])
+    return masks.both(*rules) if rules else None, bias
+
+
+def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
+    """The matrices of an attention, of which nobody made all: `qk`, `scores`, `pattern`, and what was `allowed`.
+
+    In float32 at least; the shares are those that statistics are made of. `scores` is −∞ where a cell is not allowed.
+    """
+    batch, n_heads, n_queries, n_keys = sight.shape
+    q_idx, k_idx = (torch.arange(n, device=sight.pattern.like.device) for n in (n_queries, n_keys))
+    keep = visible_cells(sight.allowed, q_idx, k_idx)
+    full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
+    full = full.expand(batch, -1, n_queries, n_keys)
+    if isinstance(call, SoftmaxCall):
+        scores, pattern = call.scores.float(), call.pattern.masked_fill(~full, 0.0)
+        return {"scores": scores.masked_fill(~full, -torch.inf), "pattern": pattern, "allowed": full}
+    assert isinstance(call, ScoredCall)
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    group = n_heads // call.k.shape[1]
+    qk = call.q.to(wide) @ call.k.to(wide).repeat_interleave(group, dim=1).mT
+    scores = qk * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if sight.bias is not None:
+        scores = scores + sight.bias
+    scores = scores.masked_fill(~full, -torch.inf)
+    lse = scores.logsumexp(dim=-1)
+    if call.sinks is not None:
+        lse = torch.logaddexp(lse, call.sinks.to(wide).reshape(1, -1, 1))
+    pattern = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
+    return {"qk": qk, "scores": scores, "pattern": pattern, "allowed": full}

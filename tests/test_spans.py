@@ -1,0 +1,270 @@
+import sys
+import time
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors, trainers
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.parts import TokenSequence
+from mhacli.text import search as searching
+from mhacli.text.chat import Turn
+from mhacli.text.pieces import Spelling, pieces_of
+from mhacli.text.search import Expression, search
+from mhacli.text.spans import Span, find_spans, tokens_of
+
+TEXT = "The Eiffel Tower is in Paris."
+CHAT_TEXT = "<sys>Be brief.<user>Where?<bot>Paris<user>Sure?<bot>"
+TURNS = (
+    Turn("system", "system", 5, 14),
+    Turn("user1", "user", 20, 26),
+    Turn("assistant1", "assistant", 31, 36),
+    Turn("user2", "user", 42, 47),
+    Turn("assistant2", "assistant", 52, 52),
+)
+
+
+def told(call, *arguments):
+    with pytest.raises(MhaError) as caught:
+        call(*arguments)
+    return caught.value
+
+
+# --------------------------------------------------------------------------------------------------------- find_spans
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("subject=4:16", Span("subject", ((4, 16),))),
+        ("all=:", Span("all", ((0, 29),))),
+        ("end=23:", Span("end", ((23, 29),))),
+        (" begin = :3 ", Span("begin", ((0, 3),))),
+        ("i=/i/", Span("i", ((5, 6), (17, 18), (20, 21), (26, 27)))),
+        ("either=/Eiffel|Paris/", Span("either", ((4, 10), (23, 28)))),
+        ("case=/(?i)the|paris/", Span("case", ((0, 3), (23, 28)))),
+        ("equals=/[=/]?Tower/", Span("equals", ((11, 16),))),
+        ("some=/x*E?/", Span("some", ((4, 5),))),
+        ("été.1-b=0:1", Span("été.1-b", ((0, 1),))),
+    ],
+)
+def test_a_word_names_a_span_by_characters_or_by_what_matches(word, expected):
+    assert find_spans([word], TEXT, ()) == (expected,)
+
+
+def test_roles_name_all_their_turns_and_turns_themselves():
+    assert find_spans(["system,user", "user2", "mark=/<bot>/"], CHAT_TEXT, TURNS) == (
+        Span("system", ((5, 14),)),
+        Span("user", ((20, 26), (42, 47))),
+        Span("user2", ((42, 47),)),
+        Span("mark", ((26 + 0, 31), (47, 52))),
+    )
+    assert find_spans(["assistant"], CHAT_TEXT, TURNS) == (Span("assistant", ((31, 36),)),)
+
+
+def test_spans_keep_the_order_of_the_words_and_characters_count_not_bytes():
+    found = find_spans(["b=/語/", "a=0:1", "c=/日/"], "日本語 🙂 日", ())
+    assert found == (Span("b", ((2, 3),)), Span("a", ((0, 1),)), Span("c", ((0, 1), (6, 7))))
+    assert find_spans([], TEXT, ()) == ()
+
+
+SPAN = "must lie within 0:29 and hold one character at least, got"
+NAME = "the name of a span must be at most 40 letters, digits, _, - and ., a letter first, got"
+FORM = "must be START:END such as 4:17, or /REGEX/, got"
+ROLES = "span must be a role or turn of the chat, system, user, user1, assistant, assistant1, user2, assistant2, got"
+NO_CHAT = "span must be NAME=START:END or NAME=/REGEX/ where the text is no chat, got"
+EXPRESSION = "span 'a' must be a regular expression of Python's re, got"
+
+
+@pytest.mark.parametrize(
+    ("words", "turns", "message"),
+    [
+        (["a=5:30"], (), f"span 'a' {SPAN} '5:30'"),
+        (["a=29:"], (), f"span 'a' {SPAN} '29:'"),
+        (["a=5:5"], (), f"span 'a' {SPAN} '5:5'"),
+        (["a=6:5"], (), f"span 'a' {SPAN} '6:5'"),
+        (["a=-1:5"], (), f"span 'a' {FORM} '-1:5'"),
+        (["a="], (), f"span 'a' {FORM} ''"),
+        (["a=/"], (), f"span 'a' {FORM} '/'"),
+        (["a=/x"], (), f"span 'a' {FORM} '/x'"),
+        (["a=٣:5"], (), f"span 'a' {FORM} '٣:5'"),
+        (["1a=0:5"], (), f"{NAME} '1a'"),
+        (["=0:5"], (), f"{NAME} ''"),
+        ([f"{'a' * 41}=0:5"], (), f"{NAME} '{'a' * 41}'"),
+        (["\x1b=0:5"], (), f"{NAME} '\\x1b'"),
+        (["user"], (), f"{NO_CHAT} 'user'"),
+        ([""], (), f"{NO_CHAT} ''"),
+        (["usr"], TURNS, f"{ROLES} 'usr'"),
+        (["user,"], TURNS, f"{ROLES} ''"),
+        (["user3"], TURNS, f"{ROLES} 'user3'"),
+        (["a=0:5", "a=5:6"], (), "spans must have different names, got 'a' twice"),
+        (["user", "user=0:5"], TURNS, "spans must have different names, got 'user' twice"),
+        (["user,user"], TURNS, "spans must have different names, got 'user' twice"),
+        (["a=/(/"], (), f"{EXPRESSION} /(/: missing ), unterminated subpattern at position 0"),
+        (["a=/x{99999999999}/"], (), f"{EXPRESSION} /x{{99999999999}}/: the repetition number is too large"),
+        (["a=/" + "x" * 501 + "/"], (), "span 'a' must have at most 500 characters, got one of 501"),
+    ],
+)  # fmt: skip
+def test_what_names_no_span_is_a_usage_error(words, turns, message):
+    fault = told(find_spans, words, TEXT, turns)
+    assert fault.message == message
+    assert isinstance(fault, UsageError)
+
+
+def test_a_range_is_explained_and_a_missing_chat_hinted_at():
+    assert told(find_spans, ["a=b"], TEXT, ()).hint == "characters of the text, counted from 0, the end left out"
+    assert told(find_spans, ["user"], TEXT, ()).hint == "the roles of a chat are there with --chat"
+
+
+@pytest.mark.parametrize("pattern", ["London", "x*", "$", ""])
+def test_an_expression_that_finds_nothing_is_told(pattern):
+    if not pattern:
+        assert told(find_spans, ["a=//"], TEXT, ()).code == "no-span"
+        return
+    fault = told(find_spans, ["b=/Paris/", f"a=/{pattern}/"], TEXT, ())
+    assert fault.message == f"span 'a' must match one character of the text at least, got none for /{pattern}/"
+    assert (fault.code, fault.exit_code) == ("no-span", 1)
+
+
+def test_turns_that_say_nothing_are_told():
+    fault = told(find_spans, ["assistant2"], CHAT_TEXT, TURNS)
+    assert fault.message == "span 'assistant2' must hold one character at least, got nothing but empty turns"
+    assert (fault.code, fault.exit_code) == ("no-span", 1)
+
+
+def test_a_long_chat_is_not_listed_whole():
+    turns = [Turn(f"user{i}", "user", 0, 1) for i in range(1, 60)]
+    message = told(find_spans, ["usr"], TEXT, turns).message
+    assert message.endswith("user18, user19, …, got 'usr'")
+
+
+# -------------------------------------------------------------------------------------------------------------- search
+
+
+def test_an_expression_that_never_ends_is_stopped_and_named():
+    begin = time.monotonic()
+    fault = told(search, [Expression("b", "a"), Expression("c", "(a+)+$")], "a" * 40 + "!", 0.5)
+    assert time.monotonic() - begin < 5
+    assert fault.message == "span 'c' must be found within 0.5 seconds, got no end of the search for /(a+)+$/"
+    assert (
+        fault.hint == "repetitions inside repetitions, as in (a+)+, can take for ever; NAME=START:END needs no search"
+    )
+    assert (fault.code, fault.exit_code) == ("too-slow", 1)
+
+
+def test_the_limit_of_a_command_leaves_it_time_to_answer():
+    assert 0 < searching.LIMIT_S <= 5
+
+
+def test_too_many_matches_are_refused():
+    fault = told(search, [Expression("a", ".")], "x" * (searching.MAX_MATCHES + 1))
+    assert fault.message == "span 'a' must match at most 100000 times, got more for /./"
+    assert fault.code == "too-large"
+    assert len(search([Expression("a", ".")], "x" * searching.MAX_MATCHES)[0]) == searching.MAX_MATCHES
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(searching, "MAX_BYTES", 100 << 20)
+    fault = told(search, [Expression("a", "(?:(x)|y)*z")], "x" * (8 << 20))
+    assert fault.message == (
+        "span 'a' must be a regular expression of Python's re, got /(?:(x)|y)*z/: it takes too much memory"
+    )
+
+
+def test_a_process_that_dies_or_cannot_start_is_told(monkeypatch):
+    monkeypatch.setattr(searching, "_PROCESS", searching._PROCESS.with_name("no_such_file.py"))
+    fault = told(search, [Expression("a", "x")], "x")
+    assert fault.message == "the search must end by itself, got exit status 2"
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    fault = told(search, [Expression("a", "x")], "x")
+    assert fault.message == "a process must start that searches the text, got: No such file or directory"
+
+
+def test_no_process_starts_where_nothing_is_searched(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert search([], TEXT) == []
+    assert find_spans(["a=0:3"], TEXT, ()) == (Span("a", ((0, 3),)),)
+
+
+def test_hostile_text_and_patterns_reach_the_search_as_they_are():
+    text = "a\x00b\r\n\u2028\ud800\U0001f642\x1b"
+    assert search([Expression("a", "\x1b"), Expression("b", "\\ud800"), Expression("c", "\n")], text) == [
+        ((8, 9),), ((6, 7),), ((4, 5),)
+    ]  # fmt: skip
+
+
+def test_an_expression_that_later_versions_read_otherwise_warns_nobody():
+    assert search([Expression("a", "[[a]")], "a[") == [((0, 1), (1, 2))]
+
+
+# ----------------------------------------------------------------------------------------------------------- tokens_of
+
+
+def sequence(offsets):
+    count = len(offsets)
+    return TokenSequence("", ("x",) * count, tuple(range(count)), tuple(offsets))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (((0, 3),), (1,)),
+        (((0, 4),), (1, 2)),
+        (((4, 5),), (2,)),
+        (((3, 4),), (2,)),
+        (((10, 11),), (3, 4, 5)),
+        (((0, 1), (11, 12)), (1, 6)),
+        (((11, 12), (0, 1), (0, 2)), (1, 6)),
+        (((0, 9), (2, 3)), (1, 2)),
+        (((12, 20),), ()),
+    ],
+)
+def test_tokens_that_overlap_are_found_and_empty_ones_never(ranges, expected):
+    offsets = [(0, 0), (0, 3), (3, 10), (10, 11), (10, 11), (10, 11), (11, 12), (12, 12), (0, 0), (5, 5)]
+    assert tokens_of(Span("a", ranges), sequence(offsets)) == expected
+
+
+pairs = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: tuple(sorted(pair)))
+
+
+@given(st.lists(pairs, max_size=8), st.lists(pairs.filter(lambda pair: pair[0] < pair[1]), min_size=1, max_size=5))
+def test_tokens_are_those_that_share_a_character(offsets, ranges):
+    span_characters = {i for start, end in ranges for i in range(start, end)}
+    expected = tuple(i for i, (a, b) in enumerate(offsets) if span_characters & set(range(a, b)))
+    assert tokens_of(Span("a", tuple(ranges)), sequence(offsets)) == expected
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    """Byte-level BPE with chat markers, and a token in front of every text."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials = ["<s>", "<sys>", "<user>", "<bot>"]
+    made.train_from_iterator(
+        [CHAT_TEXT] * 9,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=specials,
+            show_progress=False,
+        ),
+    )
+    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return made
+
+
+def test_the_markers_of_a_chat_count_inside_a_span_and_what_the_tokenizer_added_does_not(chat_tokenizer):
+    spelling = Spelling(byte_level=True, added=frozenset(range(4)), special=frozenset(range(4)))
+    found = pieces_of(CHAT_TEXT, chat_tokenizer.encode(CHAT_TEXT), spelling)
+    every, brief, bot = find_spans(["every=:", "system", "bot=/<bot>/"], CHAT_TEXT, TURNS)
+    assert tokens_of(every, found) == tuple(range(1, len(found.tokens)))
+    assert "".join(found.tokens[i] for i in tokens_of(brief, found)) == "Be brief."
+    assert [found.tokens[i] for i in tokens_of(bot, found)] == ["<bot>", "<bot>"]
+
+
+def test_all_parts_of_a_character_belong_to_its_span(chat_tokenizer):
+    found = pieces_of("a日b", chat_tokenizer.encode("a日b"), Spelling(byte_level=True))
+    (span,) = find_spans(["a=/日/"], "a日b", ())
+    assert [found.tokens[i] for i in tokens_of(span, found)] == ["日⟨1/3⟩", "日⟨2/3⟩", "日⟨3/3⟩"]
