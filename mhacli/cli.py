@@ -25,9 +25,10 @@ COMMANDS: Mapping[str, str] = {
     "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
     "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",
     "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
+    "weights": "Say what a checkpoint or a weights file holds, and convert one attention layer to a file of ours or back.",
     "show": "Draw a saved record, with every view of run. Does not need torch.",
 }
-"""The commands with their help. `mhacli.commands.NAME` holds each as a function of the same name."""
+"""The commands with their help. `mhacli.commands.NAME` holds each as a function, or a group of commands, of the same name."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -52,9 +53,12 @@ class LazyGroup(typer.core.TyperGroup):
 
 
 def _load(name: str) -> Any:
+    found = getattr(importlib.import_module(f"mhacli.commands.{name}"), name)
+    if isinstance(found, typer.Typer):
+        found.info.name, found.info.help = name, COMMANDS[name]
+        return typer.main.get_command(found)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    function = getattr(importlib.import_module(f"mhacli.commands.{name}"), name)
-    single.command(name, help=COMMANDS[name], context_settings=_SETTINGS)(function)
+    single.command(name, help=COMMANDS[name], context_settings=_SETTINGS)(found)
     return typer.main.get_command(single)
 
 

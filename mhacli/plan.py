@@ -91,6 +91,56 @@ def foresee_heads(facts: Facts, wanted: Wanted, available: int | None = None) ->
     return _heads_bytes(facts, wanted)
 
 
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What the memory of a pass of a loaded checkpoint depends on.
+
+    `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
+    record would hold, of all heads, within `keep_limit`.
+    """
+
+    batch: int
+    length: int
+    d_model: int
+    d_inner: int
+    n_heads: int
+    item_bytes: int
+    holds_matrices: bool
+    kept_matrices: int
+    keep_limit: int
+
+    def peak_bytes(self) -> int:
+        """What a pass takes beside the weights, at its fullest, layer by layer."""
+        cells = self.batch * self.length * self.length
+        rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
+        matrices = 4 * cells * self.n_heads * max(_FLOAT32_BYTES, self.item_bytes) if self.holds_matrices else 0
+        vectors = self.batch * self.n_heads * self.length * 2 * _VECTORS * _FLOAT32_BYTES
+        kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * _FLOAT32_BYTES)
+        made = 4 * cells * self.n_heads * _FLOAT32_BYTES if kept else 0
+        return rows + matrices + 3 * cells + vectors + kept + made + _TILE_BYTES
+
+
+def foresee_checkpoint(facts: CheckpointFacts, available: int) -> int:
+    """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
+    `available`, with the longest text that fits."""
+    needed = facts.peak_bytes()
+    if memory.fits(needed, available):
+        return needed
+    longest, too_long = 0, facts.length
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if memory.fits(replace(facts, length=middle).peak_bytes(), available):
+            longest = middle
+        else:
+            too_long = middle
+    raise MhaError(
+        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in memory: it needs "
+        f"{format_size(needed)}, and {format_size(available)} is available",
+        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
+        code="out-of-memory",
+    )
+
+
 def require_no_dropout(config: Config) -> None:
     """Raises `UsageError` in training: what dropout leaves of a pattern is never built by a look at heads."""
     if config.train:

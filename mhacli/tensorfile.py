@@ -7,8 +7,10 @@ a JSON header, then the tensors without gaps. Source: https://github.com/hugging
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,7 @@ ITEM_BITS: Mapping[str, int] = {
     "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,58 @@ class TensorFile:
     metadata: Any
 
 
+@dataclass(frozen=True)
+class TensorHeader:
+    """A checked header without its tensors: their bytes begin at `body_start` of a file of `n_bytes`."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+    metadata: Any
+    body_start: int
+    n_bytes: int
+
+
+def read_tensor_header(path: str) -> TensorHeader:
+    """The header of a regular file, checked as `read_tensor_file` checks it, and the file's size against it.
+
+    No tensor is read, so a file of any size answers at once. Raises `MhaError` naming the rule that it breaks.
+    """
+    with _opened_tensors(path) as read:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise _bad(path, "be a regular file", "a pipe")
+        head, tensors, metadata = _checked(path, read)
+    _require_whole(path, status.st_size - len(head), _ends(path, tensors))
+    return TensorHeader(path, tensors, metadata, len(head), status.st_size)
+
+
 def read_tensor_file(path: str, limit: int) -> TensorFile:
     """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times.
 
     No tensor is read before the header is found to be in order: a damaged file costs no memory, whatever its size.
     Raises `MhaError` naming the rule, and the tensor, that it breaks.
     """
-    if path.lower().endswith(_PICKLE_ENDINGS):
-        raise _pickled(path, "its name says that it is a pickle")
-    with opened(path) as read:
-        head, header = _header(path, read)
-        metadata = _our_metadata(path, header.pop("__metadata__", {}))
-        tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
+    with _opened_tensors(path) as read:
+        head, tensors, metadata = _checked(path, read)
         end_of = _ends(path, tensors)
         _require_room(path, len(head), end_of, limit)
         data = head + read_up_to(read, max(end_of.values(), default=0) + 1)
-    _require_whole(path, data, len(head), end_of)
+    _require_whole(path, len(data) - len(head), end_of)
     return TensorFile(path, data, tensors, metadata)
+
+
+def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
+    """`opened`, but never of a file whose name says that it is a pickle."""
+    if path.lower().endswith(PICKLE_ENDINGS):
+        raise _pickled(path, "its name says that it is a pickle")
+    return opened(path)
+
+
+def _checked(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, TensorInfo], Any]:
+    """The bytes before the first tensor, the entries of all tensors, and our metadata."""
+    head, header = _header(path, read)
+    metadata = _our_metadata(path, header.pop("__metadata__", {}))
+    return head, {name: _tensor(path, name, entry) for name, entry in header.items()}, metadata
 
 
 def shown_name(name: str) -> str:
@@ -149,9 +186,8 @@ def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: in
             )
 
 
-def _require_whole(path: str, data: bytes, body_start: int, end_of: Mapping[str, int]) -> None:
+def _require_whole(path: str, body_len: int, end_of: Mapping[str, int]) -> None:
     """The body ends where its last tensor does: nothing missing, nothing more."""
-    body_len = len(data) - body_start
     for name, end in end_of.items():
         if end > body_len:
             raise _bad(

@@ -23,11 +23,11 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def steps(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Every `$ …` line of a document with the lines that it shows below; those that make an environment left out."""
+    """Every `$ …` line of a document with the lines that it shows below; those that install something left out."""
     for block in blocks(text, "console"):
         for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *shown = chunk.rstrip("\n").split("\n")
-            if "venv" not in command:
+            if "venv" not in command and not command.startswith("pip install"):
                 yield command, shown
 
 

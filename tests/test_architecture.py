@@ -26,6 +26,7 @@ ROWS = (
         "benchmark",
         "heads",
         "layers",
+        "request",
         "patterns",
         "comparison",
         "text",

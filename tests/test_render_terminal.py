@@ -16,8 +16,8 @@ from mhacli.render.terminal import (
     self_check_line,
     shape_trace,
     timing_table,
-    token_table,
 )
+from mhacli.render.tokens import token_table
 
 WIDTHS = [40, 80, 200]
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]b[/bold]", "")

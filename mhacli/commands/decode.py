@@ -7,9 +7,19 @@ from typing import Annotated
 
 import typer
 
+from mhacli.commands.checkpoint import (
+    GenerateOptions,
+    ModelOptions,
+    ModelTextOptions,
+    finish,
+    model_request,
+    require_heads,
+    require_without_model,
+)
 from mhacli.commands.output import output, require_self_check, tell_notes
 from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
+from mhacli.heads import Wanted
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -21,6 +31,7 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions, require_choices
+from mhacli.request import ModelRequest
 from mhacli.streams import life
 from mhacli.values import counts, index_list, whole
 
@@ -85,11 +96,13 @@ def decode(
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
+    model: ModelOptions,
+    going_on: GenerateOptions,
     decoding: DecodeOptions,
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Options in, the study `decode`, its steps out."""
+    """Options in, the study `decode` or that of a checkpoint, its steps out."""
     compared = counts(decoding.lengths, "lengths")
     options = ViewOptions(
         heads=index_list(decoding.head, "head"),
@@ -97,6 +110,13 @@ def decode(
         precision=decoding.precision,
         everything=decoding.all,
     )
+    if model.model is not None:
+        reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
+        of_model = model_request(model, reading, source, text, layer, device, save, wanted)
+        require_heads(options.heads, model)
+        _decode_checkpoint(of_model, options, decoding, save, colour)
+        return
+    require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
         raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
@@ -122,3 +142,27 @@ def decode(
     output(record, options, MachineOptions(json=decoding.json), colour)
     require_self_check(record)
     tell_notes(record, request.notes)
+
+
+def _require_own_cache(decoding: DecodeOptions) -> None:
+    """Raises `UsageError` for the ways of keeping the past, which are those of a layer of our own."""
+    if decoding.cache != "preallocated" or decoding.lengths is not None:
+        name = "lengths" if decoding.lengths is not None else "cache"
+        raise UsageError(f"{name} must be left out with --model, whose own cache is used", hint=f"leave --{name} out")
+
+
+def _decode_checkpoint(
+    request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, save: SaveOptions, colour: ColourOptions
+) -> None:
+    """The same of a checkpoint, with the cache that it makes itself."""
+    _require_own_cache(decoding)
+    if request.layers is not None and len(request.layers) != 1:
+        raise UsageError(f"layer must be one for decode, got {len(request.layers)}")
+    with life("loading torch"):
+        from mhacli.studies.modeldecode import decode_checkpoint
+        from mhacli.studies.prepare import prepare_checkpoint
+    with life("loading the checkpoint"):
+        look, notes = prepare_checkpoint(request)
+    with life("computing"):
+        record = decode_checkpoint(look, decoding.prompt_len)
+    finish(record, notes, options, MachineOptions(json=decoding.json), save, colour)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from mhacli.commands.checkpoint import (
+    ModelOptions,
+    ModelTextOptions,
+    finish,
+    layer_list,
+    model_request,
+    require_heads,
+    require_without_model,
+)
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
+from mhacli.commands.sources import record_command
+from mhacli.commands.watch import watch
 from mhacli.config import MAX_LENGTH
 from mhacli.errors import UsageError
 from mhacli.files import format_size
@@ -31,7 +41,7 @@ from mhacli.patterns import INDUCTION, parse_pattern
 from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.words import seconds_text
-from mhacli.streams import flush, life, note, progress
+from mhacli.streams import flush, life, note
 from mhacli.values import index_list, real, span, whole
 
 if TYPE_CHECKING:
@@ -40,7 +50,7 @@ if TYPE_CHECKING:
 
 _HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
 _EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
-_WORTH_TELLING_S, _WAIT_S, _TELLING_S = 2.0, 0.05, 3.0
+_WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 
 
 @dataclass(frozen=True)
@@ -108,16 +118,22 @@ def heads(
     asked: HeadsOptions,
     drawing: HeadsDrawing,
     ranking: HeadsViewOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
     files: HeadsOutput,
     colour: ColourOptions,
 ) -> None:
-    """Options in, the study `heads`, its overview out."""
+    """Options in, the study `heads` or the look at a checkpoint, its overview out."""
     require_one_format(json=files.json, csv=files.csv)
     shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
-    options = view_options(shown, ranking)
+    options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
+    save = SaveOptions(save=files.save, force=files.force)
+    if model.model is not None:
+        _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, options, colour)
+        return
+    require_without_model(**vars(model), **vars(reading))
     from mhacli.commands.sources import make_request, save_files
 
-    save = SaveOptions(save=files.save, force=files.force)
     request = make_request(source, text, layer, device, save)
     require_no_dropout(request.config)
     wanted = _wanted(request, asked, layer, files)
@@ -129,14 +145,8 @@ def heads(
         from mhacli.studies.heads import prepare_heads
     with life("projecting"):
         run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
-    try:
-        _look(run)
-    except KeyboardInterrupt:
-        if files.json or files.csv or not run.n_finished:
-            note(f"interrupted: {run.n_finished} of {len(run.heads)} heads are finished, and nothing was saved")
-        else:
-            _tell_finished(run, options, colour)
-        raise
+    _announce(run)
+    _watched(run, len(run.heads), "heads", options, files, colour)
     record = run.record()
     save_files(record, request, save)
     output(record, options, MachineOptions(json=files.json, csv=files.csv), colour)
@@ -147,29 +157,42 @@ def heads(
 def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = facts_of(request.encoded, request.config)
-    heads, queries = index_list(asked.head, "head"), index_list(asked.query, "query") or ()
+    heads = _chosen_heads(asked)
     _require_below(heads or (), request.config.n_heads, "head")
-    _require_below(queries, facts.q_len, "query")
-    corner = None
-    if asked.rows is not None or asked.keys is not None:
-        rows, keys = span(asked.rows, facts.q_len, "rows"), span(asked.keys, facts.k_len, "keys")
-        corner = Corner(rows.start, len(rows), keys.start, len(keys))
-    if (queries or corner) and facts.padded and request.config.padding == "left":
+    kept = _kept(asked, facts.q_len, facts.k_len, keep_z=files.keep_z)
+    if (kept.queries or kept.corner) and facts.padded and request.config.padding == "left":
         raise UsageError(
             "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
             hint="--padding right counts all texts from the same column",
         )
+    return replace(_plain_wanted(asked, layer, heads), kept=kept)
+
+
+def _chosen_heads(asked: HeadsOptions) -> tuple[int, ...] | None:
+    heads = index_list(asked.head, "head")
+    return None if heads is None else tuple(sorted(set(heads)))
+
+
+def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool) -> Kept:
+    """What is kept cell by cell. Raises `UsageError` for queries and keys that do not exist."""
+    queries = index_list(asked.query, "query") or ()
+    _require_below(queries, q_len, "query")
+    corner = None
+    if asked.rows is not None or asked.keys is not None:
+        rows, keys = span(asked.rows, q_len, "rows"), span(asked.keys, k_len, "keys")
+        corner = Corner(rows.start, len(rows), keys.start, len(keys))
+    return Kept(queries, asked.top if queries else 0, corner, keep_z)
+
+
+def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> Wanted:
+    """What is asked of heads, whatever they are of."""
     if not 0 < asked.sink_share <= 1:
         raise UsageError(f"sink-share must be above 0 and at most 1, got {asked.sink_share:g}")
-    patterns = tuple(map(parse_pattern, asked.pattern or ()))
-    from mhacli.commands.sources import record_command
-
     return Wanted(
-        heads=None if heads is None else tuple(sorted(set(heads))),
-        patterns=patterns,
+        heads=heads,
+        patterns=tuple(map(parse_pattern, asked.pattern or ())),
         sink_tokens=asked.sink_tokens,
         sink_share=asked.sink_share,
-        kept=Kept(queries, asked.top if queries else 0, corner, files.keep_z),
         allow_nonfinite=layer.allow_nonfinite,
         command=record_command(),
     )
@@ -189,50 +212,60 @@ def _require_below(indices: Sequence[int], count: int, name: str) -> None:
             raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
 
 
-def _look(run: HeadsRun) -> None:
-    """Looks at all heads with a bar and the time left. The work is done beside, for Ctrl-C to be heard at once."""
+def _watched(run: Any, count: int, of: str, options: ViewOptions, files: HeadsOutput, colour: ColourOptions) -> None:
+    """Does the look. At Ctrl-C what is finished is printed, and nothing is saved."""
+    try:
+        watch(run)
+    except KeyboardInterrupt:
+        said = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
+        if not (files.json or files.csv or not run.n_finished):
+            more_time(_TELLING_S)
+            record = run.record()
+            finished = [head.head for head in record.heads]
+            maps = tuple(head for head in options.maps if head in finished)
+            output(record, replace(options, maps=maps), MachineOptions(), colour)
+            flush()
+        note(said)
+        raise
+
+
+def _announce(run: HeadsRun) -> None:
+    """What a long look will take."""
     prediction = run.predict()
     if prediction.seconds > _WORTH_TELLING_S:
         note(
             f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: about {format_size(prediction.peak_bytes)} and "
             f"{seconds_text(prediction.seconds)}; full matrices would take {format_size(prediction.full_bytes)}"
         )
-    with progress() as tell:
-        is_wanted, faults = threading.Event(), list[BaseException]()
-        is_wanted.set()
-
-        def tell_or_stop(share: float, doing: str) -> None:
-            if not is_wanted.is_set():
-                raise _Stopped
-            tell(share, doing)
-
-        def work() -> None:
-            try:
-                run.run(tell_or_stop)
-            except BaseException as fault:
-                faults.append(fault)
-
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
-        try:
-            while worker.is_alive():
-                worker.join(_WAIT_S)
-        finally:
-            is_wanted.clear()
-    if faults:
-        raise faults[0]
 
 
-class _Stopped(Exception):
-    """Nobody waits for the rest."""
-
-
-def _tell_finished(run: HeadsRun, options: ViewOptions, colour: ColourOptions) -> None:
-    """The heads that were finished when Ctrl-C came."""
-    more_time(_TELLING_S)
-    record = run.record()
-    finished = [head.head for head in record.heads]
-    maps = tuple(head for head in options.maps if head in finished)
-    output(record, replace(options, maps=maps), MachineOptions(), colour)
-    flush()
-    note(f"interrupted: {len(finished)} of {len(run.heads)} heads are finished, and nothing was saved")
+def _of_checkpoint(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    asked: HeadsOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    save: SaveOptions,
+    files: HeadsOutput,
+    options: ViewOptions,
+    colour: ColourOptions,
+) -> None:
+    """The same of every layer of a checkpoint."""
+    heads = _chosen_heads(asked)
+    require_heads(heads, model)
+    require_heads(options.maps, model, "map")
+    wanted = _plain_wanted(asked, layer, heads)
+    request = model_request(model, reading, source, text, layer, device, replace(save, keep=""), wanted)
+    with life("loading torch"):
+        from mhacli.studies.prepare import prepare_checkpoint
+    with life("loading the checkpoint"):
+        run, notes = prepare_checkpoint(request)
+    longest = max(len(sequence.ids) for sequence in run.inputs.sequences)
+    kept = _kept(asked, longest, longest, keep_z=files.keep_z)
+    run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
+    if longest * run.n_layers > _WORTH_TELLING_TOKENS:
+        note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
+    _watched(run, run.n_layers, "layers", options, files, colour)
+    finish(run.record(), notes, options, MachineOptions(json=files.json, csv=files.csv), save, colour)

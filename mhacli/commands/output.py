@@ -51,11 +51,17 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
     else:
         from mhacli.render.decode import decode_view
         from mhacli.render.heads import heads_view
+        from mhacli.render.layers import layers_view
         from mhacli.render.terminal import run_view
 
         on = screen(colour.color)
-        view = decode_view if record.decoding is not None and options.view == "matrix" else run_view
-        draw((view if record.survey is None else heads_view)(record, options, on), on)
+        if record.decoding is not None and options.view == "matrix":
+            view = decode_view
+        elif record.model is not None:
+            view = layers_view
+        else:
+            view = run_view if record.survey is None else heads_view
+        draw(view(record, options, on), on)
 
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:

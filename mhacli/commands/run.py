@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mhacli.commands.checkpoint import (
+    LayerDrawing,
+    ModelOptions,
+    ModelTextOptions,
+    finish,
+    layer_list,
+    model_request,
+    require_heads,
+    require_without_model,
+    rows_of,
+)
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
+from mhacli.heads import Wanted
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -15,7 +29,8 @@ from mhacli.options import (
     TextOptions,
     command,
 )
-from mhacli.render.options import require_choices
+from mhacli.render.options import ViewOptions, require_choices
+from mhacli.request import ModelRequest
 from mhacli.streams import life
 
 
@@ -25,14 +40,25 @@ def run(
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
     drawing: DrawingOptions,
+    of_layers: LayerDrawing,
     machine: MachineOptions,
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Options in, the study `inspect`, the view of a run out."""
+    """Options in, the study `inspect` or the look at a checkpoint, the view of a run out."""
     options = view_options(drawing, HeadsViewOptions())
     require_one_format(json=machine.json, csv=machine.csv)
+    if model.model is not None:
+        require_heads(options.heads, model)
+        wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
+        of_model = model_request(model, reading, source, text, layer, device, save, wanted)
+        shown = replace(options, layers=layer_list(model.layer), words=of_layers.words)
+        _of_checkpoint(of_model, shown, of_layers.queries, machine, save, colour)
+        return
+    require_without_model(**vars(model), **vars(reading), words=of_layers.words, from_=of_layers.queries)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
 
     request = make_request(source, text, layer, device, save)
@@ -51,3 +77,22 @@ def run(
     output(record, options, machine, colour)
     require_self_check(record)
     tell_notes(record, request.notes)
+
+
+def _of_checkpoint(
+    request: ModelRequest,
+    options: ViewOptions,
+    queries: str | None,
+    machine: MachineOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """The same of the layers of a checkpoint."""
+    with life("loading torch"):
+        from mhacli.studies.prepare import prepare_checkpoint
+    with life("loading the checkpoint"):
+        look, notes = prepare_checkpoint(request)
+    with life("computing"):
+        look.run()
+    record = look.record()
+    finish(record, notes, replace(options, rows=rows_of(record, queries)), machine, save, colour)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
+from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, rows_of
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
@@ -25,17 +26,21 @@ def show(
     file: RecordOptions,
     drawing: DrawingOptions,
     ranking: HeadsViewOptions,
+    choice: LayerChoiceOptions,
+    of_layers: LayerDrawing,
     machine: MachineOptions,
     colour: ColourOptions,
 ) -> None:
     """A record's file in, any view of it out."""
-    options = view_options(drawing, ranking)
+    options = replace(view_options(drawing, ranking), layers=layer_list(choice.layer), words=of_layers.words)
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 
     record = Record.load(file.record)
-    if record.survey is None and (options.maps or options.sort != "head"):
+    if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
         raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
+    if record.model is None and (options.layers or options.words or of_layers.queries):
+        raise UsageError("layer, words and from must be of a record of a checkpoint, got another", hint="leave them out")
     require_choices(record.config.n_heads, len(record.sequences), options)
-    output(record, options, machine, colour)
+    output(record, replace(options, rows=rows_of(record, of_layers.queries)), machine, colour)
     tell_notes(record, ())

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, model_request, require_without_model
 from mhacli.commands.output import require_self_check, tell_notes
 from mhacli.errors import UsageError
+from mhacli.heads import Wanted
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -19,6 +21,7 @@ from mhacli.options import (
     TextOptions,
     command,
 )
+from mhacli.request import ModelRequest
 from mhacli.streams import draw, life, note, read_key, screen, write_pieces
 from mhacli.values import triple, whole
 
@@ -74,14 +77,22 @@ def trace(
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
+    model: ModelOptions,
     walking: WalkOptions,
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Options in, the study `walk`, the walkthrough out."""
+    """Options in, the study `walk` or that of a checkpoint's layer, the walkthrough out."""
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
+    if model.model is not None:
+        _require_of_checkpoint(walking)
+        wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
+        of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
+        _walk_checkpoint(of_model, cell, walking, save, colour)
+        return
+    require_without_model(**vars(model))
     if walking.mask:
         _require_no_layer(walking, layer, save)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
@@ -108,6 +119,46 @@ def trace(
             options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
+    _tell(record, walking, colour)
+    tell_notes(record, request.notes)
+
+
+def _require_of_checkpoint(walking: WalkOptions) -> None:
+    """Raises `UsageError` for what is only there for a layer of our own: other ways to write it, and its mask alone."""
+    if walking.route != "separate":
+        raise UsageError("route must be left out with --model, whose own way is walked", hint="leave --route out")
+    if walking.mask:
+        raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
+
+
+def _walk_checkpoint(
+    request: ModelRequest,
+    cell: tuple[int, int, int] | None,
+    walking: WalkOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """The same of a layer of a checkpoint, the first where none is chosen."""
+    from mhacli.plan import Place
+
+    if request.layers is not None and len(request.layers) != 1:
+        raise UsageError(f"layer must be one for a walk, got {len(request.layers)}")
+    with life("loading torch"):
+        from mhacli.studies.modelwalk import walk_checkpoint
+        from mhacli.studies.prepare import prepare_checkpoint
+    with life("loading the checkpoint"):
+        look, notes = prepare_checkpoint(request)
+    place = None if cell is None else Place(walking.sequence, *cell)
+    with life("computing"):
+        record = walk_checkpoint(look, values=walking.values, place=place)
+    if save.save is not None:
+        record.save(save.save, force=save.force)
+    _tell(record, walking, colour)
+    tell_notes(record, notes)
+
+
+def _tell(record: Record, walking: WalkOptions, colour: ColourOptions) -> None:
+    """The record on stdout, as JSON or as a walkthrough, and whether it holds together."""
     if walking.json:
         from mhacli.render import json
 
@@ -115,7 +166,6 @@ def trace(
     else:
         _walk_through(record, colour, step=walking.step)
     require_self_check(record)
-    tell_notes(record, request.notes)
 
 
 def _require_no_layer(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:

@@ -6,6 +6,7 @@ function, and padding and causality would be lost without a word. What is wrappe
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -64,12 +65,17 @@ class _Watch:
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
         call = kind(name=name, repeat=self._calls[name], rung=rung, implementation=implementation, **seen)
         self._calls[name] += 1
-        self._take(call)
+        self.is_inside = True  # what is computed of a call is no attention of the model
+        try:
+            self._take(call)
+        finally:
+            self.is_inside = False
 
     def watched(self, rung: Rung, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with every call of it by a module of the model told."""
         signature = inspect.signature(original)
 
+        @functools.wraps(original)  # whoever wraps this in turn asks for its signature
         def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self.is_inside or id(module) not in self.names:
                 return original(module, *args, **kwargs)
@@ -128,12 +134,13 @@ def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
     def enter(module: nn.Module, *_: Any) -> None:
         watch.open.append(module)
 
-    def leave(*_: Any) -> None:
-        watch.open.pop()
+    def leave(module: nn.Module, *_: Any) -> None:
+        if watch.open and watch.open[-1] is module:  # else a hook before ours raised, and it was never entered
+            watch.open.pop()
 
     handles = [model.register_forward_pre_hook(lambda *_: watch.begin_pass())]
     for name, module in model.named_modules():
-        if _is_attention(name, module):
+        if is_attention(name, module):
             handles += [
                 module.register_forward_pre_hook(enter),
                 module.register_forward_hook(leave, always_call=True),
@@ -145,7 +152,8 @@ def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
             handle.remove()
 
 
-def _is_attention(name: str, module: nn.Module) -> bool:
+def is_attention(name: str, module: nn.Module) -> bool:
+    """Whether a module is an attention, or holds one, by what it is called."""
     return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
 
 
@@ -191,10 +199,14 @@ def _files(model: nn.Module) -> list[Any]:
     return [sys.modules[name] for name in names if name in sys.modules and not name.startswith("torch.")]
 
 
+_LIBRARIES = ("torch.", "transformers.pytorch_utils")
+"""Where the layers come from that an attention is made of."""
+
+
 def _writes_out(model: nn.Module) -> bool:
     """Whether some attention of the model goes past the registry, and has to be seen by torch's own functions."""
-    parts = (module for name, module in model.named_modules() if _is_attention(name, module))
-    files = {type(module).__module__ for module in parts if not type(module).__module__.startswith("torch.")}
+    parts = (module for name, module in model.named_modules() if is_attention(name, module))
+    files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
     return any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
 
 

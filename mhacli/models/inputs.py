@@ -48,7 +48,8 @@ def make_inputs(
         keywords = _family("", sequences, side, pad_id, device)
         is_shifted = side == "left" and "attention_mask" in keywords and "position_ids" in accepted
         if is_shifted:  # tables of positions begin where the text does, as they do when the model generates
-            keywords["position_ids"] = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+            places = (keywords["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+            keywords["position_ids"] = places + _first_position(model)
         return ModelInputs(tuple(sequences), None, side, keywords)
     encoder = tuple(context or ())
     keywords = _family("", encoder, "right", pad_id, device) | _family("decoder_", sequences, "right", pad_id, device)
@@ -58,6 +59,13 @@ def make_inputs(
 def _required(model: Any) -> tuple[str, ...]:
     """What models of several towers need besides text."""
     return ("pixel_values",) if hasattr(model, "vision_model") and hasattr(model, "text_model") else ()
+
+
+def _first_position(model: Any) -> int:
+    """The number of a text's first position: where the table has a row for padding, the one behind it."""
+    tables = (getattr(module, "position_embeddings", None) for module in model.modules())
+    rows = (getattr(table, "padding_idx", None) for table in tables)
+    return next((row + 1 for row in rows if row is not None), 0)
 
 
 def _family(

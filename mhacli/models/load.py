@@ -15,8 +15,8 @@ from mhacli.checkpoint import Checkpoint, read_checkpoint
 from mhacli.errors import MhaError
 from mhacli.files import format_size
 from mhacli.models.library import guarded, offline, transformers
+from mhacli.request import is_hub_id
 
-_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
@@ -55,7 +55,7 @@ class Loaded:
 
 def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
     """The checked folder that a path or a hub's id names, and the revision of the latter. Raises `MhaError`."""
-    if os.path.exists(source) or not _is_hub_id(source):
+    if not is_hub_id(source):
         return read_checkpoint(source), None
     transformers()
     from huggingface_hub import snapshot_download
@@ -72,16 +72,17 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
 
 
-def _is_hub_id(source: str) -> bool:
-    """Whether it can only be an id: a path begins with a dot or a stroke, or its first folder is there."""
-    first = source.partition("/")[0]
-    is_path = source.startswith((".", "/", "~")) or (first != source and os.path.isdir(first))
-    return bool(_HUB_ID.fullmatch(source)) and not is_path
+def load_config(checkpoint: Checkpoint) -> Any:
+    """transformers' config of a checked folder. Raises `MhaError` for a family that it does not know."""
+    library, path = transformers(), checkpoint.path
+    with offline():
+        return guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 def load_model(
     source: str,
     checkpoint: Checkpoint,
+    config: Any,
     *,
     revision: str | None,
     device: torch.device,
@@ -91,14 +92,13 @@ def load_model(
 ) -> Loaded:
     """The model of a checked folder, in its own dtype unless another is asked for; with its language `head` to generate.
 
-    Raises `MhaError` for a family that transformers does not know, tensors that are missing or do not fit, numbers that are
-    not finite, and weights that memory cannot take.
+    Raises `MhaError` for tensors that are missing or do not fit, numbers that are not finite, and weights that memory cannot
+    take.
     """
     library = transformers()
     _require_room(checkpoint, dtype, device)
     path = checkpoint.path
     with offline():
-        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
         kind = _auto_class(library, config, head=head)
         model, info = guarded(
             "the weights",
@@ -111,6 +111,7 @@ def load_model(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             ),
         )
     notes = _require_whole(info, path)
@@ -148,7 +149,7 @@ def _require_whole(info: Any, path: str) -> list[str]:
     """Raises `MhaError` where weights of the model are not in the files: they would be random. Returns what to tell."""
     missing = sorted(info["missing_keys"])
     needed = [name for name in missing if not _MAY_BE_MISSING.search(name)]
-    wrong = sorted(str(name) for name in info.get("mismatched_keys", ()))
+    wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
     if needed or wrong:
         listed = ", ".join((needed or wrong)[:8]) + (
             f" and {len(needed or wrong) - 8} more" if len(needed or wrong) > 8 else ""

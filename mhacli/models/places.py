@@ -44,10 +44,10 @@ def positions_of(model: Any) -> str:
     config = model.config.get_text_config(decoder=True)
     kinds = {type(module).__name__ for module in model.modules()}
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "alibi"  # Falcon makes its rotation all the same, and leaves it unused
     if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
         return "rope-interleaved" if config.model_type in ("gptj", "codegen", "cohere") else "rope"
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "alibi"
     if "relative_attention_bias" in names or getattr(config, "relative_attention", False):
         return "relative"
     is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding"}
@@ -67,3 +67,14 @@ def most_positions(config: Any) -> int | None:
             )
             return value - (pad + 1 if isinstance(pad, int) else 0)  # these count from behind the padding's own row
     return None
+
+
+def rope_theta_of(config: Any) -> float:
+    """The base of the rotary angles that a config names, the first where layers have different ones; 10000 where none."""
+    text = config.get_text_config(decoder=True)
+    named = getattr(text, "rope_parameters", None) or {}
+    found = named.get("rope_theta", getattr(text, "rope_theta", None)) if isinstance(named, dict) else None
+    if found is None and isinstance(named, dict):
+        inner = [value.get("rope_theta") for value in named.values() if isinstance(value, dict)]
+        found = next((theta for theta in inner if theta), None)
+    return float(found) if isinstance(found, (int, float)) and found > 0 else 10_000.0

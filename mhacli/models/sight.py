@@ -18,6 +18,8 @@ from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
 
 FORBIDDING = -9e3
 """What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+_MOST_LSE = 1e28
+"""A log-sum-exp beyond this is that of a query without keys, whose scores are all −∞ or the lowest number."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Sight:
         span = slice(heads.start, heads.stop)
         if isinstance(self.pattern, VirtualPattern):
             return replace(self.pattern, scores=self.pattern.scores.of_heads(heads), lse=self.pattern.lse[:, span])
-        assert isinstance(self.pattern, ComputedPattern)
+        assert isinstance(self.pattern, SeenPattern)
         allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
-        return ComputedPattern(self.pattern.pattern[:, span], allowed)
+        return SeenPattern(self.pattern.pattern[:, span], allowed)
 
 
 Added = tuple[Mask | None, Tensor | None]
@@ -65,7 +67,8 @@ class KnownMasks:
     def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
         """The mask of a call. The tensors that it came from stay alive, so that their memory names them."""
         held = (call.mask, call.bias)
-        key = (*self.key(call), *(None if tensor is None else tensor.data_ptr() for tensor in held))
+        rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
+        key = (*self.key(call), rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
         if key not in self._known:
             self._known[key] = (mask_of(call, real), held)
         return self._known[key][0]
@@ -87,7 +90,7 @@ def see(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Sig
 def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sight:
     scores = Scores(call.q, call.k, call.scale, call.softcap, None if bias is None else tensor_bias(bias), allowed)
     if call.lse is not None:
-        lse = torch.where(call.lse.isfinite(), call.lse, 0.0)
+        lse = torch.where(call.lse.abs() < _MOST_LSE, call.lse, 0.0)
         attended = Attended(call.z, lse, call.kernel)
     else:
         attended = attend_lse(scores, call.v)
@@ -100,14 +103,29 @@ def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sigh
     return Sight(with_sinks, attended.lse, allowed, bias, sink_mass, call.kernel)
 
 
+@dataclass(frozen=True)
+class SeenPattern(ComputedPattern):
+    """A pattern that a model computed whole, looked at in float32 at least: float64 would claim what its shares cannot hold."""
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor with the dtype of the maths, on the pattern's device."""
+        return self.pattern.new_empty(0, dtype=torch.promote_types(self.pattern.dtype, torch.float32))
+
+
 def _seen_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Sight:
-    """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down."""
+    """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down.
+
+    16-bit shares, of which a row does not add up, are made again from their scores.
+    """
     hidden = (call.pattern == 0) & (call.scores <= FORBIDDING)
     keep = _alike(~hidden) & real[:, None, :, None]
-    pattern = call.pattern.masked_fill(~keep, 0.0)
-    lse = call.scores.float().masked_fill(hidden, -torch.inf).logsumexp(dim=-1)
+    scores = call.scores.to(torch.promote_types(call.scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(dim=-1)
+    is_wide = call.pattern.dtype in (torch.float32, torch.float64)
+    shares = call.pattern if is_wide else (scores - lse[..., None]).exp()
     allowed = masks.from_tensor(keep)
-    return Sight(ComputedPattern(pattern, allowed), lse, allowed, None, None, "softmax")
+    return Sight(SeenPattern(shares.masked_fill(~keep, 0.0), allowed), lse, allowed, None, None, "softmax")
 
 
 def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
@@ -146,8 +164,9 @@ def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
     full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
     full = full.expand(batch, -1, n_queries, n_keys)
     if isinstance(call, SoftmaxCall):
-        scores, pattern = call.scores.float(), call.pattern.masked_fill(~full, 0.0)
-        return {"scores": scores.masked_fill(~full, -torch.inf), "pattern": pattern, "allowed": full}
+        assert isinstance(sight.pattern, SeenPattern)
+        scores = call.scores.to(sight.pattern.like.dtype).masked_fill(~full, -torch.inf)
+        return {"scores": scores, "pattern": sight.pattern.pattern, "allowed": full}
     assert isinstance(call, ScoredCall)
     wide = torch.promote_types(call.q.dtype, torch.float32)
     group = n_heads // call.k.shape[1]

@@ -25,13 +25,21 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     known = [head.head for head in record.heads]
     for head in heads:
         if head not in known:
-            raise UsageError(f"head and map must name heads of the record, {_listed(known)}, got {head}")
+            raise UsageError(f"head and map must name heads of the record, {listed_numbers(known)}, got {head}")
     return [known.index(head) for head in heads]
 
 
-def _listed(heads: Sequence[int]) -> str:
+def listed_numbers(heads: Sequence[int]) -> str:
+    """Heads as an error names them: `0 to 3`, or `1, 3`."""
     whole = list(heads) == list(range(heads[0], heads[-1] + 1))
     return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
+
+
+def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
+    """The title of what is drawn: its sequence and head; of a layer that has a name this, and the sequence if not alone."""
+    text = f"sequence {sequence}" if not layer or len(record.sequences) > 1 else ""
+    own = "" if head is None else f"head {head}"
+    return " · ".join(part for part in ((layer, own, text) if layer else (text, own)) if part)
 
 
 def strong_places(
@@ -109,9 +117,16 @@ _TOKEN_WIDTH, _ROUNDING = 12, 1e-5
 
 
 def corner_view(
-    record: Record, corner: Corner, place: int, sequence: int, options: ViewOptions, screen: Screen
+    record: Record,
+    corner: Corner,
+    place: int,
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    *,
+    layer: str = "",
 ) -> RenderableType:
-    """Any part of the pattern, cell by cell, as much as fits."""
+    """Any part of the pattern, cell by cell, as much as fits. `layer` is the name of the layer, where there are several."""
     shares = record.arrays["corner"][sequence, place]
     width = options.precision + 2
     rows = balanced(corner.n_queries, corner.n_queries if options.everything else _CORNER_ROWS)
@@ -133,7 +148,8 @@ def corner_view(
     head = record.heads[place].head
     hidden = f", {count_of(keys.hidden, 'key')} between not drawn (--all)" if keys.hidden else ""
     caption = f"shade linear, 0 … {share_text(largest, options.precision)} · 0 not allowed{hidden}"
-    title = Rule(Text(f"sequence {sequence} · head {head} · cells", style="bold"), align="left", style="dim")
+    name = f"{where(record, sequence, layer, head)} · cells"
+    title = Rule(Text(name, style="bold"), align="left", style="dim")
     return Group(title, table, Text(caption, style="dim"))
 
 
@@ -148,9 +164,15 @@ def _corner_cell(share: float, largest: float, options: ViewOptions, screen: Scr
 
 
 def strongest_keys(
-    record: Record, listed: Sequence[HeadStatistics], sequence: int, options: ViewOptions, screen: Screen
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    *,
+    layer: str = "",
 ) -> RenderableType:
-    """What the asked queries looked at, in every head, the strongest first."""
+    """What the asked queries looked at, in every head, the strongest first, of a layer that may have a name."""
     assert record.survey is not None, "only a record of heads has them"
     survey = record.survey
     parts: list[RenderableType] = []
@@ -168,8 +190,10 @@ def strongest_keys(
                 for key, share in zip(keys, shares, strict=True)
                 if key >= 0
             )
+            has_sink = record.heads[place].learned_sink is not None
             left = 1 - sum(shares)
-            rest = f", the rest {percent_text(left)}" if said and left > _ROUNDING else ""
+            others = "the rest and the learned sink" if has_sink else "the rest"
+            rest = f", {others} {percent_text(left)}" if said and left > _ROUNDING else ""
             table.add_row(f"head {record.heads[place].head}", (said or "no key allowed") + rest)
         name = _query_name(record, sequence, query - record.first_query(sequence))
         seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
@@ -179,6 +203,6 @@ def strongest_keys(
             else f"{seen[0]:,} to {seen[-1]:,} visible keys"
         )
         uniform = f", {percent_text(1 / seen[0])} each if uniform" if len(seen) == 1 and seen[0] else ""
-        title = f"sequence {sequence} · query {name} · {n_visible}{uniform}"
+        title = f"{where(record, sequence, layer)} · query {name} · {n_visible}{uniform}"
         parts.append(Group(Rule(Text(title, style="bold"), align="left", style="dim"), table))
     return Group(*parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from io import StringIO
@@ -21,40 +22,64 @@ HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allow
 def pieces(record: Record) -> Iterator[str]:
     """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
 
-    Tokens are JSON strings: they begin with a quotation mark, so no spreadsheet takes one for a formula, and
-    `json.loads` gives the token back. Raises `MhaError` when the record holds no pattern.
+    Of a checkpoint one for each cell of every layer whose pattern was kept, else one for each head, with the number of the
+    layer and the name of the attention. Tokens are JSON strings: they begin with a quotation mark, so no spreadsheet takes
+    one for a formula, and `json.loads` gives the token back. Raises `MhaError` when the record holds no pattern.
     """
-    if record.survey is not None:
-        yield from _heads(record.heads)
-        return
-    if "pattern" not in record.arrays:
+    layers = [(layer, record.of_layer(index)) for index, layer in enumerate(record.layers)]
+    kept = [(layer, view) for layer, view in layers if "pattern" in view.arrays]
+    if kept:
+        yield _lines([("layer", "attention", *HEADER)])
+        for layer, view in kept:
+            yield from _cells(view, (layer.layer, _name(layer.name)))
+    elif record.layers or record.survey is not None:
+        yield from _heads(record.heads, has_layers=bool(record.layers))
+    elif "pattern" in record.arrays:
+        yield _lines([HEADER])
+        yield from _cells(record)
+    else:
         raise MhaError(
             "csv must have the pattern, got a record without it", hint="--keep pattern keeps it", code="not-kept"
         )
-    yield _lines([HEADER])
+
+
+def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
+    """A line per cell, sequence by sequence and head by head; each begins with what its layer is called."""
     pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
+    numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
     for b, sequence in enumerate(record.sequences):
         queries, keys, first = _quoted(sequence), _quoted(record.keys[b]), record.first_key(b)
         own = slice(first, first + len(keys))
-        for h in range(pattern.shape[1]):
+        for place, h in enumerate(numbers):
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
-                shares = pattern[b, h, row, own]
+                shares = pattern[b, place, row, own]
                 words = np.where(np.isfinite(shares), shares.astype("U32"), "").tolist()
-                open_ = allowed[b, min(h, allowed.shape[1] - 1), row, own].astype(int).tolist()
-                yield _lines([(b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
+                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, own].astype(int).tolist()
+                yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 
 
-def _heads(heads: Sequence[HeadStatistics]) -> Iterator[str]:
+def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
     """A line per head: its kind, its numbers, and the same numbers of uniform attention. What is missing is empty."""
     numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
     patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
-    own = ["layer", "head", "kind", "certainty", "max_score"]
-    yield _lines([(*own, *numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))])
+    own = ["head", "kind", "certainty", "max_score"]
+    begin = ["layer", *(["attention"] if has_layers else [])]
+    both_names = (*numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))
+    yield _lines([(*begin, *own, *both_names)])
     for head in heads:
         both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
         values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
-        yield _lines([(*(getattr(head, name) for name in own), *values)])
+        layer = (head.layer, *([_name(head.attention)] if has_layers else []))
+        yield _lines([(*layer, *(getattr(head, name) for name in own), *values)])
+
+
+def _name(attention: str) -> str:
+    """The name of a module as it is; anything else that stands in its place as a JSON string, as tokens are."""
+    return attention if _MODULE.fullmatch(attention) else json.dumps(attention)
+
+
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def _quoted(sequence: TokenSequence) -> list[str]:

@@ -15,6 +15,7 @@ from mhacli import costs
 from mhacli.parts import CacheStep, DecodeSummary, Step, Way
 from mhacli.record import Record
 from mhacli.render.matrix import Head
+from mhacli.render.model import model_header
 from mhacli.render.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.terminal import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.render.words import (
@@ -57,10 +58,15 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     decoding = record.decoding
     if decoding is None:
         return Text("this record holds no decoding")
+    check = record.self_check
+    head: RenderableType = configuration(record, screen.width)
+    costs_of = _formulas
+    if record.model is not None:
+        head, costs_of = model_header(record, record.model, screen), _formulas_of_model
+        record = record.of_layer(0)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
-    sections: list[RenderableType] = [configuration(record, screen.width), _introduction(record, decoding)]
-    sections += groups_table(record)
+    sections: list[RenderableType] = [head, _introduction(record, decoding), *groups_table(record)]
     steps = [step for step in record.trace if step.cache is not None]
     shown = balanced(len(steps), len(steps) if options.everything else MAX_STEPS)
     for place, number in enumerate(shown.shown):
@@ -70,9 +76,9 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         if cache is not None:
             sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
     sections += [
-        _ways(decoding.ways, screen),
-        _formulas(record, decoding),
-        self_check_line(record.self_check, "the steps' outputs differ from a full recomputation"),
+        *([_ways(decoding.ways, screen)] if decoding.ways else []),
+        costs_of(record, decoding),
+        self_check_line(check, "the steps' outputs differ from a full recomputation"),
     ]
     return Group(*(part for section in sections for part in (section, Text(""))))
 
@@ -81,7 +87,7 @@ def _introduction(record: Record, decoding: DecodeSummary) -> Text:
     kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
     text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
-        _KEPT.get(decoding.cache, ""), style="not bold"
+        _KEPT.get(decoding.cache, "the model's own way of keeping keys and values"), style="not bold"
     )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
     text.append(
@@ -184,7 +190,7 @@ def _row_words(head: Head, query: int, options: ViewOptions) -> list[str]:
     ]
     if is_long:
         rest = float(sum(shares[key] for key in strongest[_KEYS_SHOWN:]))
-        words.append(f"{len(keys) - len(listed)} keys more {share_text(rest, options.precision)}")
+        words.append(f"{count_of(len(keys) - len(listed), 'key')} more {share_text(rest, options.precision)}")
     return words or ["no key allowed"]
 
 
@@ -250,6 +256,21 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
         )
     elif c.n_heads > 1:
         lines.append(f"with --kv-heads 1 it would be {c.n_heads} × less to keep and to read per token")
+    return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
+
+
+def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableType:
+    """What the cache of a whole model takes, and where reading it is more than reading the weights."""
+    n_layers = 0 if record.model is None else record.model.n_layers
+    lines = [
+        f"cache of all {count_of(n_layers, 'layer')}: {bytes_text(decoding.token_bytes)} for every token of every sequence",
+        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
+        "keys and values are more traffic than weights",
+    ]
+    if decoding.full_token_bytes != decoding.token_bytes:
+        lines.append(
+            f"with a kv head for every query head it would be {bytes_text(decoding.full_token_bytes)} per token"
+        )
     return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
 
 

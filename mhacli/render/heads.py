@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.errors import UsageError
 from mhacli.heads import NEAR, HeadStatistics, Survey, in_order
 from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
 from mhacli.render.cells import corner_view, key_name, places_of, strong_places, strongest_keys
 from mhacli.render.options import Screen, ViewOptions, chosen
-from mhacli.render.overview import column_names, overview
+from mhacli.render.overview import LEARNED, column_names, overview
 from mhacli.render.pooled import pooled_map
+from mhacli.render.stack import survey_of
 from mhacli.render.words import (
     bytes_text,
     configuration,
@@ -31,7 +31,7 @@ MAX_SEQUENCES = 4
 
 def heads_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """Everything that `mha heads` prints of a record. Raises `UsageError` for a head or sequence that does not exist."""
-    survey = _survey(record)
+    survey = survey_of(record)
     listed = in_order(record.heads, options.sort)
     if options.heads is not None:
         places_of(record, options.heads)
@@ -40,7 +40,9 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width), _summary(record, survey, screen)),
         Group(
-            overview(record, listed, options, screen), *_legend(record, options, screen), _sinks(record, listed, screen)
+            overview(record, listed, options, screen),
+            *legend(record, listed, options, screen),
+            _sinks(record, listed, screen),
         ),
         strong_places(record, listed, options, screen),
         *(
@@ -57,12 +59,6 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     sections.append(_checks(record, survey, screen))
     spaced = [part for section in sections for part in (Text(""), section)]
     return Group(*spaced[1:])
-
-
-def _survey(record: Record) -> Survey:
-    if record.survey is None:
-        raise UsageError("the record must be one of mha heads to be drawn so, got another")
-    return record.survey
 
 
 # ---------------------------------------------------------------------------------------------------------- overview
@@ -87,10 +83,10 @@ def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
     return Text("\n".join(filled(parts, screen.width)), style="dim")
 
 
-def _legend(record: Record, options: ViewOptions, screen: Screen) -> Iterator[Text]:
+def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
     """What the headings that are shown mean, and which are not shown."""
-    survey = _survey(record)
-    shown, left_out = column_names(record, options, screen)
+    survey = survey_of(record)
+    shown, left_out = column_names(record, listed, options, screen)
     steps = survey.steps
     distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
     meanings = {
@@ -100,6 +96,7 @@ def _legend(record: Record, options: ViewOptions, screen: Screen) -> Iterator[Te
         "|i−j|": "|i−j| mean distance in tokens",
         "50%": "50% 90% 99% of the mass lie within so many tokens",
         "sink": "mass on: sink the first token",
+        LEARNED: f"{LEARNED} learned sink: the share that no key gets",
         f"≤{survey.sink_tokens}": f"≤{survey.sink_tokens} the first {survey.sink_tokens}",
         "diag": "diag itself",
         "prev": "prev the token before",
@@ -122,7 +119,7 @@ _FEW = 5
 
 def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
     """Every key that receives more than the stated share of all attention, head by head, beside its uniform share."""
-    survey = _survey(record)
+    survey = survey_of(record)
     told = [
         f"head {head.head}: "
         + ", ".join(

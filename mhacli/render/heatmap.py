@@ -36,7 +36,7 @@ def heatmap(head: Head, largest: float, options: ViewOptions, screen: Screen) ->
     n_queries, n_keys = head.shares.shape
     if max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width:
         return _named_cells(head, largest, screen)
-    lines = n_queries if options.everything else MAX_LINES
+    lines = n_queries if options.everything or head.rows is not None else MAX_LINES
     room = screen.width - _LABEL_WIDTH - 1
     grid = pooled(head, largest, max(1, room), max(1, 2 * lines if screen.colour else lines))
     picture = _half_blocks(head, grid) if screen.colour else _characters(head, grid)
@@ -68,14 +68,14 @@ def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
 
 def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
     n_queries, n_keys = head.shares.shape
-    label = min(_LABEL_WIDTH, max(cell_len(head.query_name(i)) for i in range(n_queries)))
+    label = min(_LABEL_WIDTH, max(cell_len(head.row_label(i)) for i in range(n_queries)))
     width = max(3, min(8, (screen.width - label - 1) // n_keys))
     picture = Text(" " * (label + 1))
     for key in range(n_keys):
         name = fitted(head.key_name(key), width - 1)
         picture.append(name + " " * (width - cell_len(name)), style="dim")
     for query in range(n_queries):
-        name = fitted(head.query_name(query), label)
+        name = fitted(head.row_label(query), label)
         picture.append("\n" + name + " " * (label - cell_len(name) + 1), style="bold")
         for key in range(n_keys):
             share = float(head.shares[query, key])
@@ -106,7 +106,7 @@ def _key_axis(head: Head, grid: Grid) -> Text:
 
 
 def _line_label(head: Head, query: int) -> Text:
-    number = str(query)
+    number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
     return Text(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
 

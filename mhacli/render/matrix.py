@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,43 +22,77 @@ from mhacli.render.words import fitted, share_text, token_text
 MAX_ROWS = 24
 _LABEL_WIDTH, _KEY_WIDTH, _ENTROPY_WIDTH, _STRONGEST_WIDTH = 12, 10, 5, 12
 _NARROW_LABEL = 6
+_NEXT_WIDTH = 10
+"""Of a name that is followed by what the model made of it."""
 _HIDDEN = "… {} …"
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head of one sequence, cut out of the record: real queries × padded keys."""
+    """One head of one sequence, cut out of the record: real queries × padded keys.
+
+    `head` is its place on the head axis. `rows` are the queries that are wanted, None for all. From the query `produced` on,
+    the token that follows is what the model made of it. `sinks`: a learned sink takes what a row lacks to 1.
+    """
 
     record: Record
     sequence: int
     head: int
     site: str
+    rows: tuple[int, ...] | None = None
+    produced: int | None = None
+    sinks: bool = False
 
     @property
-    def queries(self) -> slice:
-        """The rows of the array that are the sequence's own tokens."""
+    def queries(self) -> slice | Array:
+        """The rows of the array that are the sequence's own tokens, those of them that are wanted."""
         first = self.record.first_query(self.sequence)
+        if self.rows is not None:
+            return first + np.array(self.rows, dtype=int)
         return slice(first, first + len(self.record.sequences[self.sequence].tokens))
 
     @property
     def shares(self) -> Array:
         """The pattern `[query, key]`; padded keys included, padded queries not."""
-        return self.record.arrays[self.site][self.sequence, self.head, self.queries]
+        return self._rows(self.record.arrays[self.site][self.sequence, self.head])
 
     @property
     def allowed(self) -> Array:
         """Which cells may be attended to, `[query, key]`."""
         allowed = self.record.arrays["allowed"]
-        return allowed[self.sequence, min(self.head, allowed.shape[1] - 1), self.queries]
+        return self._rows(allowed[self.sequence, min(self.head, allowed.shape[1] - 1)])
 
     @property
     def entropy(self) -> Array:
         """Nats of each query's row."""
-        return self.record.arrays["entropy"][self.sequence, self.head, self.queries]
+        return self._rows(self.record.arrays["entropy"][self.sequence, self.head])
 
-    def query_name(self, index: int) -> str:
-        """The query token at a row."""
-        return token_text(self.record.sequences[self.sequence], index)
+    def _rows(self, array: Array) -> Array:
+        rows: Array = array[self.queries]
+        return rows
+
+    def sink_share(self, row: int) -> float:
+        """What no key gets of a row."""
+        return max(0.0, 1 - float(self.shares[row].sum(dtype=np.float64)))
+
+    def query_index(self, row: int) -> int:
+        """The index of a row's token in its sequence."""
+        return row if self.rows is None else self.rows[row]
+
+    def query_name(self, row: int) -> str:
+        """The query token at a row, `is → Paris` where the model made the next token of it."""
+        index, sequence = self.query_index(row), self.record.sequences[self.sequence]
+        name = token_text(sequence, index)
+        return f"{name} → {token_text(sequence, index + 1)}" if self.is_followed(row) else name
+
+    def is_followed(self, row: int) -> bool:
+        """Whether the token after that of a row is what the model made of it."""
+        last = len(self.record.sequences[self.sequence].tokens) - 1
+        return self.produced is not None and self.produced <= self.query_index(row) < last
+
+    def row_label(self, row: int) -> str:
+        """The name of a row, with its index where not all rows are wanted."""
+        return self.query_name(row) if self.rows is None else f"{self.query_index(row)} {self.query_name(row)}"
 
     def key_index(self, column: int) -> int:
         """The index of a column's token in its sequence; outside of it where the column is padding."""
@@ -74,10 +109,18 @@ class Head:
 
 def largest_share(record: Record, site: str) -> float:
     """The top of the common scale of all heads: the largest share of a query that had a choice of keys."""
-    shares = record.arrays[site]
-    choice = record.arrays["allowed"].sum(axis=-1) > 1
+    return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
+
+
+def largest_of(heads: Sequence[Head]) -> float:
+    """The top of the common scale of some heads, as `largest_share`."""
+    return max((_largest(head.shares, head.allowed) for head in heads), default=0.0) or 1.0
+
+
+def _largest(shares: Array, allowed: Array) -> float:
+    choice = allowed.sum(axis=-1) > 1
     rows = shares.max(axis=-1, where=np.isfinite(shares), initial=0.0)
-    return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0)) or 1.0
+    return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -92,7 +135,8 @@ class _Layout:
 
 def matrix(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
     """The table, or with `everything` as many tables below each other as the keys need."""
-    rows = balanced(len(head.shares), len(head.shares) if options.everything else MAX_ROWS)
+    is_whole = options.everything or head.rows is not None
+    rows = balanced(len(head.shares), len(head.shares) if is_whole else MAX_ROWS)
     layout = _layout(head, rows, options.precision, screen)
     n_keys = head.shares.shape[1]
     if options.everything and n_keys > layout.room:
@@ -108,11 +152,13 @@ def _layout(head: Head, rows: Selection, precision: int, screen: Screen) -> _Lay
     n_keys = head.shares.shape[1]
     number, total = _number_widths(head, precision)
     names = max(cell_len(head.key_name(j)) for j in range(n_keys))
-    labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.query_name(i)) for i in rows.shown))
+    labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.row_label(i)) for i in rows.shown))
+    sums = (2 if head.sinks else 1) * (total + 1)
+    extra = 0 if head.produced is None else _NEXT_WIDTH
     gap = len(_HIDDEN.format(n_keys)) + 1
     for most, strongest in ((_LABEL_WIDTH, _STRONGEST_WIDTH), (_NARROW_LABEL, max(len("max"), len(str(n_keys - 1))))):
-        label = min(labels, max(most, len(_gap(rows, 0))))
-        left = screen.width - (label + 1) - (total + 1) - (_ENTROPY_WIDTH + 1) - strongest
+        label = min(labels, max(most + extra, len(_gap(rows, 0))))
+        left = screen.width - (label + 1) - sums - (_ENTROPY_WIDTH + 1) - strongest
         for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
             if n_keys * (width + 1) <= left:
                 return _Layout(label, width, strongest, n_keys)
@@ -146,6 +192,8 @@ def _table(
             table.add_column(Text(_HIDDEN.format(keys.hidden), style="dim"), justify="center", no_wrap=True)
         table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
     table.add_column(Text("Σ", style="dim"), justify="right", no_wrap=True)
+    if head.sinks:
+        table.add_column(Text("σ", style="dim"), justify="right", no_wrap=True)
     table.add_column(Text("H", style="dim"), justify="right", no_wrap=True)
     strongest = "strongest" if layout.strongest >= len("strongest") else "max"
     table.add_column(Text(strongest, style="dim"), no_wrap=True)
@@ -165,7 +213,7 @@ def _row(
 ) -> list[Text]:
     shares, allowed = head.shares[query], head.allowed[query]
     strongest = int(shares.argmax()) if allowed.any() and not np.isnan(shares).any() else -1
-    cells = [Text(fitted(head.query_name(query), layout.label), style="bold")]
+    cells = [Text(fitted(head.row_label(query), layout.label), style="bold")]
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
             hidden = slice(keys.shown[place - 1] + 1, key)
@@ -173,7 +221,9 @@ def _row(
             cells.append(Text(mass if allowed[hidden].any() else "0", style="dim italic"))
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
     total = float(shares.sum(dtype=np.float64))
-    cells += [Text(share_text(total, options.precision)), Text(_entropy_text(head, query))]
+    cells.append(Text(share_text(total, options.precision)))
+    cells += [Text(share_text(head.sink_share(query), options.precision), style="magenta")] if head.sinks else []
+    cells.append(Text(_entropy_text(head, query)))
     return [*cells, _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")]
 
 

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.heads import NEAR, SINK_TOKENS, Averages, HeadStatistics, Kind, Survey
-from mhacli.record import Record
+from mhacli.heads import NEAR, SINK_TOKENS, Averages, HeadStatistics, Kind
+from mhacli.record import Record, layer_prefix
 from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.words import share_text, short_text, sparkline, told
+from mhacli.render.stack import names_of, short_name, survey_of
+from mhacli.render.words import fitted, share_text, short_text, sparkline, told
 
 GLYPHS: Mapping[Kind, tuple[str, str]] = {
     "previous-token": ("◀", "cyan"),
@@ -53,63 +55,104 @@ def overview(
     *,
     gap: tuple[int, int] = (0, 0),
 ) -> Table:
-    """A row per head; below, what uniform attention over the same keys would give. `gap` says before which row how many
-    heads are left out.
+    """A row per head, with its layer where there are several; below, what uniform attention over the same keys would give.
+    `gap` says before which row how many heads are left out.
 
     Columns give way where there is no room; the profile of distances stands where the record has one.
     """
-    columns, has_profile = _chosen(record, options, screen)
+    columns, has_profile = _chosen(record, listed, options, screen)
+    names, places = _layer_names(record, listed), _places(record)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("head", justify="right", no_wrap=True)
+    for name in (["layer"] if names else []) + ["head"]:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("kind", no_wrap=True, width=_KIND_WIDTH - 1)
     for column in columns:
         table.add_column(column.name, justify="right", no_wrap=True, min_width=column.width)
     if has_profile:
         table.add_column(_PROFILE, no_wrap=True, min_width=len(_profile_steps(record)))
-    known = [head.head for head in record.heads]
     for row, head in enumerate(listed):
         if gap[1] and row == gap[0]:
             table.add_row("⋮", Text(f"{gap[1]} more (--all)", style="dim"))
         own = [Text(column.tell(head), style=_emphasis(head, column)) for column in columns]
-        line = [Text(_sparks(record, "profile", known.index(head.head)), style="cyan")] if has_profile else []
-        table.add_row(str(head.head), _kind_text(head), *own, *line)
-    for label, uniform, place in _baselines(record, listed):
-        numbers = [Text(column.tell(uniform), style="dim") for column in columns]
-        line = [Text(_sparks(record, "uniform_profile", place), style="dim")] if has_profile else []
-        table.add_row("", Text(label, style="dim"), *numbers, *line)
+        line = [Text(_sparks(record, "profile", places[_key(head)]), style="cyan")] if has_profile else []
+        layer = [names[_key(head)[:2]]] if names else []
+        table.add_row(*layer, str(head.head), _kind_text(head), *own, *line)
+    for label, head in _baselines(record, listed):
+        numbers = [Text(column.tell(head.uniform or Averages()), style="dim") for column in columns]
+        line = [Text(_sparks(record, "uniform_profile", places[_key(head)]), style="dim")] if has_profile else []
+        table.add_row(*([""] if names else []), "", Text(label, style="dim"), *numbers, *line)
     return table
 
 
-def column_names(record: Record, options: ViewOptions, screen: Screen) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def column_names(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The headings that the overview shows on a screen, and those that gave way."""
-    columns, has_profile = _chosen(record, options, screen)
+    columns, has_profile = _chosen(record, listed, options, screen)
     shown = [*(column.name for column in columns), *([_PROFILE] if has_profile else [])]
-    every = [column.name for column in _columns(record.survey, options.precision)]
+    every = [column.name for column in _columns(record, options.precision)]
     return tuple(shown), tuple(name for name in every if name not in shown)
 
 
-def _chosen(record: Record, options: ViewOptions, screen: Screen) -> tuple[list[_Column], bool]:
+def _chosen(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+) -> tuple[list[_Column], bool]:
     """The columns that fit, and whether the profile of distances does too."""
-    steps, room = len(_profile_steps(record)), screen.width - _HEAD_WIDTH - _KIND_WIDTH
+    names = _layer_names(record, listed).values()
+    of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
+    steps, room = len(_profile_steps(record)), screen.width - of_layers - _HEAD_WIDTH - _KIND_WIDTH
     width = max(steps, len(_PROFILE)) if steps else 0
-    every = _columns(record.survey, options.precision)
-    columns = _fitting(every, room, width, options.sort.partition(":")[0])
+    columns = _fitting(_columns(record, options.precision), room, width, options.sort.partition(":")[0])
     return columns, bool(steps) and sum(column.width + 1 for column in columns) + width <= room
 
 
+_Key = tuple[int, str, int]
+
+
+def _key(head: HeadStatistics) -> _Key:
+    return head.layer, head.attention, head.head
+
+
+def _places(record: Record) -> Mapping[_Key, tuple[str, int]]:
+    """For each head the prefix of its layer's arrays, and where it stands on their head axis."""
+    if not record.layers:
+        return {_key(head): ("", place) for place, head in enumerate(record.heads)}
+    prefixes = {(layer.layer, layer.name): layer_prefix(index) for index, layer in enumerate(record.layers)}
+    found: dict[_Key, tuple[str, int]] = {}
+    counts = dict.fromkeys(prefixes.values(), 0)
+    for head in record.heads:
+        prefix = prefixes[_key(head)[:2]]
+        found[_key(head)] = (prefix, counts[prefix])
+        counts[prefix] += 1
+    return found
+
+
+def _layer_names(record: Record, listed: Sequence[HeadStatistics]) -> Mapping[tuple[int, str], Text]:
+    """The name of each layer of the listed heads; none where there is but one."""
+    wanted = {_key(head)[:2] for head in listed}
+    named = {
+        (layer.layer, layer.name): Text(short_name(layer, record.layers), style="" if layer.verified else "bold red")
+        for layer in record.layers
+        if (layer.layer, layer.name) in wanted
+    }
+    return named if len(named) > 1 else {}
+
+
 def _profile_steps(record: Record) -> tuple[int, ...]:
-    return () if record.survey is None else record.survey.steps
+    return survey_of(record).steps if record.survey is not None or record.layers else ()
 
 
-_PROFILE = "distance →"
+_PROFILE, LEARNED = "distance →", "σ"
 _TOO_SMALL = 5e-4
 """What no spark is drawn for."""
 _HEAD_WIDTH, _KIND_WIDTH = 5, 22
 
 
-def _columns(survey: Survey | None, precision: int) -> list[_Column]:
+def _columns(record: Record, precision: int) -> list[_Column]:
     """All columns, in the order in which they stand. The last to give way are those that name the kind."""
+    survey = survey_of(record) if record.survey is not None or record.layers else None
     sink_tokens, n_patterns = (SINK_TOKENS, 0) if survey is None else (survey.sink_tokens, len(survey.patterns))
+    has_learned = any(head.learned_sink is not None for head in record.heads)
 
     def share(name: str) -> _Tell:
         return lambda of: told(getattr(of, name), lambda x: share_text(x, precision))
@@ -128,6 +171,7 @@ def _columns(survey: Survey | None, precision: int) -> list[_Column]:
         _Column("90%", 5, 5, number("window_90"), "window_90"),
         _Column("99%", 5, 7, number("window_99"), "window_99"),
         _Column("sink", wide, 1, share("sink"), "sink"),
+        *([_Column(LEARNED, wide, 0, share("learned_sink"), "learned_sink")] if has_learned else []),
         _Column(f"≤{sink_tokens}", wide, 7, share("leading"), "leading"),
         _Column("diag", wide, 3, share("diagonal"), "diagonal"),
         _Column("prev", wide, 1, share("previous"), "previous"),
@@ -158,15 +202,21 @@ def _fitting(columns: list[_Column], width: int, profile: int, sort: str) -> lis
     return kept
 
 
-def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tuple[str, Averages, int]]:
-    """Uniform attention: one row where it is the same for all heads, else one for each."""
-    beside = [head for head in listed if head.uniform is not None]
-    if len({head.uniform and replace(head.uniform, offset=None, at_offset=None) for head in beside}) == 1:
-        beside = beside[:1]
-    known = [head.head for head in record.heads]
-    for head in beside:
-        label = "if uniform" if len(beside) == 1 else f"head {head.head} if uniform"
-        yield label, head.uniform or Averages(), known.index(head.head)
+def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tuple[str, HeadStatistics]]:
+    """Uniform attention, by a head that has it beside itself: one row where it is the same for all, else one for each head,
+    or for all layers of a checkpoint that share it."""
+    groups: dict[Averages, list[HeadStatistics]] = {}
+    for head in listed:
+        if head.uniform is not None:
+            groups.setdefault(replace(head.uniform, offset=None, at_offset=None), []).append(head)
+    if len(groups) > 1 and not record.layers:
+        yield from ((f"head {head.head} if uniform", head) for head in listed if head.uniform is not None)
+        return
+    for heads in groups.values():
+        own = {_key(head)[:2] for head in heads}
+        layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in own])
+        label = "if uniform" if len(groups) == 1 else f"uniform, {layers}"
+        yield fitted(label, _KIND_WIDTH - 1), heads[0]
 
 
 def _kind_text(head: HeadStatistics) -> Text:
@@ -192,8 +242,9 @@ def _emphasis(head: HeadStatistics, column: _Column) -> str:
     return f"bold {GLYPHS[head.kind][1]}" if _COLUMN_OF.get(head.kind) == column.name else ""
 
 
-def _sparks(record: Record, name: str, place: int) -> str:
+def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
     """The share of the mass at each distance of a profile, over all sequences, relative to the largest."""
-    profiles = record.arrays[name]
+    prefix, place = at
+    profiles = record.arrays[prefix + name]
     shares = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
     return sparkline([float(share) if share > _TOO_SMALL else 0.0 for share in shares])

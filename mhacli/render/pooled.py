@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record import Array, Record
+from mhacli.render.cells import where
 from mhacli.render.colours import GLYPHS, glyph, half_block, shade, sink_shade
 from mhacli.render.options import Scale, Screen, ViewOptions
 from mhacli.render.words import count_of, number_text, share_text
@@ -24,17 +25,21 @@ FORBIDDEN = -1.0
 class PooledMap:
     """A map as it is drawn: `shares` `[row, column]` of what is left without the first token, renormalised per row, and
     `FORBIDDEN` where no cell of a block is visible; `sinks` the share of the first token that was taken out of each row, which
-    stands for `n_queries`. `block` queries and keys make a cell, and `first` are the columns where the text begins."""
+    stands for `n_queries`; `learned` what a learned sink takes of it, None where there is none. `block` queries and keys make a
+    cell, and `first` are the columns where the text begins."""
 
     shares: Array
     sinks: Array
+    learned: Array | None
     n_queries: Array
     block: int
     first: tuple[int, int]
 
 
-def pooled_map(record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The picture of a head of a sequence, with its scale, and what was taken out of it."""
+def pooled_map(
+    record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
+) -> RenderableType:
+    """The picture of a head of a sequence, with its scale, and what was taken out of it; of a layer that may have a name."""
     lines = max(_MIN_LINES, screen.width // 4) if not options.everything else 1 << 30
     room = screen.width - _LABEL_WIDTH - _SINK_WIDTH - 2
     drawn = renormalised(record, place, sequence, rows=lines * (2 if screen.colour else 1), columns=room)
@@ -48,7 +53,8 @@ def pooled_map(record: Record, place: int, sequence: int, options: ViewOptions, 
     else:
         body += _half_lines(drawn, levels)
     head = record.heads[place]
-    name = f"sequence {sequence} · head {head.head} · {head.kind} · each cell {drawn.block} × {drawn.block} tokens"
+    place_name = where(record, sequence, layer, head.head)
+    name = f"{place_name} · {head.kind} · each cell {drawn.block} × {drawn.block} tokens"
     title = Rule(Text(name, style="bold"), align="left", style="dim")
     return Group(title, Text("\n").join(body), _caption(drawn, options, screen))
 
@@ -70,11 +76,13 @@ def renormalised(record: Record, place: int, sequence: int, *, rows: int, column
     n_queries = _sums(n_seen, factor)
     sinks = _sums(_sums(sink, block), factor) / np.maximum(n_queries, 1)
     means = np.clip(masses / np.maximum(n_queries, 1)[:, None], 0, None)
-    left = 1 - sinks
+    has_learned = record.heads[place].learned_sink is not None
+    learned = np.clip(1 - sinks - means.sum(axis=1), 0, None) if has_learned else None
+    left = 1 - sinks - (0.0 if learned is None else learned)
     drawn = np.where(left[:, None] > _NOTHING, means / np.maximum(left, _NOTHING)[:, None], 0.0)
     is_open = _sums(_sums(uniform[min(place, uniform.shape[0] - 1)], factor, axis=0), factor, axis=1) > 0
     first = record.first_query(sequence), record.first_key(sequence)
-    return PooledMap(np.where(is_open, drawn, FORBIDDEN), sinks, n_queries, block * factor, first)
+    return PooledMap(np.where(is_open, drawn, FORBIDDEN), sinks, learned, n_queries, block * factor, first)
 
 
 _NOTHING = 1e-6
@@ -176,7 +184,10 @@ def _sink_level(drawn: PooledMap, row: int) -> int:
 
 def _caption(drawn: PooledMap, options: ViewOptions, screen: Screen) -> Text:
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
-    sink = float((drawn.sinks * drawn.n_queries).sum() / max(1.0, drawn.n_queries.sum()))
+    sink, learned = (
+        0.0 if rows is None else float((rows * drawn.n_queries).sum() / max(1.0, drawn.n_queries.sum()))
+        for rows in (drawn.sinks, drawn.learned)
+    )
     is_open = drawn.shares != FORBIDDEN
     largest = float(drawn.shares.max(initial=0.0, where=is_open))
     ranges = {
@@ -184,9 +195,9 @@ def _caption(drawn: PooledMap, options: ViewOptions, screen: Screen) -> Text:
         "log": f"{number_text(largest / 10**_DECADES)} or less … {number_text(largest)}",
         "rank": f"the smallest … the largest of {count_of(int(is_open.sum()), 'cell')}",
     }
-    text = Text(
-        f"sink {share_text(sink, options.precision)} · shown {share_text(1 - sink, options.precision)}", style="bold"
-    )
+    said = f"sink {share_text(sink, options.precision)}"
+    said += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
+    text = Text(f"{said} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
     text.append(": the first token stands in a column of its own, ", style="not bold")
     text.append("the rest of each row is renormalised\n", style="not bold")
     if largest <= 0:

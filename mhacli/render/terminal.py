@@ -13,28 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli import costs
-from mhacli.parts import SelfCheck, TokenSequence
+from mhacli.parts import SelfCheck
 from mhacli.record import Record
-from mhacli.render.heatmap import heatmap, scale_caption
-from mhacli.render.matrix import Head, largest_share, matrix
-from mhacli.render.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
+from mhacli.render.heatmap import scale_caption
+from mhacli.render.matrix import Head, largest_share
+from mhacli.render.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.overview import overview
-from mhacli.render.words import (
-    PADDING,
-    bytes_text,
-    configuration,
-    count_of,
-    filled,
-    fitted,
-    number_text,
-    seconds_text,
-    share_text,
-    token_text,
-)
+from mhacli.render.tokens import hidden, token_tables
+from mhacli.render.words import bytes_text, configuration, count_of, filled, number_text, seconds_text
 from mhacli.text.escape import visible
-from mhacli.text.vocabulary import UNKNOWN
 
-MAX_TOKEN_ROWS, MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 16, 8, 4, 8
+MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
 
@@ -45,7 +35,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
     sections = [
         configuration(record, screen.width),
-        *([] if record.config.random else _token_tables(record, sequences, options, screen)),
+        *([] if record.config.random else token_tables(record, sequences, options, screen)),
         *_random_rows(record),
         shape_trace(record, screen),
         *groups_table(record),
@@ -74,63 +64,6 @@ def _spaced(sections: list[RenderableType]) -> Iterator[RenderableType]:
         yield section
 
 
-# ------------------------------------------------------------------------------------------------------------ tokens
-
-
-def _token_tables(
-    record: Record, sequences: Selection, options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
-    for place, index in enumerate(sequences.shown):
-        if sequences.hidden and place == sequences.before:
-            yield _hidden(sequences.hidden, "sequence", "--all or --sequence")
-        yield token_table(record, index, options, screen)
-        if record.context is not None:
-            yield token_table(record, index, options, screen, of_context=True)
-
-
-def token_table(
-    record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool = False
-) -> RenderableType:
-    """The tokens of a sequence with index, id and the characters they come from; padding shown as padding."""
-    family = record.keys if of_context else record.sequences
-    sequence, longest = family[index], max(len(other.tokens) for other in family)
-    n_padding = longest - len(sequence.tokens)
-    padding = f" + {n_padding} padding" if n_padding else ""
-    name = "context" if of_context else "sequence"
-    title = Text(f"{name} {index}: {count_of(len(sequence.tokens), 'token')}{padding}, ", style="bold")
-    title.append(f"vocabulary of {len(record.vocabulary)}", style="not bold")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("index", justify="right")
-    table.add_column("token", no_wrap=True)
-    table.add_column("id", justify="right")
-    table.add_column("offsets", no_wrap=True)
-    if _has_documents(record):
-        table.add_column("document", justify="right")
-    rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
-    room = max(len(PADDING), screen.width - _numbers_width(sequence) - len(f" {UNKNOWN}"))
-    first = record.first_key(index) if of_context else record.first_query(index)
-    for place, row in enumerate(rows.shown):
-        if rows.hidden and place == rows.before:
-            table.add_row("⋮", Text(f"{rows.hidden} more (--all)", style="dim"))
-        table.add_row(*_token_row(record, sequence, row - first, room))
-    return Group(title, table)
-
-
-def _token_row(record: Record, sequence: TokenSequence, index: int, room: int) -> list[Text]:
-    if not 0 <= index < len(sequence.tokens):
-        return [Text(word, style="dim") for word in (str(index) if index >= 0 else "–", PADDING, "–", "–")]
-    start, end = sequence.offsets[index]
-    token = Text(fitted(token_text(sequence, index), room), style="bold")
-    if _is_unknown(record, sequence.ids[index], sequence.tokens[index]):
-        token.append(f" {UNKNOWN}", style="not bold yellow")
-    row = [Text(str(index)), token, Text(str(sequence.ids[index])), Text(f"{start}–{end}")]
-    return [*row, Text(str(sequence.documents[index]))] if _has_documents(record) else row
-
-
-def _has_documents(record: Record) -> bool:
-    return any(sequence.documents for sequence in record.sequences)
-
-
 def _random_rows(record: Record) -> Iterator[RenderableType]:
     c = record.config
     if c.random is not None:
@@ -138,20 +71,6 @@ def _random_rows(record: Record) -> Iterator[RenderableType]:
         yield Text(
             f"random input: {c.distribution} numbers {shape}, rows x0 … x{c.random[1] - 1}, seed {c.seed}", style="bold"
         )
-
-
-def _numbers_width(sequence: TokenSequence) -> int:
-    """What index, id and offsets of a token table take, with the gaps between the four columns."""
-    ids = max(len("id"), *(len(str(number)) for number in sequence.ids))
-    offsets = max(len("offsets"), *(len(f"{start}–{end}") for start, end in sequence.offsets))
-    documents = len("document") + 2 if sequence.documents else 0
-    return max(len("index"), len(str(len(sequence.tokens)))) + ids + offsets + 3 * 2 + documents
-
-
-def _is_unknown(record: Record, token_id: int, token: str) -> bool:
-    """Whether the vocabulary calls the token `<unk>` instead of by its name."""
-    known = 0 <= token_id < len(record.vocabulary)
-    return known and record.vocabulary[token_id] == UNKNOWN != token
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
@@ -222,12 +141,12 @@ def _heads(
     for index in sequences.shown:
         for place, head in enumerate(heads.shown):
             if heads.hidden and place == heads.before:
-                yield _hidden(heads.hidden, "head", "--all or --head")
+                yield hidden(heads.hidden, "head", "--all or --head")
             yield from _one_head(record, index, head, largest, options, screen)
     if "dropped" in record.arrays:
         yield _dropout_caption(record, sequences)
     if options.view == "matrix":
-        yield _matrix_caption(record, largest, options)
+        yield matrix_caption([Head(record, 0, 0, "pattern")], largest, options)
     if options.view == "heatmap":
         yield scale_caption(record, largest, screen, options.precision)
 
@@ -243,52 +162,9 @@ def _one_head(
         }
     for site, note in sites.items():
         drawn = Head(record, index, head, site)
-        name = f"sequence {index} · head {head}{_kv_head_of(record, head)}{note}"
+        name = f"sequence {index} · head {head}{kv_head_of(record, head)}{note}"
         title = Rule(Text(name, style="bold"), align="left", style="dim")
-        yield Group(title, _drawing(drawn, largest, options, screen))
-
-
-def _kv_head_of(record: Record, head: int) -> str:
-    """Which kv head the query head reads, where it shares it."""
-    group = record.config.heads_per_kv_head
-    return f" · kv head {head // group}" if group > 1 else ""
-
-
-def _drawing(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
-    if options.view == "heatmap":
-        return heatmap(head, largest, options, screen)
-    if options.view == "top":
-        return _top_keys(head, options)
-    return matrix(head, largest, options, screen)
-
-
-def _top_keys(head: Head, options: ViewOptions) -> RenderableType:
-    """For each query its strongest keys with their shares, the strongest first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    rows = balanced(len(head.shares), len(head.shares) if options.everything else MAX_TOKEN_ROWS)
-    for place, query in enumerate(rows.shown):
-        if rows.hidden and place == rows.before:
-            table.add_row("", Text(f"⋮ {rows.hidden} rows (--all)", style="dim"))
-        order = sorted(range(head.shares.shape[1]), key=lambda key: (-float(head.shares[query, key]), key))
-        keys = [key for key in order if head.allowed[query, key]][: options.top]
-        said = ", ".join(
-            f"{head.key_name(k)} {head.key_index(k)} {share_text(float(head.shares[query, k]), options.precision)}"
-            for k in keys
-        )
-        table.add_row(f"{fitted(head.query_name(query), 16)} {query} →", Text(said or "no key allowed"))
-    return table
-
-
-def _matrix_caption(record: Record, largest: float, options: ViewOptions) -> Text:
-    small = share_text(0.0, options.precision)
-    return Text(
-        f"shade linear, 0 … {share_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
-        f"0 not allowed, {small} small · Σ sum of the row · H its entropy in nats"
-        + (f" · {PADDING} padding, masked" if len({len(s.tokens) for s in record.keys}) > 1 else ""),
-        style="dim",
-    )
+        yield Group(title, drawing(drawn, largest, options, screen))
 
 
 def _dropout_caption(record: Record, sequences: Selection) -> Text:
@@ -306,10 +182,6 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
         f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
         style="dim",
     )
-
-
-def _hidden(count: int, noun: str, option: str) -> Text:
-    return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
 
 
 # ------------------------------------------------------------------------------------------------------------ timing

@@ -14,6 +14,7 @@ from rich.text import Text
 from mhacli.config import ROPE
 from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
 from mhacli.record import Record
+from mhacli.render.model import model_header
 from mhacli.render.options import Screen
 from mhacli.render.terminal import axes_text, groups_table, self_check_line
 from mhacli.render.words import (
@@ -46,8 +47,12 @@ _ALWAYS = ("content", "position")
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     """The configuration, then one block for each site in the order of execution."""
-    yield configuration(record, screen.width)
-    yield from _variants(record)
+    if record.model is None:
+        yield configuration(record, screen.width)
+        yield from _variants(record)
+    else:
+        yield model_header(record, record.model, screen)
+        yield from (Group(Text(""), groups) for groups in groups_table(record.of_layer(0)))
     for number, step in enumerate(record.trace, 1):
         yield _block(number, step, screen)
 
@@ -65,7 +70,8 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
     sections: list[RenderableType] = [_totals(record)]
     if record.cell is not None:
-        sections += [Text(""), *_cell_story(record, record.cell, screen)]
+        view = record if record.model is None else record.of_layer(0)
+        sections += [Text(""), *_cell_story(view, record.cell, screen)]
     if record.routes:
         sections += [Text(""), _routes(record.routes, screen)]
     return Group(*sections, Text(""), self_check_line(record.self_check))
@@ -158,7 +164,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     query = _named(record.sequences[cell.sequence], cell.query)
     key = _named(record.keys[cell.sequence], cell.key)
     yield Rule(Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold"), align="left", style="dim")
-    turned = "_rot" if record.config.positions in ROPE else ""
+    turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
     yield _vector(f"k{turned}[{cell.key}]", cell.k, screen)
     products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]

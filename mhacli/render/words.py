@@ -156,3 +156,19 @@ def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
         else:
             lines.append(part)
     return lines
+
+
+def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
+    """The parts one after the other, each in its own style, on lines that break between them; only a part that is wider
+    than `width` is broken itself."""
+    text, used = Text(), 0
+    for number, part in enumerate(parts):
+        if number and used + cell_len(between) + part.cell_len <= width:
+            text.append(between, style="dim")
+            used += cell_len(between)
+        elif number:
+            text.append("\n")
+            used = 0
+        text.append_text(part)
+        used += part.cell_len
+    return text

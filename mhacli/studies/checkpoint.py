@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -16,20 +17,29 @@ from torch import Tensor
 from mhacli.attention.stats import Asked, strongest_key
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError
-from mhacli.heads import HeadStatistics, Survey, Wanted
+from mhacli.heads import Check, HeadStatistics, Survey, Wanted
 from mhacli.layers import AttentionKind, Generated, InspectedLayer, LayerChoice, Model, SpanTokens
 from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.load import Loaded
-from mhacli.models.places import most_positions, n_layers_of, place_of, positions_of, without_attention
+from mhacli.models.places import (
+    most_positions,
+    n_layers_of,
+    place_of,
+    positions_of,
+    rope_theta_of,
+    without_attention,
+)
 from mhacli.models.sight import KnownMasks, Sight, see, whole
 from mhacli.parts import SelfCheck, Timing
+from mhacli.plan import CheckpointFacts
 from mhacli.record import Record, layer_prefix
 from mhacli.studies.axes import Axes
 from mhacli.studies.capture import to_array
 from mhacli.studies.devices import environment
-from mhacli.studies.looks import Attention, Look, joined_arrays, look, profile_steps, uniform_arrays
+from mhacli.studies.layers import attention_of_heads, head_ranges, mask_words, require_axes, told_of
+from mhacli.studies.looks import joined_arrays, look, profile_steps, strain, uniform_arrays, worst_of
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 256
@@ -38,13 +48,15 @@ COMPARED_WHOLE, COMPARED_LEN = 1024, 256
 
 @dataclass(frozen=True)
 class ModelWanted:
-    """What to find out of a checkpoint: of which `layers` (None: all), which matrices to `keep` of each within `keep_limit`
-    bytes in all, what to ask of the heads, the tokens of named `spans`, and whether outputs are compared with those of a pass
-    without inspection."""
+    """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
+
+    `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
+    parts; `compare` whether outputs are compared with those of a pass without inspection.
+    """
 
     heads: Wanted
     layers: tuple[LayerChoice, ...] | None = None
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = ()
     keep_limit: int = DEFAULT_KEEP_LIMIT
     spans: tuple[SpanTokens, ...] = ()
     compare: bool = True
@@ -76,6 +88,8 @@ class CheckpointRun:
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
     compared_len: int = 0
+    peak_bytes: int = 0
+    on_layer: Callable[[Call, Sight], None] | None = None
     not_kept: list[str] = field(default_factory=list)
     _masks: KnownMasks = field(default_factory=KnownMasks)
     _baselines: dict[object, Baseline] = field(default_factory=dict)
@@ -87,6 +101,29 @@ class CheckpointRun:
     def n_layers(self) -> int:
         """How many layers will be told, as far as the config says."""
         return len(self.wanted.layers) if self.wanted.layers is not None else max(1, n_layers_of(self.loaded.config))
+
+    @property
+    def n_finished(self) -> int:
+        """How many layers are done."""
+        return len(self.seen)
+
+    def facts(self) -> CheckpointFacts:
+        """What the memory of a pass depends on."""
+        config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
+        name = getattr(self.loaded.config, "_attn_implementation", None)
+        n_heads = int(getattr(config, "num_attention_heads", 0) or 1)
+        matrices = len(self.wanted.keep or (0,) * (self.wanted.keep is None)) * self.n_layers
+        return CheckpointFacts(
+            batch=len(self.inputs.sequences),
+            length=max(len(text.ids) for family in families for text in family),
+            d_model=int(getattr(config, "hidden_size", 0) or 1),
+            d_inner=int(getattr(config, "intermediate_size", 0) or 4 * int(getattr(config, "hidden_size", 0) or 1)),
+            n_heads=n_heads,
+            item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
+            holds_matrices=name != "sdpa",
+            kept_matrices=matrices,
+            keep_limit=self.wanted.keep_limit,
+        )
 
     @torch.no_grad()
     def run(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
@@ -166,7 +203,9 @@ class CheckpointRun:
         """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
         axes, wanted = self.axes(kind), self.wanted.heads
         sight = see(call, axes.real_queries(), self._masks)
-        _require_axes(sight, axes, call)
+        require_axes(sight, axes, call)
+        if self.on_layer is not None:
+            self.on_layer(call, sight)
         asked = make_asked(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self._spans(kind))
         baseline = self._baseline(call, sight, kind, asked)
         looks = [
@@ -179,12 +218,13 @@ class CheckpointRun:
                 kept=wanted.kept,
                 allow_nonfinite=wanted.allow_nonfinite,
             )
-            for heads in _head_ranges(sight.shape[1], wanted.heads)
+            for heads in head_ranges(sight.shape[1], wanted.heads)
         ]
         heads = tuple(replace(head, layer=layer, attention=call.name) for done in looks for head in done.said)
         arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
-        said = self._said(call, sight, looks, axes, asked, mask_words(baseline, axes))
-        return SeenLayer(replace(said, layer=layer, kind=kind), heads, arrays)
+        survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
+        said = told_of(call, sight, place=(layer, kind), mask=mask_words(baseline, axes), survey=survey)
+        return SeenLayer(said, heads, arrays)
 
     def _spans(self, kind: AttentionKind) -> tuple[tuple[SpanTokens, ...], tuple[SpanTokens, ...]] | None:
         """The named parts, which are parts of the text itself: attention to or of an encoder has none."""
@@ -202,10 +242,12 @@ class CheckpointRun:
 
     def _matrices(self, call: Call, sight: Sight) -> dict[str, Tensor]:
         """The matrices of this layer that are to be kept, as far as the limit goes."""
-        if not self.wanted.keep:
-            return {}
         batch, n_heads, n_queries, n_keys = sight.shape
-        n_bytes = 4 * batch * n_heads * n_queries * n_keys * len(self.wanted.keep)
+        one = 4 * batch * n_heads * n_queries * n_keys
+        keep = self._keep(one)
+        if not keep:
+            return {}
+        n_bytes = one * len(keep)
         if self._kept_bytes + n_bytes > self.wanted.keep_limit:
             self.not_kept.append(f"matrices of {call.name}")
             return {}
@@ -214,54 +256,30 @@ class CheckpointRun:
         z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
         if z is not None:
             made["z"] = z
-        kept = {name: made[name].cpu() for name in (*self.wanted.keep, "allowed") if name in made}
+        kept = {name: made[name].cpu() for name in (*keep, "allowed") if name in made}
         return kept | {"strongest_key": strongest_key(made["pattern"]).cpu()}
 
-    def _said(self, call: Call, sight: Sight, looks: list[Look], axes: Axes, asked: Asked, mask: str) -> InspectedLayer:
-        """What is said of a layer besides its heads. Its number and kind are filled in later."""
+    def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
+        """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""
+        if self.wanted.keep is not None:
+            return self.wanted.keep
+        room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
+        return ("pattern", "z", "scores", "qk")[: max(1, room)]
+
+    def _survey(self, sight: Sight, axes: Axes, asked: Asked, checks: tuple[Check, ...]) -> Survey:
+        """How the heads of a layer were looked at."""
         wanted = self.wanted.heads
-        checks = tuple(
-            max(same, key=lambda c: _strain(c.error, c.tolerance))
-            for same in zip(*(d.checks for d in looks), strict=True)
-        )
-        reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
-        reasons += [f"the keyword {name} is not understood" for name in call.unknown]
-        is_scored = isinstance(call, ScoredCall)
-        z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
-        if z is None:
-            reasons.append("only the pattern was seen, not the values")
-        error, tolerance = checks[-1].error, checks[-1].tolerance
-        _, n_heads, q_len, k_len = sight.shape
-        return InspectedLayer(
-            layer=0,
-            name=call.name,
-            kind="self",
-            captured_by=call.rung,
+        return Survey(
+            block=asked.block,
+            steps=profile_steps(axes),
+            patterns=tuple(pattern.text for pattern in wanted.patterns),
+            sink_tokens=wanted.sink_tokens,
+            sink_share=wanted.sink_share,
             kernel=sight.kernel,
-            n_heads=n_heads,
-            n_kv_heads=call.k.shape[1] if isinstance(call, ScoredCall) else n_heads,
-            d_head=call.q.shape[3] if isinstance(call, ScoredCall) else z.shape[3] if z is not None else 1,
-            d_v=z.shape[3] if z is not None else 1,
-            scale=call.scale if isinstance(call, ScoredCall) else None,
-            softcap=call.softcap if isinstance(call, ScoredCall) else None,
-            mask=mask,
-            bias=sight.bias is not None,
-            sinks=sight.sink_mass is not None,
-            verified=not reasons,
-            unverified=tuple(reasons),
-            self_check=SelfCheck(error, tolerance, all(check.ok for check in checks)),
-            survey=Survey(
-                block=asked.block,
-                steps=profile_steps(axes),
-                patterns=tuple(pattern.text for pattern in wanted.patterns),
-                sink_tokens=wanted.sink_tokens,
-                sink_share=wanted.sink_share,
-                kernel=sight.kernel if is_scored else "softmax",
-                checks=checks,
-                peak_bytes=0,
-                full_bytes=sight.shape[0] * n_heads * q_len * k_len * 4,
-                kept=wanted.kept,
-            ),
+            checks=checks,
+            peak_bytes=self.peak_bytes,
+            full_bytes=4 * prod(sight.shape),
+            kept=wanted.kept,
         )
 
     def record(self) -> Record:
@@ -273,7 +291,7 @@ class CheckpointRun:
             for name, array in done.arrays.items()
         }
         ok = all(done.said.self_check.ok for done in seen)
-        worst = max((done.said.self_check for done in seen), key=lambda c: _strain(c.max_abs_error, c.tolerance))
+        worst = max((done.said.self_check for done in seen), key=lambda c: strain(c.max_abs_error, c.tolerance))
         model = self._model()
         return Record(
             command=self.wanted.heads.command,
@@ -340,6 +358,8 @@ class CheckpointRun:
             dtype=model.dtype,  # type: ignore[arg-type]
             device=str(self.loaded.model.device),
             tokenizer=self.loaded.checkpoint.tokenizer or "word",
+            max_positions=model.max_positions or Config.max_positions,
+            rope_theta=rope_theta_of(self.loaded.config),
         ).resolved()
 
 
@@ -354,53 +374,3 @@ def _are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
         for a, b in pairs
     )
-
-
-def _require_axes(sight: Sight, axes: Axes, call: Call) -> None:
-    expected = (len(axes.queries), axes.q_len, axes.k_len)
-    found = (sight.shape[0], *sight.shape[2:])
-    if expected != found:
-        raise MhaError(
-            f"{call.name} must attend from {axes.q_len} queries to {axes.k_len} keys, got {found[1]} and {found[2]}",
-            hint="its tokens are not those of the text, so nothing true could be said of them",
-            code="not-tokens",
-        )
-
-
-def _head_ranges(n_heads: int, asked: tuple[int, ...] | None) -> list[range]:
-    """The heads that are looked at, alone where they are chosen."""
-    return [range(n_heads)] if asked is None else [range(head, head + 1) for head in asked]
-
-
-def attention_of_heads(call: Call, sight: Sight, heads: range) -> Attention:
-    """Some heads of a captured attention."""
-    span = slice(heads.start, heads.stop)
-    v, z, inputs = None, sight.lse.new_zeros(*sight.shape[:3], 1)[:, span], []
-    if isinstance(call, (ScoredCall, SoftmaxCall)) and call.v is not None and call.z is not None:
-        group = sight.shape[1] // call.v.shape[1]
-        v, z = call.v[:, heads.start // group : (heads.stop - 1) // group + 1], call.z[:, span]
-        inputs = [v, *((call.q, call.k) if isinstance(call, ScoredCall) else ())]
-    return Attention(
-        heads,
-        sight.of_heads(heads),
-        z,
-        v,
-        sight.lse[:, span],
-        sight.kernel,
-        None if sight.sink_mass is None else sight.sink_mass[:, span],
-        is_finite=all(bool(tensor.isfinite().all()) for tensor in inputs),
-    )
-
-
-def mask_words(baseline: Baseline, axes: Axes) -> str:
-    """What queries see, in words, by how many keys each of the first text's sees."""
-    n, first = len(axes.queries[0].ids), axes.first_query(0)
-    counts = baseline.visible[0, 0, first : first + n].long().tolist()
-    most, n_keys = max(counts), len(axes.keys[0].ids)
-    if counts == [min(i + 1, most) for i in range(n)]:
-        return "causal" if most == n else f"causal, window {most}"
-    return "all keys" if counts == [n_keys] * n else f"at most {most} keys"
-
-
-def _strain(error: float | None, tolerance: float) -> float:
-    return float("inf") if error is None else error / tolerance if tolerance else float(error > 0)

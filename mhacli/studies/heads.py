@@ -23,14 +23,14 @@ from mhacli.attention.tiled import attend_lse, pattern_of
 from mhacli.attention.tiles import n_cells
 from mhacli.config import Config
 from mhacli.errors import MhaError
-from mhacli.heads import Check, Survey, Wanted
+from mhacli.heads import Survey, Wanted
 from mhacli.layerfile import LayerFile
 from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.record import Record
 from mhacli.studies.capture import Capture, to_array
 from mhacli.studies.devices import free_bytes
-from mhacli.studies.looks import Look, attention_of, joined_arrays, look, profile_steps, uniform_arrays
+from mhacli.studies.looks import Look, attention_of, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.studies.setup import Setup, make_setup
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.text.encode import Encoded
@@ -129,7 +129,7 @@ class HeadsRun:
         """The record of the heads that are finished, of which there must be one at least."""
         assert self.baseline is not None, "nothing is told before something is done"
         setup, wanted, looks = self.setup, self.wanted, tuple(self.looks)  # another may be finished meanwhile
-        checks = _worst_of([look.checks for look in looks])
+        checks = worst_of([look.checks for look in looks])
         z_check = checks[-1]
         uniform = uniform_arrays(self.baseline, setup.axes, self.asked)
         return Record(
@@ -227,17 +227,6 @@ class _Progress:
     def _add(self, cells: float, doing: str) -> None:
         self._done += cells
         self._tell(min(1.0, self._done / self._whole), doing)
-
-
-def _worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
-    """Of each check the one that came nearest to its tolerance, or passed it most."""
-    return tuple(max(same, key=_strain) for same in zip(*checks, strict=True))
-
-
-def _strain(check: Check) -> float:
-    return (
-        math.inf if check.error is None else check.error / check.tolerance if check.tolerance else float(not check.ok)
-    )
 
 
 def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:

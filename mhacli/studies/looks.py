@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -275,3 +276,15 @@ def _spread(first: int, n: int) -> list[int]:
     """Some of `n` columns from the first one on, evenly spread."""
     places: list[int] = torch.linspace(0, n - 1, min(CHECKED_ROWS, n), dtype=torch.float64).round().long().tolist()
     return [first + place for place in places]
+
+
+def worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
+    """Of each check the one that came nearest to its tolerance, or passed it most."""
+    return tuple(
+        max(same, key=lambda check: strain(check.error, check.tolerance)) for same in zip(*checks, strict=True)
+    )
+
+
+def strain(error: float | None, tolerance: float) -> float:
+    """How much of a tolerance an error takes; infinite where it is not finite."""
+    return math.inf if error is None else error / tolerance if tolerance else math.inf if error else 0.0

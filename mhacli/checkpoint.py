@@ -1,0 +1,375 @@
+"""A folder with a model from strangers: what is in it, by its headers alone, with every name checked before it is opened.
+
+Nothing of the folder is run and no tensor is read: `config.json`, the index, and the headers of safetensors files say it all.
+Layout of the folder: https://huggingface.co/docs/transformers (`save_pretrained`), and of the cache that it may lie in:
+https://huggingface.co/docs/huggingface_hub (`snapshots/<revision>/name` → `blobs/<hash>`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mhacli.errors import MhaError
+from mhacli.files import read_up_to, read_whole
+from mhacli.headcounts import check_numbers
+from mhacli.schema import load_json
+from mhacli.tensorfile import PICKLE_ENDINGS, read_tensor_header, shown_name
+
+CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_DEPTH = 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
+_SHARD_NAME = re.compile(r"[\w.\-]+\.safetensors", re.ASCII)
+_CODE_KEYS = ("auto_map", "trust_remote_code")
+_MOST_LISTED = 12
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: its dtype in the format's spelling, its shape, and where its bytes begin and end in the file."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes it takes."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file with tensors: its name, where it really lies, and its size."""
+
+    name: str
+    path: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checked folder, or one file of it.
+
+    `config` is empty where a lone file has no config.json beside it; `metadata` is the entry of ours in the header of a lone
+    file, `tokenizer` the path of a `tokenizer.json`. `notes` say what was left alone.
+    """
+
+    path: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[StoredFile, ...]
+    metadata: Any = None
+    tokenizer: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str | None:
+        """The `model_type` of its config."""
+        kind = self.config.get("model_type")
+        return kind if isinstance(kind, str) and kind else None
+
+
+def read_checkpoint(path: str) -> Checkpoint:
+    """What a checkpoint's folder holds, or a single safetensors file with the config.json beside it. Headers only.
+
+    Every file is checked by name, and links by where they lead, before it is opened. Raises `MhaError`.
+    """
+    folder, is_file = _folder_of(path)
+    return _lone_file(path, folder) if is_file else _whole_folder(folder)
+
+
+def _whole_folder(folder: _Folder) -> Checkpoint:
+    if folder.find(CONFIG) is None:
+        raise MhaError(
+            f"{folder.path} must be a folder with {CONFIG}, got {_listed(folder.names()) or 'an empty folder'}",
+            code="bad-file",
+            path=folder.path,
+        )
+    config = _config(folder)
+    files, named = _weight_files(folder)
+    found = _read_headers(files)
+    notes = [] if named is None else _require_named(named, found, folder.path)
+    code = [name for name in folder.names() if name.endswith(".py")]
+    notes += [f"{_listed(code)} is not run"] if code else []
+    return _checkpoint(folder.path, folder, config, found._replace(metadata=None), notes)
+
+
+def _lone_file(path: str, folder: _Folder) -> Checkpoint:
+    found = _read_headers({os.path.basename(path): path})
+    if (
+        isinstance(found.metadata, dict) and "format" in found.metadata
+    ):  # a file of ours needs nothing that lies beside it
+        return Checkpoint(path, {}, found.tensors, tuple(found.files), found.metadata)
+    return _checkpoint(path, folder, _config(folder), found, [])
+
+
+def _checkpoint(path: str, folder: _Folder, config: dict[str, Any], found: _Headers, notes: list[str]) -> Checkpoint:
+    code = [f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in _CODE_KEYS if key in config]
+    tokenizer = None if folder.find(TOKENIZER) is None else os.path.join(folder.path, TOKENIZER)
+    said = (*code, *_tokenizer_notes(folder), *notes)
+    return Checkpoint(path, config, found.tensors, tuple(found.files), found.metadata, tokenizer, said)
+
+
+def read_bytes(tensor: StoredTensor) -> bytearray:
+    """The bytes of one tensor, read into memory. Raises `MhaError` where the file has changed and no longer holds them."""
+    try:
+        with open(tensor.file, "rb", opener=_without_waiting) as file:
+            file.seek(tensor.start)
+            found = bytearray(read_up_to(file.read, tensor.n_bytes))
+    except OSError as fault:
+        raise MhaError(
+            f"{tensor.file} cannot be read: {fault.strerror or fault}", code="unreadable", path=tensor.file
+        ) from fault
+    if len(found) < tensor.n_bytes:
+        raise MhaError(
+            f"{tensor.file} must hold {tensor.n_bytes} bytes for tensor {shown_name(tensor.name)}, got {len(found)}: the "
+            "file was cut meanwhile",
+            code="bad-file",
+            path=tensor.file,
+        )
+    return found
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file as `open` asks, but never hangs on a pipe that took its place."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+# ---------------------------------------------------------------------------------------------------------- the folder
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder as the user named it, and where it really is."""
+
+    path: str
+    real: str
+
+    def find(self, name: str) -> str | None:
+        """The real path of a file in it; None where there is none. Raises `MhaError` for a link that leaves the folder."""
+        path = os.path.join(self.path, name)
+        if not os.path.lexists(path):
+            return None
+        real = os.path.realpath(path)
+        if os.path.dirname(real) != self.real and os.path.dirname(real) not in self._blobs():
+            raise MhaError(
+                f"{path} must lie in its folder, or in the blobs of the same cache, got a link to {real}",
+                code="bad-file",
+                path=path,
+            )
+        return real
+
+    def names(self) -> list[str]:
+        """What lies in it, sorted."""
+        try:
+            return sorted(os.listdir(self.real))
+        except OSError as fault:
+            raise MhaError(
+                f"{self.path} cannot be listed: {fault.strerror or fault}", code="unreadable", path=self.path
+            ) from fault
+
+    def _blobs(self) -> tuple[str, ...]:
+        """Where the links of a Hugging Face cache lead: `models--x/snapshots/<revision>` → `models--x/blobs`."""
+        above, _ = os.path.split(self.real)
+        if os.path.basename(above) != "snapshots":
+            return ()
+        return (os.path.join(os.path.dirname(above), "blobs"),)
+
+
+def _folder_of(path: str) -> tuple[_Folder, bool]:
+    """The folder to read, and whether one file of it is meant."""
+    try:
+        is_folder, exists = stat.S_ISDIR(os.stat(path).st_mode), True
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        is_folder = exists = False
+    except OSError as fault:
+        raise MhaError(f"{path} cannot be opened: {fault.strerror or fault}", code="unreadable", path=path) from fault
+    if path.lower().endswith(PICKLE_ENDINGS) and not is_folder:
+        raise _pickled(path, [os.path.basename(path)])
+    if exists and not is_folder and not path.endswith(".safetensors"):
+        raise MhaError(
+            f"{path} must be a folder with {CONFIG}, or a .safetensors file, got another file",
+            code="bad-file",
+            path=path,
+        )
+    if not exists and not os.path.islink(path):
+        raise MhaError(f"{path} does not exist", hint=_NO_NETWORK, code="unreadable", path=path)
+    folder = path if is_folder else os.path.dirname(path) or "."
+    return _Folder(folder, os.path.realpath(folder)), not is_folder
+
+
+_NO_NETWORK = "a checkpoint is read from this machine; nothing is downloaded"
+
+
+def _config(folder: _Folder) -> dict[str, Any]:
+    """The config, its sizes checked; nothing where a lone file has none beside it."""
+    path = folder.find(CONFIG)
+    if path is None:
+        return {}
+    config = _json_object(path, MAX_CONFIG_BYTES, os.path.join(folder.path, CONFIG))
+    check_numbers(config, os.path.join(folder.path, CONFIG))
+    return config
+
+
+def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
+    """A JSON object of a size and depth that such a file has."""
+    document = load_json(read_whole(path, limit), shown)
+    if not isinstance(document, dict):
+        raise MhaError(f"{shown} must hold a JSON object, got {type(document).__name__}", code="bad-file", path=shown)
+    level: list[Any] = [document]
+    for _ in range(MAX_CONFIG_DEPTH):
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, (dict, list))
+        ]
+    if level:
+        raise MhaError(f"{shown} must nest at most {MAX_CONFIG_DEPTH} deep, got more", code="bad-file", path=shown)
+    return document
+
+
+def _tokenizer_notes(folder: _Folder) -> list[str]:
+    """What a tokenizer's config would run, or why it is not looked at: nothing here needs it."""
+    try:
+        path = folder.find(TOKENIZER_CONFIG)
+        found = {} if path is None else _json_object(path, MAX_TOKENIZER_CONFIG_BYTES, TOKENIZER_CONFIG)
+    except MhaError as fault:
+        return [f"{TOKENIZER_CONFIG} is not looked at: {fault.message}"]
+    return [
+        f"{key} of {TOKENIZER_CONFIG} is ignored: no code of the checkpoint is run"
+        for key in _CODE_KEYS
+        if key in found
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- the weights
+
+
+class _Headers(NamedTuple):
+    """What the headers of all files say, and by which name each tensor's file was asked for."""
+
+    tensors: dict[str, StoredTensor]
+    file_of: dict[str, str]
+    files: list[StoredFile]
+    metadata: Any
+
+
+def _weight_files(folder: _Folder) -> tuple[dict[str, str], dict[str, str] | None]:
+    """Each file with tensors by name with its real path, and, where an index names them, tensor → file."""
+    whole, index = folder.find(WHOLE), folder.find(INDEX)
+    if whole is not None:
+        return {WHOLE: whole}, None
+    if index is not None:
+        named = _weight_map(index, os.path.join(folder.path, INDEX))
+        return _shards(folder, sorted(set(named.values()))), named
+    names = folder.names()
+    others = [name for name in names if name.endswith(".safetensors")]
+    if len(others) == 1:
+        real = folder.find(others[0])
+        return {others[0]: real or ""}, None
+    pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
+    if not others and pickles:
+        raise _pickled(folder.path, pickles)
+    hint = "name the one to read" if others else None
+    raise MhaError(
+        f"{folder.path} must hold {WHOLE}, {INDEX} or one other .safetensors file, got {_listed(others or names)}",
+        hint=hint,
+        code="bad-file",
+        path=folder.path,
+    )
+
+
+def _weight_map(path: str, shown: str) -> dict[str, str]:
+    document = load_json(read_whole(path, MAX_INDEX_BYTES), shown)
+    named = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise MhaError(
+            f"{shown} must have a weight_map from tensor to file, got {named!r:.80}", code="bad-file", path=shown
+        )
+    return named
+
+
+def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
+    """The shards that an index names, each checked by name and by where it leads before any is opened."""
+    for name in names:
+        if not _SHARD_NAME.fullmatch(name):
+            raise MhaError(
+                f"{os.path.join(folder.path, INDEX)} must name shards in its own folder, such as "
+                f"model-00001-of-00002.safetensors, got {shown_name(name)}",
+                code="bad-file",
+                path=folder.path,
+            )
+    found = {name: folder.find(name) for name in names}
+    missing = [name for name, real in found.items() if real is None or not os.path.exists(real)]
+    if missing:
+        raise MhaError(
+            f"{folder.path} must hold every shard that {INDEX} names, got {len(names) - len(missing)} of {len(names)}; "
+            f"missing: {_listed(missing)}",
+            hint="the download may be incomplete",
+            code="bad-file",
+            path=folder.path,
+        )
+    return {name: real for name, real in found.items() if real is not None}
+
+
+def _read_headers(files: Mapping[str, str]) -> _Headers:
+    found = _Headers({}, {}, [], None)
+    for name, path in files.items():
+        header = read_tensor_header(path)
+        found.files.append(StoredFile(name, path, header.n_bytes))
+        for key, entry in header.tensors.items():
+            if key in found.tensors:
+                raise MhaError(
+                    f"tensor {shown_name(key)} must lie in one file, got it in {found.file_of[key]} and {name}",
+                    code="bad-file",
+                    path=path,
+                )
+            begin = header.body_start
+            found.file_of[key] = name
+            found.tensors[key] = StoredTensor(
+                key, path, entry.dtype, entry.shape, begin + entry.start, begin + entry.end
+            )
+        found = found._replace(metadata=header.metadata)
+    return found
+
+
+def _require_named(named: Mapping[str, str], found: _Headers, path: str) -> list[str]:
+    """Raises `MhaError` unless every tensor lies in the shard that the index names. Says what no index names."""
+    missing = [f"{name} in {file}" for name, file in named.items() if found.file_of.get(name) != file]
+    if missing:
+        raise MhaError(
+            f"{path} must hold each tensor in the shard that {INDEX} names, got {len(named) - len(missing)} of {len(named)}; "
+            f"missing: {_listed(missing)}",
+            code="bad-file",
+            path=path,
+        )
+    extra = sorted(found.tensors.keys() - named.keys())
+    return [f"{INDEX} does not name {_listed(extra)}"] if extra else []
+
+
+def _pickled(path: str, names: list[str]) -> MhaError:
+    return MhaError(
+        f"{path} must hold its weights as safetensors, got pickles, which can run code and are never opened: "
+        f"{_listed(names)}",
+        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file",
+        code="bad-file",
+        path=path,
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _MOST_LISTED} more" if len(every) > _MOST_LISTED else ""
+    return ", ".join(map(shown_name, every[:_MOST_LISTED])) + more

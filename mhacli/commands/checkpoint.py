@@ -1,0 +1,274 @@
+"""What `run`, `heads`, `trace` and `decode` share with `--model`: its options, and from them to a look at a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from mhacli.checkpoint import Checkpoint, read_checkpoint
+from mhacli.commands.output import output, require_self_check, tell_notes
+from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_texts, record_command
+from mhacli.errors import MhaError, UsageError
+from mhacli.files import check_target
+from mhacli.headcounts import head_counts
+from mhacli.heads import Wanted
+from mhacli.layers import AttentionKind, LayerChoice
+from mhacli.options import (
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    MachineOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    number,
+    option,
+)
+from mhacli.render.options import ViewOptions
+from mhacli.request import ModelRequest, is_hub_id
+from mhacli.text.chat import read_chat
+from mhacli.text.read import argument_text
+from mhacli.values import index_list, whole
+
+if TYPE_CHECKING:
+    from mhacli.record import Record
+
+_MODEL, _VIEW = "Checkpoint", "View"
+
+
+@dataclass(frozen=True)
+class LayerChoiceOptions:
+    """Which layers of a checkpoint."""
+
+    layer: Annotated[
+        str | None,
+        option(_MODEL, "Layers of the model, such as 5 or 0,8-10; decoder.5 or cross.5 in a pair.", metavar="LIST"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ModelOptions(LayerChoiceOptions):
+    """The checkpoint that is inspected instead of a layer of our own."""
+
+    model: Annotated[
+        str | None,
+        option(_MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
+    ] = None
+    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What a checkpoint adds to a text itself."""
+
+    generate: Annotated[
+        int | None,
+        number(_MODEL, whole("generate", 1, 100_000), "Let the model go on by N tokens, and look at all of it."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ModelTextOptions(GenerateOptions):
+    """What a checkpoint reads besides a text, and what is asked of it."""
+
+    chat: Annotated[
+        str | None,
+        option(_MODEL, "Messages of a chat, a JSON list of role and content, instead of a text.", metavar="FILE"),
+    ] = None
+    span: Annotated[
+        list[str] | None,
+        option(
+            _MODEL,
+            "Parts of the text between which mass is told: name=START:END, name=/REGEX/, or roles of a chat, a,b.",
+            metavar="SPAN",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LayerDrawing:
+    """How the pattern of a layer of a checkpoint is drawn."""
+
+    words: Annotated[bool, option(_VIEW, "Merge the parts of words: keys are summed, queries averaged.", "--words")] = (
+        False
+    )
+    queries: Annotated[
+        str | None,
+        option(_VIEW, "Draw these rows only: generated, last, or places such as 3,7-9.", "--from", metavar="ROWS"),
+    ] = None
+
+
+def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
+    """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    found: list[LayerChoice] = []
+    for part in word.split(","):
+        match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
+        if match is None:
+            raise UsageError(
+                f"layer must be a list such as 5, 0,8-10 or decoder.5,cross.5, got {word[:80]!r}",
+                hint=f"kinds of attention: {', '.join(get_args(AttentionKind))}",
+            )
+        kind: Any = match[1]
+        found += [(kind, n) for n in index_list(match[2], "layer") or ()]
+    return tuple(found)
+
+
+def rows_of(record: Record, word: str | None) -> tuple[int, ...] | None:
+    """The queries that `--from` names, by their place. Raises `UsageError` for places that the text does not have."""
+    if word is None:
+        return None
+    longest = max(len(sequence.tokens) for sequence in record.sequences)
+    if word == "last":
+        return (longest - 1,)
+    if word == "generated":
+        made = None if record.model is None else record.model.generated
+        if made is None:
+            raise UsageError("from generated must have tokens that the model made, got none", hint="add --generate N")
+        return tuple(range(made.prompt_lens[0] - 1, longest - 1))
+    rows = index_list(word, "from") or ()
+    if rows and max(rows) >= longest:
+        raise UsageError(f"from must name places from 0 to {longest - 1}, got {max(rows)}")
+    return rows
+
+
+def require_without_model(**given: object) -> None:
+    """Raises `UsageError` for an option that only a checkpoint understands."""
+    for name, value in given.items():
+        if value:
+            option_name = f"--{name.rstrip('_').replace('_', '-')}"
+            raise UsageError(f"{option_name} must come with --model, got none", hint="add --model DIR")
+
+
+_ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
+
+
+def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: SaveOptions) -> None:
+    """Raises `UsageError` for options of a layer of our own: a checkpoint brings what they say."""
+    own = {
+        f"--{f.name.replace('_', '-')}": getattr(layer, f.name) for f in fields(layer) if f.name not in _ALLOWED_LAYER
+    }
+    own |= {
+        "--random": text.random, "--documents": text.documents, "--vocab": text.vocab, "--keep-case": source.keep_case,
+        "--distribution": text.distribution, "--punctuation": source.punctuation, "--save-weights": save.save_weights,
+    }  # fmt: skip
+    if layer.heads is not None:
+        raise UsageError("heads must be left out with --model, which brings its own", hint="--head LIST chooses heads")
+    for name, value in own.items():
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{name[2:]} must be left out with --model, which brings its own", hint=f"leave {name} out"
+            )
+
+
+def model_request(
+    asked: ModelOptions,
+    reading: ModelTextOptions,
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    save: SaveOptions,
+    wanted: Wanted,
+) -> ModelRequest:
+    """The request that the options come to. Raises `MhaError` before anything slow begins."""
+    assert asked.model is not None
+    _require_layer_left_open(layer, source, text, save)
+    if save.save is not None:
+        check_target(save.save, force=save.force)
+    checkpoint = _local_checkpoint(asked)
+    layers = layer_list(asked.layer)
+    if checkpoint is not None and layers is not None:
+        _require_layers(layers, checkpoint)
+    chat = () if reading.chat is None else read_chat(reading.chat)
+    if chat and (source.text or source.file):
+        raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
+    decoding = make_decoding(source)
+    texts = () if chat else tuple(read_texts(source, decoding))
+    for number_, one in enumerate(texts):
+        if not one.strip():
+            raise MhaError(f"text {number_} must have at least one token, got none but white space", code="no-tokens")
+    keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
+    _require_matrices(keep or ())
+    leave_deleted_folder()
+    return ModelRequest(
+        source=asked.model,
+        checkpoint=checkpoint,
+        texts=texts,
+        wanted=replace(wanted, command=record_command()),
+        revision=asked.revision,
+        context=tuple(argument_text(words, decoding) for words in text.context or ()),
+        chat=chat,
+        spans=tuple(reading.span or ()),
+        layers=layers,
+        n_generated=reading.generate or 0,
+        tokenizer=source.tokenizer,
+        device=device.device or "auto",
+        dtype=device.dtype,
+        threads=device.threads,
+        padding=layer.padding,
+        max_tokens=text.max_tokens,
+        keep=keep,
+        keep_limit=save.keep_limit,
+    )
+
+
+MATRICES = ("pattern", "scores", "qk", "z")
+
+
+def _require_matrices(keep: tuple[str, ...]) -> None:
+    for name in keep:
+        if name not in MATRICES:
+            raise UsageError(f"keep must name matrices of a layer, {', '.join(MATRICES)}, got {name!r}")
+
+
+def _local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
+    """The checked folder, None where it can only be the id of one on a hub."""
+    path = asked.model or ""
+    if is_hub_id(path):
+        return None
+    if asked.revision is not None:
+        raise UsageError("revision must come with the id of a hub, got a folder", hint="leave --revision out")
+    return read_checkpoint(path)
+
+
+def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
+    """Raises `UsageError` for layers that the config does not have."""
+    for kind, n in layers:
+        count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
+        if count is not None and n >= count:
+            raise UsageError(
+                f"layer must be from 0 to {count - 1}, got {n}", hint="mha weights info tells what there is"
+            )
+
+
+def require_heads(heads: tuple[int, ...] | None, asked: ModelOptions, name: str = "head") -> None:
+    """Raises `UsageError` for a head that no layer of a local checkpoint has."""
+    count = None
+    if heads and asked.model is not None and os.path.isdir(asked.model):
+        count = head_counts(read_checkpoint(asked.model).config).n_heads
+    for head in heads or ():
+        if count is not None and head >= count:
+            raise UsageError(f"{name} must be from 0 to {count - 1}, got {head}")
+
+
+def finish(
+    record: Record,
+    notes: Sequence[str],
+    options: ViewOptions,
+    machine: MachineOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """Saves and shows a record of a checkpoint, and says whether it holds together."""
+    if save.save is not None:
+        record.save(save.save, force=save.force)
+    output(record, options, machine, colour)
+    require_self_check(record)
+    tell_notes(record, notes)

@@ -1,0 +1,182 @@
+"""What is in a checkpoint or a weights file, by its headers: sizes, heads, dtypes, and what a token costs in the KV cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from mhacli.checkpoint import Checkpoint, StoredTensor
+from mhacli.config import Config
+from mhacli.errors import MhaError
+from mhacli.families import Layout, family_of, layout_named, layout_of
+from mhacli.headcounts import HeadCounts, head_counts
+from mhacli.layerfile import EMBEDDING, FORMAT, Metadata
+from mhacli.layerplaces import find_layer, layers_in, stacks_in
+from mhacli.schema import decode
+from mhacli.tensorfile import ITEM_BITS
+
+SCHEMA = "mha.weights-info/1"
+
+
+@dataclass(frozen=True)
+class DtypeCount:
+    """The tensors of one dtype."""
+
+    dtype: str
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """The attentions of one stack. `biases` are the letters of the projections that have one, of q, k, v and o.
+
+    `cache_bytes` is what one token takes in the KV cache of all layers, in the dtype of the keys' projection; None where the
+    stack keeps none.
+    """
+
+    stack: str
+    n_layers: int | None
+    n_heads: int | None
+    n_kv_heads: int | None
+    d_head: int | None
+    d_v: int | None
+    d_model: int | None
+    biases: str
+    cache_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What `mha weights info` tells. `kind` is `checkpoint`, or `layer` for a file of ours."""
+
+    path: str
+    kind: str
+    family: str | None
+    layout: str | None
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+    dtypes: tuple[DtypeCount, ...]
+    files: tuple[tuple[str, int], ...]
+    attentions: tuple[AttentionKind, ...]
+    vocabulary: int | None
+    positions: int | None
+    notes: tuple[str, ...]
+    tensors: tuple[StoredTensor, ...] = ()
+
+
+def contents_of(checkpoint: Checkpoint, *, layout: str | None = None) -> Contents:
+    """All of it from headers and config. Raises `MhaError` for a file of ours whose metadata is damaged."""
+    if isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT:
+        return _of_ours(checkpoint)
+    chosen, notes = _layout(checkpoint, layout)
+    counts = head_counts(checkpoint.config)
+    kinds = [] if chosen is None else [_kind(checkpoint, chosen, stack) for stack in stacks_in(checkpoint, chosen)]
+    if chosen is not None and not kinds:
+        notes.append(f"no tensor is named as in layout {chosen.name}")
+    if not kinds and counts.n_heads is not None:
+        kinds = [_from(counts, "self", counts.n_layers, "", None)]
+    for kind in kinds:
+        said = head_counts(checkpoint.config, kind.stack).n_layers
+        if said is not None and kind.n_layers != said and chosen is not None and "{layer}" in _stem(chosen, kind.stack):
+            notes.append(f"config.json says {said} layers of {kind.stack}, the tensors are of {kind.n_layers}")
+    return _contents(
+        checkpoint, "checkpoint", None if chosen is None else chosen.name, tuple(kinds), counts, tuple(notes)
+    )
+
+
+def to_json(found: Contents, *, with_tensors: bool) -> str:
+    """The document of schema `mha.weights-info/1`."""
+    document: dict[str, Any] = {"schema": SCHEMA} | asdict(found)
+    document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in found.files]
+    del document["tensors"]
+    if with_tensors:
+        document["tensors"] = [
+            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "n_bytes": t.n_bytes} for t in found.tensors
+        ]
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _layout(checkpoint: Checkpoint, name: str | None) -> tuple[Layout | None, list[str]]:
+    """The layout, or none with the reason: a look at a folder does not need one."""
+    if name is not None:
+        return layout_named(name), []
+    try:
+        return layout_of(checkpoint.config, checkpoint.path), []
+    except MhaError as fault:
+        return None, [fault.message.removeprefix(f"{checkpoint.path}: ")]
+
+
+def _stem(layout: Layout, stack: str) -> str:
+    return layout.stacks[stack].stems[0]
+
+
+def _kind(checkpoint: Checkpoint, layout: Layout, stack: str) -> AttentionKind:
+    counts = head_counts(checkpoint.config, stack)
+    layers = layers_in(checkpoint, layout, stack)
+    n_layers = len(layers) if "{layer}" in _stem(layout, stack) else counts.n_layers or len(layers)
+    try:
+        found = find_layer(checkpoint, layout, layers[0], stack=stack)
+    except MhaError:  # several towers, or a damaged layer: convert says which
+        return _from(counts, stack, n_layers, "", None)
+    biases = _biases(found.tensors, layout)
+    family = family_of(checkpoint.config)
+    causal = (family is not None and stack in family.causal) or bool(checkpoint.config.get("is_decoder"))
+    n_kv, d_head, d_v = counts.n_kv_heads, counts.d_head, counts.d_v
+    cache = None
+    if causal and n_kv is not None and d_head is not None and d_v is not None:
+        cache = n_layers * n_kv * (d_head + d_v) * ITEM_BITS[found.tensors[layout.qkv[-1]].dtype] // 8
+    return _from(counts, stack, n_layers, biases, cache)
+
+
+def _biases(tensors: Mapping[str, StoredTensor], layout: Layout) -> str:
+    if len(layout.qkv_bias) == 1:
+        letters = "qkv" if layout.qkv_bias[0] in tensors else ""
+    else:
+        letters = "".join(letter for letter, name in zip("qkv", layout.qkv_bias, strict=True) if name in tensors)
+    return letters + ("o" if layout.out_bias in tensors else "")
+
+
+def _from(counts: HeadCounts, stack: str, n_layers: int | None, biases: str, cache: int | None) -> AttentionKind:
+    return AttentionKind(
+        stack, n_layers, counts.n_heads, counts.n_kv_heads, counts.d_head, counts.d_v, counts.d_model, biases, cache
+    )  # fmt: skip
+
+
+def _contents(
+    checkpoint: Checkpoint, kind: str, layout: str | None, attentions: tuple[AttentionKind, ...], counts: HeadCounts,
+    notes: tuple[str, ...],
+) -> Contents:  # fmt: skip
+    every = tuple(checkpoint.tensors.values())
+    dtypes = [
+        DtypeCount(dtype, len(same), sum(prod(t.shape) for t in same), sum(t.n_bytes for t in same))
+        for dtype in sorted({t.dtype for t in every})
+        if (same := [t for t in every if t.dtype == dtype])
+    ]
+    return Contents(
+        path=checkpoint.path, kind=kind, family=checkpoint.family, layout=layout, n_tensors=len(every),
+        n_parameters=sum(d.n_parameters for d in dtypes), n_bytes=sum(d.n_bytes for d in dtypes), dtypes=tuple(dtypes),
+        files=tuple((file.name, file.n_bytes) for file in checkpoint.files), attentions=attentions,
+        vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
+    )  # fmt: skip
+
+
+def _of_ours(checkpoint: Checkpoint) -> Contents:
+    """A `mha.weights/1` file: one layer, whose metadata says what it is."""
+    config: Config = decode(Metadata, checkpoint.metadata, checkpoint.path).config.resolved()
+    keys = checkpoint.tensors.get("k_proj.weight")
+    per_token = (config.n_kv_heads or 0) * ((config.d_head or 0) + (config.d_v or 0))
+    kind = AttentionKind(
+        "self", 1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,
+        "".join(letter for letter in "qkvo" if f"{letter}_proj.bias" in checkpoint.tensors),
+        None if keys is None else per_token * ITEM_BITS[keys.dtype] // 8,
+    )  # fmt: skip
+    embedding = checkpoint.tensors.get(EMBEDDING)
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else None
+    table = config.max_positions if config.positions == "learned" else None
+    return _contents(checkpoint, "layer", "mha", (kind,), HeadCounts(vocabulary=rows, positions=table), ())

@@ -1,0 +1,221 @@
+"""What a conversion will do, settled before the first tensor: which tensors, which config, which words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mhacli import memory
+from mhacli.checkpoint import Checkpoint, StoredTensor
+from mhacli.config import Config
+from mhacli.errors import MhaError, UsageError
+from mhacli.families import Layout, family_of, layout_named, layout_of
+from mhacli.familychoices import choices_of
+from mhacli.files import format_size
+from mhacli.headcounts import Sizes, head_counts, sizes_of
+from mhacli.layerfile import DTYPES
+from mhacli.layerplaces import FoundLayer, chosen_stack, find_layer, find_table, require_shapes, sizes_from_shapes
+from mhacli.tensorfile import shown_name
+
+_WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line says of a conversion. `sizes` are `n_heads`, `n_kv_heads`, `d_head` as far as they are given."""
+
+    layer: int = 0
+    stack: str | None = None
+    layout: str | None = None
+    prefix: str | None = None
+    sizes: Mapping[str, int] | None = None
+    with_embedding: bool = True
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion that can begin: every name found, every shape as the config says.
+
+    `n_tokens` rows of `embedding` are taken, and the rows of `table` from `table_skip` on; both are None where the checkpoint
+    has none that fits.
+    """
+
+    checkpoint: Checkpoint
+    layout: Layout
+    stack: str
+    layer: int
+    found: FoundLayer
+    sizes: Sizes
+    config: Config
+    embedding: StoredTensor | None
+    n_tokens: int
+    table: StoredTensor | None
+    table_skip: int
+    vocabulary: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan_conversion(checkpoint: Checkpoint, wanted: Wanted) -> Conversion:
+    """The conversion of one layer to a file of ours. Raises `MhaError` for a checkpoint that cannot give it."""
+    layout = layout_named(wanted.layout) if wanted.layout is not None else layout_of(checkpoint.config, checkpoint.path)
+    stack = chosen_stack(checkpoint, layout, wanted.stack)
+    n_layers = head_counts(checkpoint.config, stack).n_layers
+    if n_layers is not None and wanted.layer >= n_layers:
+        raise UsageError(f"layer must be one that {checkpoint.path} has, 0 to {n_layers - 1}, got {wanted.layer}")
+    found = find_layer(checkpoint, layout, wanted.layer, stack=stack, prefix=wanted.prefix)
+    given = wanted.sizes or {}
+    if checkpoint.config:
+        sizes = sizes_of(checkpoint.config, stack, given)
+    else:
+        sizes = sizes_from_shapes(found, layout, given)
+    require_shapes(found, layout, sizes, checkpoint.path)
+    fields, notes = choices_of(checkpoint.config, stack, wanted.layer, sizes)
+    tables = _tables(checkpoint, stack, sizes, wanted) if wanted.with_embedding else _Tables()
+    fields, more = _with_table(fields, tables)
+    words = _words(checkpoint, tables.embedding) if tables.embedding is not None else _Words()
+    config = Config(
+        d_model=sizes.d_model, n_heads=sizes.n_heads, n_kv_heads=sizes.n_kv_heads, d_head=sizes.d_head, d_v=sizes.d_v,
+        d_input=sizes.d_input, bias=any(name in found.tensors for name in (*layout.qkv_bias, layout.out_bias) if name),
+        dtype=_dtype(found, tables), tokenizer=words.tokenizer, **fields,
+    ).resolved()  # fmt: skip
+    plan = Conversion(
+        checkpoint, layout, stack, wanted.layer, found, sizes, config, tables.embedding, words.n_tokens,
+        tables.table if config.positions == "learned" else None, tables.skip, words.vocabulary,
+        (*found.notes, *notes, *tables.notes, *more, *words.notes, *_before(wanted.layer, tables)),
+    )  # fmt: skip
+    _require_memory(plan)
+    return plan
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The embedding and the learned positions that belong to a stack, where they are as wide as its rows."""
+
+    embedding: StoredTensor | None = None
+    table: StoredTensor | None = None
+    skip: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Words:
+    vocabulary: tuple[str, ...] = ()
+    tokenizer: str = "word"
+    n_tokens: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def _tables(checkpoint: Checkpoint, stack: str, sizes: Sizes, wanted: Wanted) -> _Tables:
+    family = family_of(checkpoint.config)
+    if family is None:
+        return _Tables(notes=("there is no embedding: without a known model_type no table is looked for",))
+    found: dict[str, StoredTensor | None] = {}
+    notes = []
+    for what, suffixes in (("embedding", family.embedding), ("table", family.table)):
+        name = find_table(checkpoint.tensors.keys(), suffixes, stack)
+        tensor = None if name is None else checkpoint.tensors[name]
+        if tensor is not None and (len(tensor.shape) < 2 or tensor.shape[-1] != sizes.d_input):
+            notes.append(
+                f"{shown_name(tensor.name)} {list(tensor.shape)} is left out: the layer reads rows of {sizes.d_input}, and "
+                "the model widens these first"
+            )
+            tensor = None
+        found[what] = tensor
+    if found["embedding"] is None and not notes:
+        notes.append(f"there is no embedding of words for the stack {stack}: the layer can be run with --random")
+    return _Tables(found["embedding"], found["table"], family.table_skip, tuple(notes))
+
+
+def _with_table(fields: dict[str, Any], tables: _Tables) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The choices with the length of the table of learned positions, or without learned positions where there is none."""
+    if fields.get("positions") != "learned":
+        return fields, ()
+    rows = 0 if tables.table is None else tables.table.shape[-2] - tables.skip
+    if rows < 1:
+        return fields | {"positions": "none"}, ("positions are none: the table of learned ones is not taken over",)
+    return fields | {"max_positions": rows}, ()
+
+
+def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
+    """The vocabulary of the checkpoint's tokenizer, and the rows of the embedding that it names."""
+    rows = embedding.shape[0]
+    if checkpoint.tokenizer is None:
+        said = "there is no tokenizer.json: --vocab FILE must name the words of the embedding"
+        return _Words(n_tokens=rows, notes=(said,))
+    from mhacli.text.tokenizer_file import FileTokenizer
+
+    try:
+        vocabulary = FileTokenizer(checkpoint.tokenizer).vocabulary.tokens
+    except MhaError as fault:
+        if fault.code != "missing-extra":
+            raise
+        return _Words(n_tokens=rows, notes=(f"there is no vocabulary: {fault.message}",))
+    path = os.path.abspath(checkpoint.tokenizer)
+    if len(vocabulary) > rows:
+        said = f"the vocabulary is left out: tokenizer.json has {len(vocabulary)} tokens, the embedding {rows} rows"
+        return _Words(n_tokens=rows, notes=(said,))
+    spare = rows - len(vocabulary)
+    notes = (f"{spare} rows of the embedding are left out: no token names them",) if spare else ()
+    return _Words(vocabulary, path, len(vocabulary), notes)
+
+
+def _before(layer: int, tables: _Tables) -> tuple[str, ...]:
+    """What stands between the embedding and this layer in the model, and not in the file."""
+    if tables.embedding is None:
+        return ()
+    layers = "" if layer == 0 else ", 1 layer" if layer == 1 else f", {layer} layers"
+    return (
+        f"a run feeds embedded tokens to the layer: what the model does before it (norms, scaling{layers}) is not in the "
+        "file",
+    )
+
+
+def _dtype(found: FoundLayer, tables: _Tables) -> Any:
+    """The narrowest of our dtypes that holds all tensors exactly."""
+    every = [*found.tensors.values(), *(each for each in (tables.embedding, tables.table) if each is not None)]
+    for tensor in every:
+        if tensor.dtype not in DTYPES:
+            raise MhaError(
+                f"tensor {shown_name(tensor.name)} must be one of {', '.join(DTYPES)}, got {tensor.dtype}",
+                hint="quantised weights must be turned back into numbers first",
+                code="bad-file",
+                path=tensor.file,
+            )
+    dtypes = {DTYPES[tensor.dtype] for tensor in every}
+    return "float32" if dtypes == {"bfloat16", "float16"} else max(dtypes, key=_WIDTH.__getitem__)
+
+
+def _require_memory(plan: Conversion) -> None:
+    """Raises `MhaError` where the tensors, their float64 copies for the check, and the file's content do not fit."""
+    every = [*plan.found.tensors.values(), *(each for each in (plan.embedding, plan.table) if each is not None)]
+    stored = sum(tensor.n_bytes for tensor in every)
+    needed = 3 * stored + 16 * sum(tensor.n_bytes // (_WIDTH[DTYPES[tensor.dtype]] // 8) for tensor in every)
+    available = memory.available_bytes()
+    if not memory.fits(needed, available):
+        raise MhaError(
+            f"the conversion must fit in memory, got a need of {format_size(needed)} with {format_size(available)} available",
+            hint=None if plan.embedding is None else "--no-embedding leaves words and positions out",
+            code="out-of-memory",
+        )
+
+
+def layer_of_ours(config: Config) -> Sizes:
+    """The sizes of a layer of ours, by its resolved config."""
+    if not config.out_proj:
+        raise MhaError(
+            "a layer must have an output projection to be told in another layout, got one without", code="bad-file"
+        )
+    return Sizes(
+        config.n_heads, config.n_kv_heads or config.n_heads, config.d_head or 0, config.d_v or 0, config.d_model,
+        config.d_input or config.d_model,
+    )  # fmt: skip
+
+
+def home_prefix(layout: Layout, stack: str | None, layer: int) -> str:
+    """The prefix that a layout's own files have for a layer. Raises `UsageError` for a stack that it does not have."""
+    if stack is not None and stack not in layout.stacks:
+        raise UsageError(f"stack must be one of {', '.join(layout.stacks)} in layout {layout.name}, got {stack!r}")
+    place = layout.stacks[stack or next(iter(layout.stacks))]
+    return place.home + place.stems[-1 if not place.stems[-1] else 0].format(layer=layer)

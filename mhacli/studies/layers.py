@@ -1,0 +1,92 @@
+"""What is said of one captured attention of a checkpoint: whose tokens, which heads, which mask, and whether it is verified."""
+
+from __future__ import annotations
+
+from mhacli.errors import MhaError
+from mhacli.heads import Survey
+from mhacli.layers import AttentionKind, InspectedLayer
+from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.sight import Sight
+from mhacli.parts import SelfCheck
+from mhacli.studies.axes import Axes
+from mhacli.studies.looks import Attention
+from mhacli.studies.statistics import Baseline
+
+
+def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask: str, survey: Survey) -> InspectedLayer:
+    """What a record says of a layer besides its heads. `place` is its number and kind."""
+    checks, n_heads = survey.checks, sight.shape[1]
+    reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown]
+    z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
+    if z is None:
+        reasons.append("only the pattern was seen, not the values")
+    scored = call if isinstance(call, ScoredCall) else None
+    d_v = 1 if z is None else z.shape[3]
+    return InspectedLayer(
+        layer=place[0],
+        name=call.name,
+        kind=place[1],
+        captured_by=call.rung,
+        kernel=sight.kernel,
+        n_heads=n_heads,
+        n_kv_heads=n_heads if scored is None else scored.k.shape[1],
+        d_head=d_v if scored is None else scored.q.shape[3],
+        d_v=d_v,
+        scale=None if scored is None else scored.scale,
+        softcap=None if scored is None else scored.softcap,
+        mask=mask,
+        bias=sight.bias is not None,
+        sinks=sight.sink_mass is not None,
+        verified=not reasons,
+        unverified=tuple(reasons),
+        self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
+        survey=survey,
+    )
+
+
+def require_axes(sight: Sight, axes: Axes, call: Call) -> None:
+    """Raises `MhaError` where the axes of an attention are not the tokens of the text: nothing true could be said of them."""
+    expected = (len(axes.queries), axes.q_len, axes.k_len)
+    found = (sight.shape[0], *sight.shape[2:])
+    if expected != found:
+        raise MhaError(
+            f"{call.name} must attend from {axes.q_len} queries to {axes.k_len} keys, got {found[1]} and {found[2]}",
+            hint="its tokens are not those of the text, so nothing true could be said of them",
+            code="not-tokens",
+        )
+
+
+def head_ranges(n_heads: int, asked: tuple[int, ...] | None) -> list[range]:
+    """The heads that are looked at, alone where they are chosen."""
+    return [range(n_heads)] if asked is None else [range(head, head + 1) for head in asked]
+
+
+def attention_of_heads(call: Call, sight: Sight, heads: range) -> Attention:
+    """Some heads of a captured attention."""
+    span = slice(heads.start, heads.stop)
+    v, z, inputs = None, sight.lse.new_zeros(*sight.shape[:3], 1)[:, span], []
+    if isinstance(call, (ScoredCall, SoftmaxCall)) and call.v is not None and call.z is not None:
+        group = sight.shape[1] // call.v.shape[1]
+        v, z = call.v[:, heads.start // group : (heads.stop - 1) // group + 1], call.z[:, span]
+        inputs = [v, *((call.q, call.k) if isinstance(call, ScoredCall) else ())]
+    return Attention(
+        heads,
+        sight.of_heads(heads),
+        z,
+        v,
+        sight.lse[:, span],
+        sight.kernel,
+        None if sight.sink_mass is None else sight.sink_mass[:, span],
+        is_finite=all(bool(tensor.isfinite().all()) for tensor in inputs),
+    )
+
+
+def mask_words(baseline: Baseline, axes: Axes) -> str:
+    """What queries see, in words, by how many keys each of the first text's sees."""
+    n, first = len(axes.queries[0].ids), axes.first_query(0)
+    counts = baseline.visible[0, 0, first : first + n].long().tolist()
+    most, n_keys = max(counts), len(axes.keys[0].ids)
+    if counts == [min(i + 1, most) for i in range(n)]:
+        return "causal" if most == n else f"causal, window {most}"
+    return "all keys" if counts == [n_keys] * n else f"at most {most} keys"

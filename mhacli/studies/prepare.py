@@ -1,0 +1,174 @@
+"""A look at a checkpoint made ready: its tokenizer, the texts, the model, and what it says itself when it is to go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from mhacli.config import DEFAULT_MAX_TOKENS
+from mhacli.errors import MhaError, UsageError
+from mhacli.layers import Generated, SpanTokens
+from mhacli.models.inputs import ModelInputs, make_inputs
+from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.models.places import most_positions
+from mhacli.models.tokens import ModelTokenizer, load_tokenizer, require_ids, require_texts
+from mhacli.parts import TokenSequence
+from mhacli.plan import foresee_checkpoint
+from mhacli.request import ModelRequest
+from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
+from mhacli.studies.devices import choose_device, free_bytes
+from mhacli.text.chat import Turn, turns_of
+from mhacli.text.pieces import begin_warnings
+from mhacli.text.spans import find_spans, tokens_of
+
+
+class Texts(NamedTuple):
+    """The texts as tokens, those of an encoder, the tokens of named spans, and what to tell of them."""
+
+    sequences: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
+    spans: tuple[SpanTokens, ...]
+    notes: tuple[str, ...]
+
+
+@torch.no_grad()
+def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
+    """The run, and what to tell a reader of it. Raises `MhaError` for what cannot work, before the weights are loaded
+    where that can be known."""
+    device, began = choose_device(request.device), perf_counter()
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    checkpoint, revision = (
+        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
+    )
+    config = load_config(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, request.tokenizer)
+    texts = make_texts(request, tokenizer, config)
+    loaded = load_model(
+        request.source,
+        checkpoint,
+        config,
+        revision=revision,
+        device=device,
+        dtype=request.dtype,
+        head=bool(request.n_generated),
+        allow_nonfinite=request.wanted.allow_nonfinite,
+    )
+    inputs = inputs_of(loaded, texts, tokenizer, request)
+    generated = None
+    if request.n_generated:
+        inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
+        loaded = replace(loaded, model=loaded.model.base_model)
+    wanted = ModelWanted(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans, request.compare)
+    run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
+    run.peak_bytes = foresee_checkpoint(run.facts(), free_bytes(request.device))
+    run.seconds["loading"] = perf_counter() - began
+    return run, (*loaded.notes, *texts.notes)
+
+
+def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) -> Texts:
+    """The tokens of all texts, as many as the model has positions for. Raises `MhaError` and `UsageError`."""
+    most, path = most_positions(config), request.source
+    is_pair = bool(config.is_encoder_decoder)
+    given, special = list(request.texts), True
+    turns: tuple[Turn, ...] = ()
+    if request.chat:
+        rendered = tokenizer.chat(request.chat)
+        given, turns, special = [rendered], turns_of(request.chat, rendered), False
+    limit = request.max_tokens
+    sequences = [tokenizer.sequence(text, special=special) for text in given]
+    notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
+    notes += [
+        f"text {i} is cut to its first {limit} of {len(s.ids)} tokens (--max-tokens)"
+        for i, s in enumerate(sequences)
+        if limit is not None and len(s.ids) > limit
+    ]
+    sequences = require_texts(sequences, limit, most, path)
+    context = [tokenizer.sequence(text) for text in request.context]
+    context = require_texts(context, limit, most, path) if context else []
+    if is_pair and not context:  # the text is what the encoder reads; the decoder has said nothing yet
+        context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
+    if len(context) not in (0, 1, len(sequences)):
+        raise UsageError(
+            f"context must be given once, or once for each of the {len(sequences)} texts, got {len(context)}"
+        )
+    context = context * len(sequences) if len(context) == 1 else context
+    require_ids([*sequences, *context], int(config.get_text_config(decoder=True).vocab_size), path)
+    _require_lengths([*sequences, *context], limit)
+    return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
+
+
+def _started(tokenizer: ModelTokenizer, config: Any) -> TokenSequence:
+    """What a decoder begins with: the one token that its config names."""
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        raise UsageError(
+            f"context must be given with {config.model_type}, whose config names no token for the decoder to start with",
+            hint="--context is what the encoder reads, TEXT what the decoder has said",
+        )
+    return tokenizer.continued(TokenSequence("", (), (), ()), [int(start)])
+
+
+def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
+    longest = max(len(sequence.ids) for sequence in sequences)
+    if limit is None and longest > DEFAULT_MAX_TOKENS:
+        raise MhaError(
+            f"the text must have at most {DEFAULT_MAX_TOKENS} tokens, got {longest}",
+            hint="--max-tokens N takes the first N; a larger N raises the limit",
+            code="too-large",
+        )
+
+
+def _spans(
+    request: ModelRequest, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
+) -> tuple[SpanTokens, ...]:
+    """The tokens of each named part, in every text."""
+    if not request.spans:
+        return ()
+    if context:
+        raise UsageError("span must be of one text, got a model of two halves", hint="leave --span out")
+    found = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
+    spans = []
+    for same in zip(*found, strict=True):
+        tokens = tuple(tokens_of(span, sequence) for span, sequence in zip(same, sequences, strict=True))
+        if not any(tokens):
+            raise UsageError(
+                f"span {same[0].name!r} must hold a token of the text, got none",
+                hint="--max-tokens may have cut it off",
+            )
+        spans.append(SpanTokens(same[0].name, tokens))
+    return tuple(spans)
+
+
+def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
+    """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
+    side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
+    return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id)
+
+
+def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
+    """What the model makes of a text, token by token with its cache, and whether one pass over it all says the same."""
+    if len(inputs.sequences) != 1:
+        raise UsageError(f"generate must have one text, got {len(inputs.sequences)}", hint="run the others apart")
+    model, sequence = loaded.model, inputs.sequences[0]
+    most = most_positions(loaded.config)
+    if most is not None and len(sequence.ids) + n > most:
+        raise MhaError(
+            f"the text and what is generated must have at most {most} tokens, the positions of {loaded.source}, got "
+            f"{len(sequence.ids)} and {n}",
+            hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
+            code="too-large",
+        )
+    settings = {"max_new_tokens": n, "do_sample": False, "num_beams": 1, "pad_token_id": tokenizer.pad_id or 0}
+    made = model.generate(**inputs.keywords, **settings)[0].tolist()
+    new = made[len(sequence.ids) :]
+    if not new:
+        raise MhaError("the model must generate a token at least, got none", code="no-tokens")
+    whole = tokenizer.continued(sequence, new)
+    later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
+    said = model(**later.keywords, use_cache=False).logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
+    repeated = sum(a == b for a, b in zip(said, new, strict=True))
+    return later, Generated((len(sequence.ids),), len(new), repeated)
