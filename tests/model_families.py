@@ -23,7 +23,7 @@ from mhacli.models.sight import KnownMasks, see, whole
 from mhacli.parts import TokenSequence
 
 VOCABULARY, N_LAYERS, N_HEADS, WINDOW = 99, 3, 4, 5
-Q_LEN, K_LEN, IMAGE, SOUND = 11, 13, 17, 50
+Q_LEN, K_LEN, IMAGE, SOUND = 11, 13, 17, 19
 """Tokens of the texts, of what an encoder reads, patches of an image with its class, and frames of a sound."""
 
 BASE = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -107,6 +107,22 @@ def test_generation_of_two_halves_shows_the_encoder_once_and_a_row_of_the_decode
             assert (matrices_of(own)["pattern"][:, :, 0] - row).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "bloom", "falcon", "gptj", "opt"])
+def test_several_tokens_behind_a_cache_have_the_rows_of_one_whole_pass(name: str) -> None:
+    model, ids, calls = tiny(name), ids_of(2, Q_LEN), []
+    past = model(ids[:, :7], use_cache=True).past_key_values
+    with captured(model, calls.append, batch=2):
+        model(ids[:, 7:], past_key_values=past, use_cache=True)
+    whole, _ = calls_of(model, {"input_ids": ids}, 2)
+    assert [call.name for call in calls] == [call.name for call in whole]
+    for call, full in zip(calls, whole, strict=True):
+        own, rows = matrices_of(call)["pattern"], matrices_of(full)["pattern"][:, :, 7:]
+        n_keys = own.shape[3]  # a window keeps no more keys than its first query sees
+        assert own.shape == (2, 4, 4, n_keys)
+        assert (own - rows[..., Q_LEN - n_keys :]).abs().max() < 2e-6
+        assert (rows[..., : Q_LEN - n_keys] == 0).all()
+
+
 # ------------------------------------------------------------------------------------------------- what is process-wide
 
 

@@ -102,3 +102,25 @@ def test_whoever_is_not_held_whole_is_told_so(name, saved):
         words = ("learned ones is not taken", "comes after the output", "tokenizer.json", "embedd", "is left out")
         missing = [note for note in plan.notes if not any(word in note for word in words)]
         assert bool(missing) == ((name, stack) not in EXPRESSED and stack != "cross"), missing
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "table", "skipped"),
+    [
+        ("gpt2", "self", "wpe.weight", 0),
+        ("roberta", "self", "embeddings.position_embeddings.weight", 2),
+        ("opt", "self", "decoder.embed_positions.weight", 2),
+        ("bart", "decoder", "decoder.embed_positions.weight", 2),
+        ("bart", "encoder", "encoder.embed_positions.weight", 2),
+        ("whisper", "encoder", "encoder.embed_positions.weight", 0),
+        ("vit", "self", "embeddings.position_embeddings", 0),
+        ("clip", "vision", "vision_model.embeddings.position_embedding.weight", 0),
+        ("clip", "text", "text_model.embeddings.position_embedding.weight", 0),
+    ],
+)
+def test_place_0_of_learned_positions_is_the_row_that_the_model_reads_first(name, stack, table, skipped, saved):
+    plan = plan_conversion(read_checkpoint(str(saved(name))), Wanted(layer=1, stack=stack))
+    found = load(to_layer_file(plan).content)["embed_positions.weight"]
+    expected = load_file(saved(name) / "model.safetensors")[table].reshape(-1, found.shape[1])[skipped:]
+    assert plan.config.max_positions == len(expected)
+    assert torch.equal(found, expected)

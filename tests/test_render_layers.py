@@ -437,7 +437,7 @@ def test_a_few_chosen_heads_say_where_they_look_most():
     uniform = record.of_layer(1).arrays["uniform_received"][0, 0, key]
     share = 100 * received[key] / received.sum()
     assert f"{record.sequences[0].tokens[key]} {key} {share:.0f} % ×{received[key] / uniform:.2f}" in text
-    assert "receives most" not in flat(view(record, 120))
+    assert "receives most" not in flat(view(layered(n_layers=1), 120))
 
 
 # --------------------------------------------------------------------------------------------------------------- spans
@@ -477,6 +477,22 @@ def test_pairs_of_spans_that_do_not_fit_get_tables_of_their_own():
     assert lines[start + 6].split() == ["rest", "rest"]
     assert lines[start + 7].split() == ["layer", "→", "animals", "→", "rest"]
     assert lines[start + 8].split()[1:3] == expected_span(RECORDS["run"], 0, 1, 0, slice(None))
+
+
+@pytest.mark.parametrize(("width", "per_table"), [(40, 2), (55, 3), (70, 3), (120, 9)])
+def test_every_pair_of_spans_has_a_column_beside_those_of_its_own_span(width, per_table):
+    spans = tuple(SpanTokens(name, ((i + 1,),)) for i, name in enumerate(("a", "b", "animals")))
+    lines = view(layered(n_layers=1, n_heads=2, spans=spans), width)
+    start = lines.index("between spans")
+    headings = [i for i, line in enumerate(lines[start:], start) if line.startswith("layer") and "→" in line]
+    pairs = [list(zip(lines[i - 1].split(), lines[i].split()[2::2], strict=True)) for i in headings]
+    names = [span.name for span in spans]
+    assert [pair for table in pairs for pair in table] == [(a, b) for a in names for b in names]
+    assert max(map(len, pairs)) == per_table
+    assert per_table == 9 or all(len({one for one, _ in table}) == 1 for table in pairs)
+    masses = layered(n_layers=1, n_heads=2, spans=spans).of_layer(0).arrays["span_mass"][0].mean(0)
+    shown = [word for i in headings for word in lines[i + 1].split()[1::2]]
+    assert shown == [share_text(float(mass), 2) for mass in masses.ravel()]
 
 
 # ------------------------------------------------------------------------------------------------------------ patterns
