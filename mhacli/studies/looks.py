@@ -32,9 +32,10 @@ from mhacli.studies.axes import Axes
 from mhacli.studies.inspect import TOLERANCE, largest_difference
 from mhacli.studies.statistics import Baseline, Found, finite, has_keys, head_statistics
 
-CHECKED_ROWS, _MOST, _HUGE = 16, 1e-2, 1e4
-"""Queries, evenly spread, whose z is computed again from their shares; what no check forgives; and
-scores that may be too large to be told apart."""
+CHECKED_WHOLE, CHECKED_ROWS = 128, 16
+"""Up to so many queries z is computed again from their shares for all of them, of more for some that are evenly spread."""
+_MOST, _HUGE = 1e-2, 1e4
+"""What no check forgives; and scores that may be too large to be told apart."""
 
 
 class Look(NamedTuple):
@@ -263,19 +264,22 @@ def _z_again(attention: Attention, v: Tensor, axes: Axes) -> tuple[float, float]
     batch, n_heads, _, n_keys = attention.pattern.shape
     group, error, magnitude = n_heads // v.shape[1], 0.0, 0.0
     for b in range(batch):
-        queries = _spread(axes.first_query(b), len(axes.queries[b].ids))
+        spans = _checked(axes.first_query(b), len(axes.queries[b].ids))
+        queries = [query for span in spans for query in span]
         for place in ((b, h) for h in range(n_heads)):
-            rows = [shares_of(attention.pattern, place, range(i, i + 1), range(n_keys)) for i in queries]
+            rows = [shares_of(attention.pattern, place, span, range(n_keys)) for span in spans]
             shares, values = torch.cat(rows).double(), v[b, place[1] // group].double()
             error = max(error, largest_difference(shares @ values, attention.z[place][queries]))
             magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     return error, magnitude
 
 
-def _spread(first: int, n: int) -> list[int]:
-    """Some of `n` columns from the first one on, evenly spread."""
-    places: list[int] = torch.linspace(0, n - 1, min(CHECKED_ROWS, n), dtype=torch.float64).round().long().tolist()
-    return [first + place for place in places]
+def _checked(first: int, n: int) -> list[range]:
+    """Of `n` columns from the first one on all of a few, which are asked for at once, or some, evenly spread."""
+    if n <= CHECKED_WHOLE:
+        return [range(first, first + n)]
+    places: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
+    return [range(first + place, first + place + 1) for place in places]
 
 
 def worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
