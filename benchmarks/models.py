@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, GPT2Config
 
-from mhacli.checkpoint import Checkpoint
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.heads import Wanted
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.load import Loaded

@@ -101,9 +101,9 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStatistics(Averages, _Named):
-    """One head of one layer, of the `attention` whose module has that name in a checkpoint: `kind` with how `certain` that is, means over queries, and extremes.
+    """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
 
-    `max_score` is the largest score that softmax saw, at `max_score_at` (sequence, query, key). `sinks` are keys with more
+    `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at `max_score_at` (sequence, query, key). `sinks` are keys with more
     than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
     stand in the first rows of any causal head. `uniform` are the same means if all visible keys got the same.
     """

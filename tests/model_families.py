@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhacli.checkpoint import Checkpoint
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, make_inputs

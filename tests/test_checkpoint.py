@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from mhacli.checkpoint import StoredFile, read_bytes, read_checkpoint
+from mhacli.checkpoints.folder import StoredFile, read_bytes, read_checkpoint
+from mhacli.checkpoints.headcounts import HeadCounts, head_counts, sizes_of
 from mhacli.errors import MhaError
-from mhacli.headcounts import HeadCounts, head_counts, sizes_of
 from mhacli.tensorfile import read_tensor_header
 
 CONFIG = {"model_type": "llama", "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
@@ -129,7 +129,7 @@ def test_a_file_of_ours_needs_nothing_that_lies_beside_it(folder):
 )
 def test_a_shard_outside_of_the_folder_is_refused_by_name_and_never_opened(folder, name, shown, monkeypatch):
     sharded(folder, {"a": "one.safetensors", "b": name}, one={"a": 3})
-    monkeypatch.setattr("mhacli.checkpoint.read_tensor_header", lambda path: pytest.fail(f"{path} was opened"))
+    monkeypatch.setattr("mhacli.checkpoints.folder.read_tensor_header", lambda path: pytest.fail(f"{path} was opened"))
     assert refused(folder).message == (
         f"{folder}/model.safetensors.index.json must name shards in its own folder, such as "
         f"model-00001-of-00002.safetensors, got {shown}"
@@ -142,7 +142,9 @@ def test_a_link_that_leaves_the_folder_is_refused_before_it_is_opened(folder, tm
     (folder.path / name).unlink(missing_ok=True)
     (folder.path / name).symlink_to("../outside")
     if name == "model.safetensors":
-        monkeypatch.setattr("mhacli.checkpoint.read_tensor_header", lambda path: pytest.fail(f"{path} was opened"))
+        monkeypatch.setattr(
+            "mhacli.checkpoints.folder.read_tensor_header", lambda path: pytest.fail(f"{path} was opened")
+        )
     assert refused(folder).message == (
         f"{folder}/{name} must lie in its folder, or in the blobs of the same cache, got a link to {tmp_path}/outside"
     )

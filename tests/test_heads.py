@@ -187,7 +187,8 @@ def test_every_word_to_sort_by_is_a_field_of_a_head():
 
 
 @pytest.mark.parametrize(
-    "word", ["", "nothing", "Head", "head:sideways", "head:up:down", "entropy :up", ":up", "sinks", "attention", "patterns"]
+    "word",
+    ["", "nothing", "Head", "head:sideways", "head:up:down", "entropy :up", ":up", "sinks", "attention", "patterns"],
 )
 def test_another_word_is_refused_with_all_that_work(word):
     for refuse in (require_order, lambda word: in_order([HeadStatistics()], word)):

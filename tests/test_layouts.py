@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from mhacli.attention.layouts import from_ours, to_ours, with_all_biases
-from mhacli.checkpoint import Checkpoint, StoredTensor
-from mhacli.errors import MhaError, UsageError
-from mhacli.families import FAMILIES, LAYOUTS, expected_shapes, layout_named, layout_of, require_heads
-from mhacli.familychoices import choices_of
-from mhacli.headcounts import Sizes, sizes_of
-from mhacli.layerplaces import (
+from mhacli.checkpoints.choices import choices_of
+from mhacli.checkpoints.families import FAMILIES, LAYOUTS, expected_shapes, layout_named, layout_of, require_heads
+from mhacli.checkpoints.folder import Checkpoint, StoredTensor
+from mhacli.checkpoints.headcounts import Sizes, sizes_of
+from mhacli.checkpoints.layerplaces import (
     chosen_stack,
     find_layer,
     find_table,
@@ -21,6 +20,7 @@ from mhacli.layerplaces import (
     sizes_from_shapes,
     stacks_in,
 )
+from mhacli.errors import MhaError, UsageError
 from mhacli.studies.convert import agreement
 
 GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=7, d_model=11, d_input=13)

@@ -12,9 +12,9 @@ from safetensors.torch import load, load_file
 
 from mhacli.attention import masks
 from mhacli.attention.weights import new_attention
-from mhacli.checkpoint import read_checkpoint
-from mhacli.conversion import Wanted, plan_conversion
-from mhacli.families import FAMILIES
+from mhacli.checkpoints.conversion import Wanted, plan_conversion
+from mhacli.checkpoints.families import FAMILIES
+from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.layerfile import read_layer_file
 from mhacli.studies.convert import to_family_file, to_layer_file
 

@@ -13,9 +13,9 @@ import torch
 from processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 from test_checkpoint import tensors
 
+from mhacli.checkpoints.families import LAYOUTS
+from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError
-from mhacli.families import LAYOUTS
-from mhacli.headcounts import Sizes
 from mhacli.studies import convert
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "<unk>")

@@ -1,7 +1,7 @@
 """The weights of an attention from people's layouts to ours and back, bit for bit: only rows move.
 
 Ours is that of `mha.weights/1`: `q_proj.weight [n_heads·d_head, d_input]`, `k_proj`, `v_proj`,
-`o_proj.weight [d_model, n_heads·d_v]`, and a `.bias` where there is one. The layouts are data, in `mhacli.families`.
+`o_proj.weight [d_model, n_heads·d_v]`, and a `.bias` where there is one. The layouts are data, in `mhacli.checkpoints.families`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mhacli.checkpoints.families import Layout, expected_shapes, require_heads
+from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError
-from mhacli.families import Layout, expected_shapes, require_heads
-from mhacli.headcounts import Sizes
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 

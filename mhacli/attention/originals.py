@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.families import Layout
-from mhacli.headcounts import Sizes
+from mhacli.checkpoints.families import Layout
+from mhacli.checkpoints.headcounts import Sizes
 
 
 class Answers(NamedTuple):

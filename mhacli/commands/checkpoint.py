@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from mhacli.checkpoint import Checkpoint, read_checkpoint
+from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
+from mhacli.checkpoints.headcounts import head_counts
+from mhacli.checkpoints.request import ModelRequest, is_hub_id
 from mhacli.commands.output import output, require_self_check, tell_notes
 from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_texts, record_command
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target
-from mhacli.headcounts import head_counts
 from mhacli.heads import Wanted
 from mhacli.layers import AttentionKind, LayerChoice
 from mhacli.options import (
@@ -28,7 +29,6 @@ from mhacli.options import (
     option,
 )
 from mhacli.render.options import ViewOptions
-from mhacli.request import ModelRequest, is_hub_id
 from mhacli.text.chat import read_chat
 from mhacli.text.read import argument_text
 from mhacli.values import index_list, whole

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mhacli.checkpoints.request import ModelRequest
 from mhacli.commands.checkpoint import (
     GenerateOptions,
     ModelOptions,
@@ -31,7 +32,6 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions, require_choices
-from mhacli.request import ModelRequest
 from mhacli.streams import life
 from mhacli.values import counts, index_list, whole
 

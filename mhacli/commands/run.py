@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mhacli.checkpoints.request import ModelRequest
 from mhacli.commands.checkpoint import (
     LayerDrawing,
     ModelOptions,
@@ -30,7 +31,6 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions, require_choices
-from mhacli.request import ModelRequest
 from mhacli.streams import life
 
 

@@ -40,7 +40,9 @@ def show(
     if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
         raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
     if record.model is None and (options.layers or options.words or of_layers.queries):
-        raise UsageError("layer, words and from must be of a record of a checkpoint, got another", hint="leave them out")
+        raise UsageError(
+            "layer, words and from must be of a record of a checkpoint, got another", hint="leave them out"
+        )
     require_choices(record.config.n_heads, len(record.sequences), options)
     output(record, replace(options, rows=rows_of(record, of_layers.queries)), machine, colour)
     tell_notes(record, ())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mhacli.checkpoints.request import ModelRequest
 from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, model_request, require_without_model
 from mhacli.commands.output import require_self_check, tell_notes
 from mhacli.errors import UsageError
@@ -21,7 +22,6 @@ from mhacli.options import (
     TextOptions,
     command,
 )
-from mhacli.request import ModelRequest
 from mhacli.streams import draw, life, note, read_key, screen, write_pieces
 from mhacli.values import triple, whole
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mhacli.checkpoint import Checkpoint, read_checkpoint
+from mhacli.checkpoints.families import LAYOUTS, TOWERS, layout_named
+from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
+from mhacli.checkpoints.headcounts import MAX_LAYERS
 from mhacli.config import MAX_HEADS, MAX_WIDTH, Config
 from mhacli.errors import UsageError
-from mhacli.families import LAYOUTS, TOWERS, layout_named
 from mhacli.files import check_target, write_whole
-from mhacli.headcounts import MAX_LAYERS
 from mhacli.layerfile import FORMAT, read_layer_file
 from mhacli.options import ColourOptions, command, number, option
 from mhacli.streams import draw, life, note, screen, write, write_pieces
 from mhacli.values import integer, whole
 
 if TYPE_CHECKING:
-    from mhacli.conversion import Wanted
+    from mhacli.checkpoints.conversion import Wanted
     from mhacli.studies.convert import Converted
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
@@ -108,7 +108,7 @@ _CONVERT_HELP = (
 @command
 def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
     """A path in, what its headers say out. Needs no torch."""
-    from mhacli.contents import contents_of, to_json
+    from mhacli.checkpoints.contents import contents_of, to_json
 
     found = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
     if wanted.json:
@@ -159,7 +159,7 @@ def _checkpoint(path: str) -> Checkpoint:
 
 def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
     """One layer of a checkpoint as a file of ours."""
-    from mhacli.conversion import plan_conversion
+    from mhacli.checkpoints.conversion import plan_conversion
 
     plan = plan_conversion(checkpoint, _conversion(wanted))
     with life("loading torch"):
@@ -173,7 +173,7 @@ def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
 
 def _back(wanted: ConvertOptions) -> dict[str, Any]:
     """A file of ours under the names of a family."""
-    from mhacli.conversion import home_prefix
+    from mhacli.checkpoints.conversion import home_prefix
 
     for name in ("layout", "no_embedding"):
         if getattr(wanted, name):
@@ -199,7 +199,7 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
 
 
 def _conversion(wanted: ConvertOptions) -> Wanted:
-    from mhacli.conversion import Wanted
+    from mhacli.checkpoints.conversion import Wanted
 
     given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
     return Wanted(

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mhacli import memory
-from mhacli.checkpoint import Checkpoint, read_checkpoint
+from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
+from mhacli.checkpoints.request import is_hub_id
 from mhacli.errors import MhaError
 from mhacli.files import format_size
 from mhacli.models.library import guarded, offline, transformers
-from mhacli.request import is_hub_id
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

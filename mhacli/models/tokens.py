@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from mhacli.checkpoint import Checkpoint
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.config import Side
 from mhacli.errors import MhaError
 from mhacli.models.library import guarded, offline, transformers

@@ -87,7 +87,7 @@ def _introduction(record: Record, decoding: DecodeSummary) -> Text:
     kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
     text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
-        _KEPT.get(decoding.cache, "the model's own way of keeping keys and values"), style="not bold"
+        "the model's own" if record.model is not None else _KEPT.get(decoding.cache, ""), style="not bold"
     )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
     text.append(

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.checkpoints.contents import AttentionKind, Contents
 from mhacli.config import ROPE, Config
-from mhacli.contents import AttentionKind, Contents
 from mhacli.files import format_size
 from mhacli.render.options import Screen, balanced
 from mhacli.render.words import count_of, filled, fitted

@@ -256,8 +256,13 @@ class CheckpointRun:
         z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
         if z is not None:
             made["z"] = z
-        kept = {name: made[name].cpu() for name in (*keep, "allowed") if name in made}
-        return kept | {"strongest_key": strongest_key(made["pattern"]).cpu()}
+        made["strongest_key"] = strongest_key(made["pattern"])
+        names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
+        heads = self.wanted.heads.heads
+        own = {
+            name: made[name] if heads is None or made[name].shape[1] == 1 else made[name][:, heads] for name in names
+        }
+        return {name: array.cpu() for name, array in own.items()}
 
     def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
         """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""

@@ -13,12 +13,12 @@ from mhacli.attention.blocks import MultiHeadAttention
 from mhacli.attention.layouts import from_ours, to_ours, with_all_biases
 from mhacli.attention.originals import Answers, original_answers
 from mhacli.attention.weights import Layer, new_attention, require_finite, to_bytes
-from mhacli.checkpoint import StoredTensor, read_bytes
+from mhacli.checkpoints.conversion import Conversion, layer_of_ours
+from mhacli.checkpoints.families import Layout
+from mhacli.checkpoints.folder import StoredTensor, read_bytes
+from mhacli.checkpoints.headcounts import Sizes
 from mhacli.config import Config
-from mhacli.conversion import Conversion, layer_of_ours
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.families import Layout
-from mhacli.headcounts import Sizes
 from mhacli.layerfile import EMBEDDING, POSITION_EMBEDDING, LayerFile
 
 TOLERANCE = 1e-10

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mhacli.checkpoints.request import ModelRequest
 from mhacli.config import DEFAULT_MAX_TOKENS
 from mhacli.errors import MhaError, UsageError
 from mhacli.layers import Generated, SpanTokens
@@ -17,7 +18,6 @@ from mhacli.models.places import most_positions
 from mhacli.models.tokens import ModelTokenizer, load_tokenizer, require_ids, require_texts
 from mhacli.parts import TokenSequence
 from mhacli.plan import foresee_checkpoint
-from mhacli.request import ModelRequest
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 from mhacli.studies.devices import choose_device, free_bytes
 from mhacli.text.chat import Turn, turns_of

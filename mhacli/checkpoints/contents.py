@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-from mhacli.checkpoint import Checkpoint, StoredTensor
+from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
+from mhacli.checkpoints.folder import Checkpoint, StoredTensor
+from mhacli.checkpoints.headcounts import HeadCounts, head_counts
+from mhacli.checkpoints.layerplaces import find_layer, layers_in, stacks_in
 from mhacli.config import Config
 from mhacli.errors import MhaError
-from mhacli.families import Layout, family_of, layout_named, layout_of
-from mhacli.headcounts import HeadCounts, head_counts
 from mhacli.layerfile import EMBEDDING, FORMAT, Metadata
-from mhacli.layerplaces import find_layer, layers_in, stacks_in
 from mhacli.schema import decode
 from mhacli.tensorfile import ITEM_BITS
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mhacli.checkpoints.headcounts import check_numbers
 from mhacli.errors import MhaError
 from mhacli.files import read_up_to, read_whole
-from mhacli.headcounts import check_numbers
 from mhacli.schema import load_json
 from mhacli.tensorfile import PICKLE_ENDINGS, read_tensor_header, shown_name
 

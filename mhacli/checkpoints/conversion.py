@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhacli import memory
-from mhacli.checkpoint import Checkpoint, StoredTensor
+from mhacli.checkpoints.choices import choices_of
+from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
+from mhacli.checkpoints.folder import Checkpoint, StoredTensor
+from mhacli.checkpoints.headcounts import Sizes, head_counts, sizes_of
+from mhacli.checkpoints.layerplaces import (
+    FoundLayer,
+    chosen_stack,
+    find_layer,
+    find_table,
+    require_shapes,
+    sizes_from_shapes,
+)
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.families import Layout, family_of, layout_named, layout_of
-from mhacli.familychoices import choices_of
 from mhacli.files import format_size
-from mhacli.headcounts import Sizes, head_counts, sizes_of
 from mhacli.layerfile import DTYPES
-from mhacli.layerplaces import FoundLayer, chosen_stack, find_layer, find_table, require_shapes, sizes_from_shapes
 from mhacli.tensorfile import shown_name
 
 _WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError, UsageError
-from mhacli.headcounts import Sizes
 
 Order = Literal["separate", "stack", "per-head", "per-group", "four-blocks", "kernels"]
 """How the rows of a fused matrix are ordered: q, k, v one after the other; `[head, (q, k, v), d_head]`; per kv head its

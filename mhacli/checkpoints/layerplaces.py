@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from mhacli.checkpoint import Checkpoint, StoredTensor
+from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_heads
+from mhacli.checkpoints.folder import Checkpoint, StoredTensor
+from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError, UsageError
-from mhacli.families import TOWERS, Layout, expected_shapes, require_heads
-from mhacli.headcounts import Sizes
 from mhacli.tensorfile import shown_name
 
 _LANGUAGE = ("language_model.", "text_model.")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mhacli.families import Family, family_of
-from mhacli.headcounts import Sizes, part_of
+from mhacli.checkpoints.families import Family, family_of
+from mhacli.checkpoints.headcounts import Sizes, part_of
 
 
 class Choices(NamedTuple):

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from mhacli.checkpoint import Checkpoint
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.config import DEFAULT_KEEP_LIMIT, Side
 from mhacli.heads import Wanted
 from mhacli.layers import LayerChoice
