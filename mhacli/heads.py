@@ -103,8 +103,8 @@ class _Named:
 class HeadStatistics(Averages, _Named):
     """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
 
-    `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at `max_score_at` (sequence, query, key). `sinks` are keys with more
-    than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
+    `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at
+    `max_score_at` (sequence, query, key). `sinks` are keys with more than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
     stand in the first rows of any causal head. `uniform` are the same means if all visible keys got the same.
     """
 

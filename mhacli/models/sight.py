@@ -38,6 +38,11 @@ class Sight:
     kernel: str
 
     @property
+    def n_kv_heads(self) -> int:
+        """How many heads of keys there are; as many as heads where only a pattern was seen."""
+        return self.pattern.scores.k.shape[1] if isinstance(self.pattern, VirtualPattern) else self.shape[1]
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """`(batch, head, query, key)`."""
         return self.pattern.shape

@@ -6,7 +6,9 @@ Each layer is reduced to statistics, or its matrices are kept, and then it is go
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -38,9 +40,10 @@ from mhacli.record import Record, layer_prefix
 from mhacli.studies.axes import Axes
 from mhacli.studies.capture import to_array
 from mhacli.studies.devices import environment
-from mhacli.studies.layers import attention_of_heads, head_ranges, mask_words, require_axes, told_of
-from mhacli.studies.looks import joined_arrays, look, profile_steps, strain, uniform_arrays, worst_of
+from mhacli.studies.layers import SMALL_CELLS, attention_of_heads, head_ranges, mask_words, require_axes, told_of
+from mhacli.studies.looks import Look, joined_arrays, look, profile_steps, strain, uniform_arrays, worst_of
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
+from mhacli.studies.workers import one_thread, shared_out
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 256
 """Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""
@@ -207,9 +210,22 @@ class CheckpointRun:
         if self.on_layer is not None:
             self.on_layer(call, sight)
         asked = make_asked(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self._spans(kind))
-        baseline = self._baseline(call, sight, kind, asked)
-        looks = [
-            look(
+        is_small = self.loaded.model.device.type == "cpu" and sight.shape[2] * sight.shape[3] <= SMALL_CELLS
+        with one_thread() if is_small else nullcontext():
+            baseline = self._baseline(call, sight, kind, asked)
+            looks = self._looks(call, sight, axes, asked, baseline)
+        heads = tuple(replace(head, layer=layer, attention=call.name) for done in looks for head in done.said)
+        arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
+        survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
+        said = told_of(call, sight, place=(layer, kind), mask=mask_words(baseline, axes), survey=survey)
+        return SeenLayer(said, heads, arrays)
+
+    def _looks(self, call: Call, sight: Sight, axes: Axes, asked: Asked, baseline: Baseline) -> list[Look]:
+        """What is found of all heads that are asked for. On a CPU every thread takes its own."""
+        wanted = self.wanted.heads
+
+        def of_heads(heads: range) -> Look:
+            return look(
                 axes,
                 attention_of_heads(call, sight, heads),
                 asked=asked,
@@ -218,13 +234,9 @@ class CheckpointRun:
                 kept=wanted.kept,
                 allow_nonfinite=wanted.allow_nonfinite,
             )
-            for heads in head_ranges(sight.shape[1], wanted.heads)
-        ]
-        heads = tuple(replace(head, layer=layer, attention=call.name) for done in looks for head in done.said)
-        arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
-        survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
-        said = told_of(call, sight, place=(layer, kind), mask=mask_words(baseline, axes), survey=survey)
-        return SeenLayer(said, heads, arrays)
+
+        n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
+        return shared_out([partial(of_heads, heads) for heads in head_ranges(sight, wanted.heads, n_parts)])
 
     def _spans(self, kind: AttentionKind) -> tuple[tuple[SpanTokens, ...], tuple[SpanTokens, ...]] | None:
         """The named parts, which are parts of the text itself: attention to or of an encoder has none."""

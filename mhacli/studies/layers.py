@@ -57,9 +57,18 @@ def require_axes(sight: Sight, axes: Axes, call: Call) -> None:
         )
 
 
-def head_ranges(n_heads: int, asked: tuple[int, ...] | None) -> list[range]:
-    """The heads that are looked at, alone where they are chosen."""
-    return [range(n_heads)] if asked is None else [range(head, head + 1) for head in asked]
+SMALL_CELLS = 1 << 18
+"""Queries × keys up to which one thread is as quick as several."""
+
+
+def head_ranges(sight: Sight, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:
+    """The heads that are looked at: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
+    n_heads = sight.shape[1]
+    if asked is not None:
+        return [range(head, head + 1) for head in asked]
+    group = n_heads // sight.n_kv_heads
+    step = group * -(-sight.n_kv_heads // max(1, n_parts))
+    return [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
 
 
 def attention_of_heads(call: Call, sight: Sight, heads: range) -> Attention:
