@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -104,8 +105,9 @@ class HeadStatistics(Averages, _Named):
     """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
 
     `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at
-    `max_score_at` (sequence, query, key). `sinks` are keys with more than a stated share of all attention; `largest` the cells with the greatest lift, for the largest shares themselves
-    stand in the first rows of any causal head. `uniform` are the same means if all visible keys got the same.
+    `max_score_at` (sequence, query, key). `sinks` are keys with more than a stated share of all attention; `largest` the
+    cells with the greatest lift, for the largest shares themselves stand in the first rows of any causal head. `uniform` are
+    the same means if all visible keys got the same.
     """
 
     max_score: float | None = None
@@ -123,6 +125,13 @@ class Check:
     error: float | None
     tolerance: float
     ok: bool
+
+    @property
+    def strain(self) -> float:
+        """How much of its tolerance the error takes; infinite where it is not finite, and for any error where none is tolerated."""
+        if self.error is None or not self.tolerance:
+            return 0.0 if self.error == 0 else math.inf
+        return self.error / self.tolerance
 
 
 @dataclass(frozen=True)

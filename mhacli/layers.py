@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.heads import Survey
-from mhacli.parts import SelfCheck
+from mhacli.parts import SelfCheck, TokenSequence
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
 """Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
@@ -15,6 +15,21 @@ the decoder those of the encoder."""
 
 LayerChoice = tuple[AttentionKind | None, int]
 """A layer that is asked for: of which kind, None for any, and its number."""
+
+_Texts = tuple[TokenSequence, ...]
+
+
+def texts_of(kind: AttentionKind, sequences: _Texts, context: _Texts | None) -> tuple[_Texts, _Texts]:
+    """The texts whose tokens are the queries of an attention, and those whose tokens are its keys; `context` is what an encoder
+    reads."""
+    encoder = context or sequences
+    return encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+
+
+def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
+    """The kinds of attention among the layers that are asked for (None: all), in the order in which they run."""
+    known: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
+    return tuple(own for own in known if layers is None or any(kind in (None, own) for kind, _ in layers))
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class CheckpointFacts:
     """What the memory of a pass of a loaded checkpoint depends on.
 
     `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
-    record would hold, of all heads, within `keep_limit`.
+    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides.
     """
 
     batch: int
@@ -108,6 +108,7 @@ class CheckpointFacts:
     holds_matrices: bool
     kept_matrices: int
     keep_limit: int
+    kept_cells: int = 0
 
     def peak_bytes(self) -> int:
         """What a pass takes beside the weights, at its fullest, layer by layer."""
@@ -117,7 +118,8 @@ class CheckpointFacts:
         vectors = self.batch * self.n_heads * self.length * 2 * _VECTORS * _FLOAT32_BYTES
         kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * _FLOAT32_BYTES)
         made = 4 * cells * self.n_heads * _FLOAT32_BYTES if kept else 0
-        return rows + matrices + 3 * cells + vectors + kept + made + _TILE_BYTES
+        cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * _FLOAT32_BYTES
+        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + _TILE_BYTES
 
 
 def foresee_checkpoint(facts: CheckpointFacts, available: int) -> int:
@@ -134,8 +136,8 @@ def foresee_checkpoint(facts: CheckpointFacts, available: int) -> int:
         else:
             too_long = middle
     raise MhaError(
-        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in memory: it needs "
-        f"{format_size(needed)}, and {format_size(available)} is available",
+        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in the "
+        f"{format_size(available)} that are available, got {format_size(needed)}",
         hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
         code="out-of-memory",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -19,8 +19,8 @@ from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
-from mhacli.heads import FOR_ALL_HEADS, OPTIONAL, Corner, HeadStatistics, Survey, survey_shapes
-from mhacli.layers import InspectedLayer, Model, SpanTokens
+from mhacli.heads import FOR_ALL_HEADS, MATRICES, OPTIONAL, Corner, HeadStatistics, Survey, survey_shapes
+from mhacli.layers import InspectedLayer, Model, SpanTokens, texts_of
 from mhacli.parts import (
     Cell,
     DecodeSummary,
@@ -102,19 +102,13 @@ class Record:
         """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
         layer = self.layers[index]
         prefix = layer_prefix(index)
-        texts = {
-            "self": (self.sequences, None),
-            "decoder": (self.sequences, None),
-            "encoder": (self.context or self.sequences, None),
-            "cross": (self.sequences, self.context),
-        }
-        sequences, context = texts[layer.kind]
+        queries, keys = texts_of(layer.kind, self.sequences, self.context)
         sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, **sizes),
-            sequences=sequences,
-            context=context,
+            sequences=queries,
+            context=None if keys is queries else keys,
             heads=tuple(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
             self_check=layer.self_check,
             survey=layer.survey,
@@ -156,7 +150,7 @@ class Record:
         views = {layer_prefix(i): full.of_layer(i) for i in range(len(record.layers))} or {"": full}
         arrays: dict[str, Array] = {}
         for prefix, view in views.items():
-            arrays |= {prefix + name: array for name, array in _checked_arrays(view, path).items()}
+            arrays |= {prefix + name: array for name, array in _checked_arrays(view, path, prefix).items()}
         return dataclasses.replace(record, arrays=arrays)
 
 
@@ -202,15 +196,20 @@ def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
         ) from None
 
 
-def _checked_arrays(record: Record, path: str) -> Mapping[str, Array]:
-    """The arrays of a record, or of one layer, that have a meaning there. Raises `MhaError` for those that do not fit."""
+def _checked_arrays(record: Record, path: str, prefix: str) -> Mapping[str, Array]:
+    """The arrays of a record, or of one layer, that have a meaning there. Raises `MhaError` for those that do not fit.
+
+    `prefix` is what their names begin with in the file.
+    """
     shapes = _shapes(record)
     arrays = {name: array for name, array in record.arrays.items() if name in shapes}
     _require_fitting(arrays, shapes, path)
     required = _PER_QUERY if record.survey is None else [name for name in shapes if name not in OPTIONAL]
+    if any(name in arrays for name in MATRICES):  # without their mask nobody knows which cells are there
+        required = [*required, "allowed"]
     for name in required:
         if name not in arrays:
-            raise MhaError(f"{path} must hold the array {name}, got none", code="bad-file", path=path)
+            raise MhaError(f"{path} must hold the array {prefix}{name}, got none", code="bad-file", path=path)
     _require_meaning(arrays, record, path)
     return arrays
 
@@ -289,20 +288,30 @@ def _require_whole(record: Record, path: str) -> None:
             raise MhaError(f"{path} must give every token its document and piece, or none", code="bad-file", path=path)
     if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
         raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
-    if record.cell is not None and not _is_inside(record.cell, record):
-        raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    if record.cell is not None and not _is_inside(record.cell, views[0]):  # a walk is of one layer
+        raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
     if any(view.survey is not None and not _is_survey(view.survey, view) for view in views):
         raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
     if bool(record.layers) != (record.model is not None) or sum(len(view.heads) for view in views) != len(record.heads):
         raise MhaError(
             f"{path} must have layers for its model, and every head in one of them", code="bad-file", path=path
         )
+    made = None if record.model is None else record.model.generated
+    if made is not None and not _are_prompts(made.prompt_lens, record):
+        raise MhaError(
+            f"{path}: generated must tell of every sequence how many of its tokens were given", code="bad-file", path=path
+        )
     for span in record.spans:
         if len(span.tokens) != len(record.sequences) or not all(
             0 <= i < len(s.tokens) for s, own in zip(record.sequences, span.tokens, strict=True) for i in own
         ):
             raise MhaError(f"{path}: spans must lie within their sequences", code="bad-file", path=path)
+
+
+def _are_prompts(prompt_lens: Sequence[int], record: Record) -> bool:
+    lengths = [len(sequence.tokens) for sequence in record.sequences]
+    return len(prompt_lens) == len(lengths) and all(1 <= p <= n for p, n in zip(prompt_lens, lengths, strict=True))
 
 
 def _is_step(step: Step, record: Record) -> bool:

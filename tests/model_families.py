@@ -267,7 +267,7 @@ def sequences_of(ids: Tensor) -> tuple[TokenSequence, ...]:
 
 def loaded_of(model: Any, source: str = "./tiny") -> Loaded:
     """A model as if it came from a folder."""
-    return Loaded(model, Checkpoint(source, {}, {}, ()), source, None, False)
+    return Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
 
 
 def inputs_of(name: str) -> ModelInputs:

@@ -8,7 +8,7 @@ from torch import nn
 
 from mhacli.attention.layouts import from_ours, to_ours, with_all_biases
 from mhacli.checkpoints.choices import choices_of
-from mhacli.checkpoints.families import FAMILIES, LAYOUTS, expected_shapes, layout_named, layout_of, require_heads
+from mhacli.checkpoints.families import FAMILIES, LAYOUTS, expected_shapes, layout_named, layout_of, require_fitting_heads
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
 from mhacli.checkpoints.headcounts import Sizes, sizes_of
 from mhacli.checkpoints.layerplaces import (
@@ -195,7 +195,7 @@ def test_a_layer_without_any_bias_stays_without():
 )  # fmt: skip
 def test_heads_that_a_layout_cannot_hold_are_refused(name, sizes, message):
     with pytest.raises(MhaError) as caught:
-        require_heads(LAYOUTS[name], sizes)
+        require_fitting_heads(LAYOUTS[name], sizes)
     assert caught.value.message == message
     with pytest.raises(MhaError, match="layout"):
         from_ours({}, LAYOUTS[name], sizes)

@@ -72,7 +72,7 @@ def refusal(call: Callable[[], Any]) -> MhaError:
 def test_a_model_from_a_folder_is_the_one_that_was_saved(name: str, saved: Saved) -> None:
     loaded = load(saved(name))
     assert not loaded.model.training
-    assert (loaded.dtype, loaded.revision, loaded.head) == ("float32", None, False)
+    assert (loaded.dtype, loaded.revision) == ("float32", None)
     keywords = {"input_ids": ids_of(1, 5)} | ({"decoder_input_ids": ids_of(1, 3)} if name == "t5" else {})
     one, other = (run_plain(model, keywords).last_hidden_state for model in (tiny(name), loaded.model))
     assert torch.equal(one, other)
@@ -93,7 +93,7 @@ def test_missing_tensors_are_refused_by_name(saved: Saved) -> None:
     folder = saved(change=lambda tensors: [tensors.pop(f"layers.{n}.self_attn.q_proj.weight") for n in (2, 0)])
     fault = refusal(lambda: load(folder))
     assert fault.message == (
-        f"{folder} must hold every tensor of its model, missing: layers.0.self_attn.q_proj.weight, "
+        f"{folder} must hold every tensor of its model, got none for layers.0.self_attn.q_proj.weight, "
         "layers.2.self_attn.q_proj.weight"
     )
     assert (fault.code, fault.path) == ("bad-file", folder)
@@ -107,7 +107,7 @@ def test_of_many_missing_tensors_the_first_are_named_and_the_others_counted(save
     n = len(load_file(Path(saved()) / "model.safetensors")) - 1
     folder = saved(change=keep_one)
     message = refusal(lambda: load(folder)).message
-    assert message.startswith(f"{folder} must hold every tensor of its model, missing: ")
+    assert message.startswith(f"{folder} must hold every tensor of its model, got none for ")
     assert message.endswith(f" and {n - 8} more")
     assert message.count(",") == 8  # seven between the names
 
@@ -115,8 +115,8 @@ def test_of_many_missing_tensors_the_first_are_named_and_the_others_counted(save
 def test_a_tensor_of_another_shape_is_refused_by_name(saved: Saved) -> None:
     folder = saved(change=lambda tensors: tensors.update({"norm.weight": torch.ones(47)}))
     fault = refusal(lambda: load(folder))
-    assert (
-        fault.message == f"{folder} must hold every tensor of its model, of another shape: norm.weight [47], not [48]"
+    assert fault.message == (
+        f"{folder} must hold every tensor of its model, got another shape of norm.weight [47], not [48]"
     )
     assert (fault.code, fault.path) == ("bad-file", folder)
 
@@ -135,6 +135,18 @@ def test_a_head_that_no_attention_depends_on_may_be_missing_and_is_told(saved: S
 
     notes = load(saved("bert", without_pooler)).notes
     assert notes == ("not in the checkpoint, and not used: pooler.dense.bias, pooler.dense.weight",)
+
+
+def test_with_a_language_head_nothing_may_be_missing(saved: Saved) -> None:
+    folder = saved("bert")
+    checkpoint, _ = find_checkpoint(folder)
+    fault = refusal(
+        lambda: load_model(
+            folder, checkpoint, load_config(checkpoint), revision=None, device=torch.device("cpu"), head=True
+        )
+    )
+    assert fault.message.startswith(f"{folder} must hold every tensor of its model, got none for cls.predictions.bias, ")
+    assert fault.hint == "a checkpoint without a language head cannot generate"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -158,9 +170,9 @@ def test_weights_that_do_not_fit_in_memory_are_refused_before_the_first(
     folder = saved()
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     fault = refusal(lambda: load(folder))
-    assert fault.message.startswith(f"the weights of {folder} must fit in memory: they need ")
+    assert fault.message.startswith(f"the weights of {folder} must fit in the 1000 B that are available, got ")
     assert fault.code == "out-of-memory"
-    assert fault.hint == "--dtype bfloat16 halves what float32 takes"
+    assert fault.hint == "--dtype bfloat16 takes 2 bytes for each number"
 
 
 CUT = """
@@ -246,7 +258,7 @@ def test_without_the_library_the_command_that_installs_it_is_named(monkeypatch: 
 
     monkeypatch.setattr(importlib, "import_module", missing)
     fault = refusal(library.transformers)
-    assert fault.message == "a checkpoint needs the transformers library, and transformers is not installed"
+    assert fault.message == "the transformers library must be installed to read a checkpoint, got no transformers"
     assert fault.hint == 'pip install "mhacli[hf]" installs it'
     assert fault.code == "missing-extra"
 

@@ -314,7 +314,7 @@ def _matrix(d_out: int, d_in: int, layout: Layout) -> tuple[int, int]:
     return (d_in, d_out) if layout.transposed else (d_out, d_in)
 
 
-def require_heads(layout: Layout, sizes: Sizes) -> None:
+def require_fitting_heads(layout: Layout, sizes: Sizes) -> None:
     """Raises `MhaError` for heads that a layout cannot hold, so that a plausible pattern is never drawn from them."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
     rule, got = None, ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_heads
+from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
 from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError, UsageError
@@ -119,7 +119,7 @@ def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> s
 
 def require_shapes(found: FoundLayer, layout: Layout, sizes: Sizes, path: str) -> None:
     """Raises `MhaError` where shapes in the headers are not those that the config's sizes give, all misfits listed."""
-    require_heads(layout, sizes)
+    require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
     expected = {**shapes.weights, **shapes.biases}
     faults = [

@@ -20,7 +20,7 @@ class ModelRequest:
     `context` is what the encoder of a model of two halves reads, `chat` the messages that take the place of a text. `spans`
     are words of `--span`. `n_generated` tokens are made by the model itself, greedily. `tokenizer` None is the checkpoint's
     own; `dtype` None is that of its weights. `max_tokens` cuts texts; without it longer ones are refused. `keep` are matrices
-    of each layer, None for as many as fit, within `keep_limit` bytes; `compare` runs the text again without inspection.
+    of each layer, None for as many as fit, within `keep_limit` bytes.
     """
 
     source: str
@@ -41,7 +41,6 @@ class ModelRequest:
     max_tokens: int | None = None
     keep: tuple[str, ...] | None = None
     keep_limit: int = DEFAULT_KEEP_LIMIT
-    compare: bool = True
 
 
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)

@@ -28,7 +28,7 @@ from mhacli.options import (
     number,
     option,
 )
-from mhacli.render.options import ViewOptions
+from mhacli.render.options import Rows, ViewOptions
 from mhacli.text.chat import read_chat
 from mhacli.text.read import argument_text
 from mhacli.values import index_list, whole
@@ -120,22 +120,22 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
     return tuple(found)
 
 
-def rows_of(record: Record, word: str | None) -> tuple[int, ...] | None:
-    """The queries that `--from` names, by their place. Raises `UsageError` for places that the text does not have."""
-    if word is None:
-        return None
-    longest = max(len(sequence.tokens) for sequence in record.sequences)
-    if word == "last":
-        return (longest - 1,)
-    if word == "generated":
-        made = None if record.model is None else record.model.generated
-        if made is None:
-            raise UsageError("from generated must have tokens that the model made, got none", hint="add --generate N")
-        return tuple(range(made.prompt_lens[0] - 1, longest - 1))
-    rows = index_list(word, "from") or ()
-    if rows and max(rows) >= longest:
-        raise UsageError(f"from must name places from 0 to {longest - 1}, got {max(rows)}")
-    return rows
+def row_choice(word: str | None) -> Rows | None:
+    """The queries that `--from` names. Raises `UsageError` for a word that is none of its forms."""
+    if word == "last" or word == "generated":
+        return word
+    try:
+        return index_list(word, "from")
+    except UsageError as fault:
+        raise UsageError(
+            f"from must be generated, last or a list such as 0,2 or 0,4-6, got {str(word)[:80]!r}"
+        ) from fault
+
+
+def one_layer(request: ModelRequest, what: str) -> None:
+    """Raises `UsageError` where several layers are chosen for what is done of one."""
+    if request.layers is not None and len(request.layers) != 1:
+        raise UsageError(f"layer must be one for {what}, got {len(request.layers)}", hint="--layer N chooses one")
 
 
 def require_without_model(**given: object) -> None:
@@ -235,7 +235,14 @@ def _local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
         return None
     if asked.revision is not None:
         raise UsageError("revision must come with the id of a hub, got a folder", hint="leave --revision out")
-    return read_checkpoint(path)
+    try:
+        return read_checkpoint(path)
+    except MhaError as fault:
+        if os.path.lexists(path):
+            raise
+        raise MhaError(
+            fault.message, hint="an id of a hub looks like org/name", code=fault.code, exit_code=fault.exit_code, path=path
+        ) from None
 
 
 def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
@@ -248,11 +255,11 @@ def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> 
             )
 
 
-def require_heads(heads: tuple[int, ...] | None, asked: ModelOptions, name: str = "head") -> None:
-    """Raises `UsageError` for a head that no layer of a local checkpoint has."""
-    count = None
-    if heads and asked.model is not None and os.path.isdir(asked.model):
-        count = head_counts(read_checkpoint(asked.model).config).n_heads
+def require_configured_heads(heads: tuple[int, ...] | None, request: ModelRequest, name: str = "head") -> None:
+    """Raises `UsageError` for a head that no layer has by the config, where the checkpoint's folder is here."""
+    config = {} if request.checkpoint is None else request.checkpoint.config
+    counts = [head_counts(config, stack).n_heads for stack in (None, "encoder", "decoder")]
+    count = max((n for n in counts if n is not None), default=None)
     for head in heads or ():
         if count is not None and head >= count:
             raise UsageError(f"{name} must be from 0 to {count - 1}, got {head}")

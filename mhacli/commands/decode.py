@@ -14,7 +14,8 @@ from mhacli.commands.checkpoint import (
     ModelTextOptions,
     finish,
     model_request,
-    require_heads,
+    one_layer,
+    require_configured_heads,
     require_without_model,
 )
 from mhacli.commands.output import output, require_self_check, tell_notes
@@ -113,7 +114,7 @@ def decode(
     if model.model is not None:
         reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
-        require_heads(options.heads, model)
+        require_configured_heads(options.heads, of_model)
         _decode_checkpoint(of_model, options, decoding, save, colour)
         return
     require_without_model(**vars(model), **vars(going_on))
@@ -156,8 +157,7 @@ def _decode_checkpoint(
 ) -> None:
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
-    if request.layers is not None and len(request.layers) != 1:
-        raise UsageError(f"layer must be one for decode, got {len(request.layers)}")
+    one_layer(request, "decode")
     with life("loading torch"):
         from mhacli.studies.modeldecode import decode_checkpoint
         from mhacli.studies.prepare import prepare_checkpoint

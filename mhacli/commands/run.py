@@ -10,14 +10,14 @@ from mhacli.commands.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     finish,
-    layer_list,
     model_request,
-    require_heads,
+    require_configured_heads,
     require_without_model,
-    rows_of,
+    row_choice,
 )
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
 from mhacli.heads import Wanted
+from mhacli.layers import kinds_of
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -31,6 +31,7 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions, require_choices
+from mhacli.render.rows import drawn_texts, require_generated, require_rows
 from mhacli.streams import life
 
 
@@ -52,11 +53,13 @@ def run(
     options = view_options(drawing, HeadsViewOptions())
     require_one_format(json=machine.json, csv=machine.csv)
     if model.model is not None:
-        require_heads(options.heads, model)
+        rows = row_choice(of_layers.queries)
+        require_generated(rows, is_generated=reading.generate is not None)
         wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
-        shown = replace(options, layers=layer_list(model.layer), words=of_layers.words)
-        _of_checkpoint(of_model, shown, of_layers.queries, machine, save, colour)
+        require_configured_heads(options.heads, of_model)
+        shown = replace(options, layers=of_model.layers, rows=rows, words=of_layers.words)
+        _of_checkpoint(of_model, shown, machine, save, colour)
         return
     require_without_model(**vars(model), **vars(reading), words=of_layers.words, from_=of_layers.queries)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
@@ -82,7 +85,6 @@ def run(
 def _of_checkpoint(
     request: ModelRequest,
     options: ViewOptions,
-    queries: str | None,
     machine: MachineOptions,
     save: SaveOptions,
     colour: ColourOptions,
@@ -92,7 +94,8 @@ def _of_checkpoint(
         from mhacli.studies.prepare import prepare_checkpoint
     with life("loading the checkpoint"):
         look, notes = prepare_checkpoint(request)
+    kinds = kinds_of(request.layers, is_pair=look.inputs.context is not None)
+    require_rows(options.rows, drawn_texts(kinds, look.inputs.sequences, look.inputs.context, options))
     with life("computing"):
         look.run()
-    record = look.record()
-    finish(record, notes, replace(options, rows=rows_of(record, queries)), machine, save, colour)
+    finish(look.record(), notes, options, machine, save, colour)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, rows_of
+from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
-from mhacli.render.options import require_choices
+from mhacli.render.options import ViewOptions, require_choices
+from mhacli.render.rows import drawn_texts, require_generated, require_rows
+
+if TYPE_CHECKING:
+    from mhacli.record import Record
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,12 @@ def show(
     colour: ColourOptions,
 ) -> None:
     """A record's file in, any view of it out."""
-    options = replace(view_options(drawing, ranking), layers=layer_list(choice.layer), words=of_layers.words)
+    options = replace(
+        view_options(drawing, ranking),
+        layers=layer_list(choice.layer),
+        rows=row_choice(of_layers.queries),
+        words=of_layers.words,
+    )
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 
@@ -44,5 +53,17 @@ def show(
             "layer, words and from must be of a record of a checkpoint, got another", hint="leave them out"
         )
     require_choices(record.config.n_heads, len(record.sequences), options)
-    output(record, replace(options, rows=rows_of(record, of_layers.queries)), machine, colour)
+    _require_rows(record, options)
+    output(record, options, machine, colour)
     tell_notes(record, ())
+
+
+def _require_rows(record: Record, options: ViewOptions) -> None:
+    """Raises `UsageError` for rows that no text has that is drawn."""
+    if options.rows is None or record.model is None:
+        return
+    from mhacli.render.stack import chosen_layers
+
+    require_generated(options.rows, is_generated=record.model.generated is not None)
+    kinds = [layer.said.kind for layer in chosen_layers(record, options)]
+    require_rows(options.rows, drawn_texts(kinds, record.sequences, record.context, options))

@@ -20,13 +20,16 @@ by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_pr
 class Call:
     """One attention: the `name` of its module, how often that was called before in this pass, and how it was seen.
 
-    `unknown` names the keywords that the function got and whose meaning is not known here.
+    `v` are the values and `z` what it gave, None where the product of the pattern and the values was not found. `unknown`
+    names the keywords that the function got and whose meaning is not known here.
     """
 
     name: str
     repeat: int
     rung: Rung
     implementation: str
+    v: Float[Tensor, "batch kv_head key d_v"] | None = None
+    z: Float[Tensor, "batch head query d_v"] | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -54,15 +57,10 @@ class ScoredCall(Call):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCall(Call):
-    """An attention written out by hand, of which softmax was seen: `scores` with everything added, and the `pattern`.
-
-    `v` and `z` are those of the product that followed; None where none was found.
-    """
+    """An attention written out by hand, of which softmax was seen: `scores` with everything added, and the `pattern`."""
 
     scores: Float[Tensor, "batch head query key"]
     pattern: Float[Tensor, "batch head query key"]
-    v: Float[Tensor, "batch kv_head key d_v"] | None = None
-    z: Float[Tensor, "batch head query d_v"] | None = None
 
 
 NEUTRAL = frozenset((

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,3 +85,18 @@ def _family(
         mask = "decoder_attention_mask" if prefix else "attention_mask"
         keywords[mask] = torch.tensor(real, device=device)
     return keywords
+
+
+def outputs_of(model: Any, keywords: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    """What one pass of a model gives, without a cache of keys and values."""
+    without = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    return dict(model(**keywords, **without))
+
+
+def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two outputs hold the same bits, NaN being like NaN."""
+    pairs = [(one[name], other.get(name)) for name in one if isinstance(one[name], Tensor)]
+    return bool(pairs) and all(
+        isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+        for a, b in pairs
+    )

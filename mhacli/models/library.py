@@ -25,7 +25,7 @@ def transformers() -> Any:
     except ImportError as fault:
         missing = getattr(fault, "name", None) or "transformers"
         raise MhaError(
-            f"a checkpoint needs the transformers library, and {missing} is not installed",
+            f"the transformers library must be installed to read a checkpoint, got no {missing}",
             hint='pip install "mhacli[hf]" installs it',
             code="missing-extra",
         ) from None

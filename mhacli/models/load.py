@@ -25,16 +25,12 @@ _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|pro
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation on its device, with its checked folder. `revision` is that of a hub, None for a folder.
-
-    `head` says whether it can generate: the base model alone is lighter where it need not.
-    """
+    """A model in evaluation on its device, with its checked folder. `revision` is that of a hub, None for a folder."""
 
     model: Any
     checkpoint: Checkpoint
     source: str
     revision: str | None
-    head: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,11 +110,11 @@ def load_model(
                 ignore_mismatched_sizes=True,  # they are refused below, by name
             ),
         )
-    notes = _require_whole(info, path)
+    notes = _require_whole(info, path, head=head)
     _own_memory(model)
     if not allow_nonfinite:
         _require_finite(model, path)
-    return Loaded(model.to(device).eval(), checkpoint, source, revision, head, (*checkpoint.notes, *notes))
+    return Loaded(model.to(device).eval(), checkpoint, source, revision, (*checkpoint.notes, *notes))
 
 
 def _auto_class(library: Any, config: Any, *, head: bool) -> Any:
@@ -137,29 +133,35 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
         raise MhaError(
-            f"the weights of {checkpoint.path} must fit in memory: they need {format_size(needed)}, and {format_size(have)} is "
-            "available",
-            hint="--dtype bfloat16 halves what float32 takes" if dtype in (None, "float32") else None,
+            f"the weights of {checkpoint.path} must fit in the {format_size(have)} that are available, got {format_size(needed)}",
+            hint=None if dtype == "bfloat16" else "--dtype bfloat16 takes 2 bytes for each number",
             code="out-of-memory",
             path=checkpoint.path,
         )
 
 
-def _require_whole(info: Any, path: str) -> list[str]:
-    """Raises `MhaError` where weights of the model are not in the files: they would be random. Returns what to tell."""
+def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
+    """Raises `MhaError` where weights of the model are not in the files: they would be random. Returns what to tell.
+
+    With a language `head` nothing may be missing, for it says what is generated.
+    """
     missing = sorted(info["missing_keys"])
-    needed = [name for name in missing if not _MAY_BE_MISSING.search(name)]
+    needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
     wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
     if needed or wrong:
-        listed = ", ".join((needed or wrong)[:8]) + (
-            f" and {len(needed or wrong) - 8} more" if len(needed or wrong) > 8 else ""
-        )
         raise MhaError(
-            f"{path} must hold every tensor of its model, {'missing' if needed else 'of another shape'}: {listed}",
+            f"{path} must hold every tensor of its model, got {'none for' if needed else 'another shape of'} "
+            f"{_listed(needed or wrong)}",
+            hint="a checkpoint without a language head cannot generate" if head and needed else None,
             code="bad-file",
             path=path,
         )
-    return [f"not in the checkpoint, and not used: {', '.join(missing[:4])}"] if missing else []
+    return [f"not in the checkpoint, and not used: {_listed(missing)}"] if missing else []
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
 
 
 def _own_memory(model: nn.Module) -> None:

@@ -27,6 +27,15 @@ def place_of(name: str, repeat: int, *, is_pair: bool) -> tuple[int, AttentionKi
     return number, "cross" if _CROSS.search(parts[-1]) else "decoder"
 
 
+def n_attentions_of(config: Any) -> int:
+    """How many attentions a pass has, as far as the config says: a decoder that reads an encoder has two in each layer."""
+    n = n_layers_of(config)
+    if not config.is_encoder_decoder:
+        return n
+    halves = [getattr(config, name, None) for name in ("encoder_layers", "num_encoder_layers", "num_layers")]
+    return 2 * n + next((count for count in halves if isinstance(count, int)), n)
+
+
 def n_layers_of(config: Any) -> int:
     """How many layers a config has; of a model of two halves those of the decoder."""
     return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
@@ -55,8 +64,11 @@ def positions_of(model: Any) -> str:
 
 
 def most_positions(config: Any) -> int | None:
-    """How many positions a model was made for; None where it has no such limit."""
+    """How many positions a model was made for; None where it has no such limit, as with distances that fade or are binned."""
     text = config.get_text_config(decoder=True)
+    is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(text, "relative_attention", False)
+    if is_binned or getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+        return None
     for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
@@ -69,12 +81,13 @@ def most_positions(config: Any) -> int | None:
     return None
 
 
-def rope_theta_of(config: Any) -> float:
-    """The base of the rotary angles that a config names, the first where layers have different ones; 10000 where none."""
+def rope_theta_of(config: Any, layer: int) -> float:
+    """The base of the rotary angles of a layer, by its type where types have different ones; 10000 where a config names none."""
     text = config.get_text_config(decoder=True)
+    types = list(getattr(text, "layer_types", None) or ())
     named = getattr(text, "rope_parameters", None) or {}
     found = named.get("rope_theta", getattr(text, "rope_theta", None)) if isinstance(named, dict) else None
-    if found is None and isinstance(named, dict):
-        inner = [value.get("rope_theta") for value in named.values() if isinstance(value, dict)]
-        found = next((theta for theta in inner if theta), None)
+    own = named.get(types[layer]) if isinstance(named, dict) and layer < len(types) else None
+    if found is None and isinstance(own, dict):
+        found = own.get("rope_theta")
     return float(found) if isinstance(found, (int, float)) and found > 0 else 10_000.0

@@ -22,6 +22,10 @@ _MOST_LSE = 1e28
 """A log-sum-exp beyond this is that of a query without keys, whose scores are all −∞ or the lowest number."""
 
 
+KEPT_MASKS = 4
+"""A model has one mask, or one for layers with a window and one for those without; a pair one for each kind of attention."""
+
+
 @dataclass(frozen=True)
 class Sight:
     """One attention, ready to be asked: the pattern, z, and the values, all heads of it.
@@ -64,7 +68,8 @@ Added = tuple[Mask | None, Tensor | None]
 
 
 class KnownMasks:
-    """The masks of a pass, each made ready once: a model hands the same tensor to many layers."""
+    """The masks of a pass, each made ready once: a model hands the same tensor to many layers. The last few are kept, for
+    others make a tensor for every layer, which is as large as its pattern."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[Added, object]] = {}
@@ -75,6 +80,8 @@ class KnownMasks:
         rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
         key = (*self.key(call), rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
         if key not in self._known:
+            while len(self._known) >= KEPT_MASKS:
+                del self._known[next(iter(self._known))]
             self._known[key] = (mask_of(call, real), held)
         return self._known[key][0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,19 +49,9 @@ class ModelTokenizer:
             ids=list(ids), tokens=names, offsets=[(0, 0)] * len(ids), special_tokens_mask=special
         )
         more = pieces_of("", encoding, self.spelling)
-        text, offsets = sequence.text, list(sequence.offsets)
-        for known in _texts(more):
-            offsets.append((len(text), len(text) + len(known)))
-            text += known
-        first = max((piece.word for piece in sequence.pieces if piece.word is not None), default=-1) + 1
-        pieces = [replace(p, word=None if p.word is None else p.word + first) for p in more.pieces]
-        return TokenSequence(
-            text,
-            (*sequence.tokens, *more.tokens),
-            (*sequence.ids, *more.ids),
-            tuple(offsets),
-            pieces=(*sequence.pieces, *pieces),
-        )
+        known = _texts(more)
+        ends = list(accumulate(map(len, known), initial=0))
+        return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
 
     def chat(self, messages: Sequence[Message]) -> str:
         """What the checkpoint's template makes of a chat. Raises `MhaError` where it has none or refuses the messages."""
@@ -75,6 +66,20 @@ class ModelTokenizer:
         return str(
             guarded("the chat template", self.path, lambda: self.template.apply_chat_template(asked, tokenize=False))
         )
+
+
+def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
+    """Two sequences as one."""
+    shift = len(first.text)
+    words = max((piece.word for piece in first.pieces if piece.word is not None), default=-1) + 1
+    pieces = [replace(p, word=None if p.word is None else p.word + words) for p in second.pieces]
+    return TokenSequence(
+        first.text + second.text,
+        (*first.tokens, *second.tokens),
+        (*first.ids, *second.ids),
+        (*first.offsets, *((start + shift, end + shift) for start, end in second.offsets)),
+        pieces=(*first.pieces, *pieces),
+    )
 
 
 def _texts(sequence: TokenSequence) -> list[str]:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from mhacli.heads import HeadStatistics
 from mhacli.layers import InspectedLayer
-from mhacli.record import Record
 from mhacli.render import merged
 from mhacli.render.cells import places_of, where
 from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
@@ -19,6 +18,7 @@ from mhacli.render.heatmap import scale_caption
 from mhacli.render.matrix import Head, largest_of
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.overview import GLYPHS
+from mhacli.render.rows import first_produced, rows_in
 from mhacli.render.stack import Layer, names_of
 from mhacli.render.tokens import hidden
 from mhacli.render.words import share_text
@@ -79,9 +79,8 @@ def _groups(
 def _of_layer(layer: Layer, sequence: int, options: ViewOptions) -> Iterator[_Drawn]:
     """The heads of a layer that were asked for, or all; with words in place of tokens where these were."""
     view, said = layer.view, layer.said
-    rows, produced = options.rows, _first_produced(view, said, sequence)
-    if rows is not None:
-        rows = tuple(row for row in dict.fromkeys(rows) if 0 <= row < len(view.sequences[sequence].tokens))
+    produced = first_produced(said.kind, None if view.model is None else view.model.generated, sequence)
+    rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
     if options.words:
         words = words_of(view.sequences[sequence])
         rows = None if rows is None else merged.words_with(view.sequences[sequence], rows)
@@ -92,12 +91,6 @@ def _of_layer(layer: Layer, sequence: int, options: ViewOptions) -> Iterator[_Dr
         if options.heads is None or head.head in options.heads:
             (place,) = places_of(view, [head.head])
             yield _Drawn(said, head, Head(view, sequence, place, "pattern", rows, produced, said.sinks))
-
-
-def _first_produced(view: Record, said: InspectedLayer, sequence: int) -> int | None:
-    """The first query of which the model made the token that follows it: the last of the prompt."""
-    made = None if view.model is None or said.kind == "encoder" else view.model.generated
-    return None if made is None else made.prompt_lens[sequence] - 1
 
 
 def _title(one: _Drawn) -> Rule:

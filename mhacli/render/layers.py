@@ -18,7 +18,7 @@ from mhacli.render.options import Screen, ViewOptions, chosen
 from mhacli.render.overview import overview
 from mhacli.render.pooled import pooled_map
 from mhacli.render.spanmass import span_view
-from mhacli.render.stack import Layer, chosen_heads, chosen_layers, require_heads, short_name, survey_of
+from mhacli.render.stack import Layer, chosen_heads, chosen_layers, require_inspected_heads, short_name, survey_of
 from mhacli.render.tokens import hidden, token_tables
 from mhacli.render.words import count_of, flowing, percent_text
 
@@ -32,7 +32,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     assert record.model is not None, "a record of a checkpoint has its model"
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
-    require_heads(layers, options.maps)
+    require_inspected_heads(layers, options.maps)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     listed, told = listed_heads(heads, options)
     table = overview(record, listed, options, screen)

@@ -13,7 +13,7 @@ from mhacli.text.pieces import words_of
 
 CAPTION = (
     "words: shares summed over the tokens of a word that is looked at, averaged over those of the word that looks; "
-    "entropy is that of the rows drawn"
+    "rows count words, not tokens; entropy is that of the rows drawn"
 )
 
 Words = Sequence[range]

@@ -167,16 +167,10 @@ def checks_view(record: Record, screen: Screen) -> Text:
 def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
     """A check where it comes nearest to its tolerance, and where it fails."""
     found = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
-    worst, of = max(found, key=lambda pair: _strain(pair[0]))
+    worst, of = max(found, key=lambda pair: pair[0].strain)
     failed = [layer for check, layer in found if not check.ok]
     said = f"{visible(name)} within {_within(worst)}"
     said += f", {of.label}" if len(layers) > 1 else ""
     if failed:
         return Text(f"{said}: FAILED in {names_of(failed)}", style="bold red")
     return Text(said, style="dim")
-
-
-def _strain(check: Check) -> float:
-    if check.error is None:
-        return float("inf")
-    return check.error / check.tolerance if check.tolerance else float("inf")

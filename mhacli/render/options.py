@@ -11,13 +11,15 @@ from mhacli.layers import LayerChoice
 
 View = Literal["matrix", "heatmap", "top", "none"]
 Scale = Literal["linear", "log", "rank"]
+Rows = Literal["generated", "last"] | tuple[int, ...]
+"""Queries of a text: those of which the model made the next token, the last one, or places."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
     """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads),
     `map_scale` and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a
-    number; `rows` are the queries that are drawn, by their place in the text; `words` merges the parts of a word."""
+    number; `rows` are the queries that are drawn of each text (None: all); `words` merges the parts of a word."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -29,7 +31,7 @@ class ViewOptions:
     map_scale: Scale = "log"
     sort: str = "head"
     layers: tuple[LayerChoice, ...] | None = None
-    rows: tuple[int, ...] | None = None
+    rows: Rows | None = None
     words: bool = False
 
 

@@ -41,7 +41,7 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[Layer, ...]:
     return tuple(Layer(record.layers[i], record.of_layer(i)) for i in wanted)
 
 
-def require_heads(layers: Sequence[Layer], heads: Iterable[int]) -> None:
+def require_inspected_heads(layers: Sequence[Layer], heads: Iterable[int]) -> None:
     """Raises `UsageError` for a head that none of the layers has."""
     known = sorted({head.head for layer in layers for head in layer.view.heads})
     for head in heads:
@@ -52,7 +52,7 @@ def require_heads(layers: Sequence[Layer], heads: Iterable[int]) -> None:
 
 def chosen_heads(layers: Sequence[Layer], options: ViewOptions) -> tuple[HeadStatistics, ...]:
     """The heads of the layers that were asked for, or all."""
-    require_heads(layers, options.heads or ())
+    require_inspected_heads(layers, options.heads or ())
     heads = (head for layer in layers for head in layer.view.heads)
     return tuple(head for head in heads if options.heads is None or head.head in options.heads)
 

@@ -20,31 +20,34 @@ from mhacli.attention.stats import Asked, strongest_key
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError
 from mhacli.heads import Check, HeadStatistics, Survey, Wanted
-from mhacli.layers import AttentionKind, Generated, InspectedLayer, LayerChoice, Model, SpanTokens
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.layers import AttentionKind, Generated, InspectedLayer, LayerChoice, Model, SpanTokens, texts_of
+from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
-from mhacli.models.inputs import ModelInputs
+from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.load import Loaded
 from mhacli.models.places import (
     most_positions,
+    n_attentions_of,
     n_layers_of,
     place_of,
     positions_of,
     rope_theta_of,
     without_attention,
 )
-from mhacli.models.sight import KnownMasks, Sight, see, whole
+from mhacli.models.sight import KEPT_MASKS, KnownMasks, Sight, see, whole
 from mhacli.parts import SelfCheck, Timing
-from mhacli.plan import CheckpointFacts
+from mhacli.plan import CheckpointFacts, foresee_checkpoint
 from mhacli.record import Record, layer_prefix
 from mhacli.studies.axes import Axes
 from mhacli.studies.capture import to_array
-from mhacli.studies.devices import environment
+from mhacli.studies.devices import environment, free_bytes
 from mhacli.studies.layers import SMALL_CELLS, attention_of_heads, head_ranges, mask_words, require_axes, told_of
-from mhacli.studies.looks import Look, joined_arrays, look, profile_steps, strain, uniform_arrays, worst_of
+from mhacli.studies.looks import Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.studies.workers import one_thread, shared_out
 
+KEPT = ("pattern", "z", "scores", "qk")
+"""The matrices of a layer, the most wanted first."""
 COMPARED_WHOLE, COMPARED_LEN = 1024, 256
 """Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""
 
@@ -54,7 +57,7 @@ class ModelWanted:
     """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
 
     `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
-    parts; `compare` whether outputs are compared with those of a pass without inspection.
+    parts.
     """
 
     heads: Wanted
@@ -62,7 +65,6 @@ class ModelWanted:
     keep: tuple[str, ...] | None = ()
     keep_limit: int = DEFAULT_KEEP_LIMIT
     spans: tuple[SpanTokens, ...] = ()
-    compare: bool = True
 
     def is_wanted(self, layer: int, kind: AttentionKind) -> bool:
         """Whether a layer is asked for."""
@@ -95,15 +97,18 @@ class CheckpointRun:
     on_layer: Callable[[Call, Sight], None] | None = None
     not_kept: list[str] = field(default_factory=list)
     _masks: KnownMasks = field(default_factory=KnownMasks)
-    _baselines: dict[object, Baseline] = field(default_factory=dict)
+    _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
     _found: list[int] = field(default_factory=list)
     _kept_bytes: int = 0
     _tell: Callable[[float, str], None] = lambda share, doing: None
 
     @property
     def n_layers(self) -> int:
-        """How many layers will be told, as far as the config says."""
-        return len(self.wanted.layers) if self.wanted.layers is not None else max(1, n_layers_of(self.loaded.config))
+        """How many attentions will be told, as far as the config says."""
+        config = self.loaded.config
+        if self.wanted.layers is None:
+            return max(1, n_attentions_of(config))
+        return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.layers)
 
     @property
     def n_finished(self) -> int:
@@ -115,7 +120,8 @@ class CheckpointRun:
         config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
         name = getattr(self.loaded.config, "_attn_implementation", None)
         n_heads = int(getattr(config, "num_attention_heads", 0) or 1)
-        matrices = len(self.wanted.keep or (0,) * (self.wanted.keep is None)) * self.n_layers
+        kept, keep = self.wanted.heads.kept, KEPT if self.wanted.keep is None else self.wanted.keep
+        corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
         return CheckpointFacts(
             batch=len(self.inputs.sequences),
             length=max(len(text.ids) for family in families for text in family),
@@ -124,13 +130,19 @@ class CheckpointRun:
             n_heads=n_heads,
             item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
             holds_matrices=name != "sdpa",
-            kept_matrices=matrices,
+            kept_matrices=len(keep) * self.n_layers,
+            kept_cells=self.n_layers * (corner + 2 * len(kept.queries) * kept.top),
             keep_limit=self.wanted.keep_limit,
         )
+
+    def foresee(self) -> None:
+        """Predicts the memory of the pass. Raises `MhaError` where it does not fit."""
+        self.peak_bytes = foresee_checkpoint(self.facts(), free_bytes(self.device_asked))
 
     @torch.no_grad()
     def run(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
         """One pass with every layer looked at, and the passes that show that looking changes nothing."""
+        self.foresee()  # what is kept cell by cell may have been asked for since
         began = perf_counter()
         self._tell = tell
         tell(0.0, "the first layer")
@@ -138,16 +150,15 @@ class CheckpointRun:
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.seen:
             raise self._nothing_seen()
-        if self.wanted.compare:
-            began = perf_counter()
-            self._compare(outputs)
-            self.seconds["comparison"] = perf_counter() - began
+        began = perf_counter()
+        self._compare(outputs)
+        self.seconds["comparison"] = perf_counter() - began
 
     def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
         """The outputs of the model, watched by `take` or by nobody."""
         model, batch = self.loaded.model, len(self.inputs.sequences)
         if take is None:
-            return dict(model(**keywords, use_cache=False)) if _takes_cache(model) else dict(model(**keywords))
+            return outputs_of(model, keywords)
         with captured(model, take, batch=batch):
             return self._pass(keywords, None)
 
@@ -157,7 +168,7 @@ class CheckpointRun:
         self.compared_len = longest if longest <= COMPARED_WHOLE else COMPARED_LEN
         keywords = self.inputs.beginning(self.compared_len)
         watched = outputs if longest <= COMPARED_WHOLE else self._pass(keywords, lambda call: None)
-        self.identical = _are_identical(watched, self._pass(keywords, None))
+        self.identical = are_identical(watched, self._pass(keywords, None))
 
     def _nothing_seen(self) -> MhaError:
         family, asked = self.loaded.config.model_type, self.wanted.layers
@@ -184,11 +195,7 @@ class CheckpointRun:
 
     def axes(self, kind: AttentionKind) -> Axes:
         """Whose tokens stand on the axes of an attention of this kind."""
-        decoder, encoder = self.inputs.sequences, self.inputs.context or self.inputs.sequences
-        queries, keys = (
-            (encoder if kind == "encoder" else decoder),
-            (encoder if kind in ("encoder", "cross") else decoder),
-        )
+        queries, keys = texts_of(kind, self.inputs.sequences, self.inputs.context)
         ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
         return Axes(
             queries=queries,
@@ -209,7 +216,12 @@ class CheckpointRun:
         require_axes(sight, axes, call)
         if self.on_layer is not None:
             self.on_layer(call, sight)
-        asked = make_asked(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self._spans(kind))
+        asked = make_asked(
+            axes,
+            wanted.patterns,
+            sink_tokens=wanted.sink_tokens,
+            spans=self.wanted.spans,
+        )
         is_small = self.loaded.model.device.type == "cpu" and sight.shape[2] * sight.shape[3] <= SMALL_CELLS
         with one_thread() if is_small else nullcontext():
             baseline = self._baseline(call, sight, kind, asked)
@@ -238,19 +250,19 @@ class CheckpointRun:
         n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
         return shared_out([partial(of_heads, heads) for heads in head_ranges(sight, wanted.heads, n_parts)])
 
-    def _spans(self, kind: AttentionKind) -> tuple[tuple[SpanTokens, ...], tuple[SpanTokens, ...]] | None:
-        """The named parts, which are parts of the text itself: attention to or of an encoder has none."""
-        is_of_text = kind in ("self", "decoder") or (kind == "encoder" and self.inputs.context is None)
-        return (self.wanted.spans, self.wanted.spans) if self.wanted.spans and is_of_text else None
-
     def _baseline(self, call: Call, sight: Sight, kind: AttentionKind, asked: Asked) -> Baseline:
-        """Uniform attention under the mask of a call: asked once for all layers that share it."""
+        """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
         if not isinstance(call, ScoredCall):
             return make_baseline(sight.pattern, asked)
-        key = (kind, id(sight.allowed))  # the mask stays alive in `_masks`
+        key = (kind, id(sight.allowed))
         if key not in self._baselines:
-            self._baselines[key] = make_baseline(sight.pattern, asked)
-        return self._baselines[key]
+            while len(self._baselines) >= KEPT_MASKS:
+                del self._baselines[next(iter(self._baselines))]
+            self._baselines[key] = (
+                make_baseline(sight.pattern, asked),
+                sight.allowed,
+            )  # alive, so that its id names it
+        return self._baselines[key][0]
 
     def _matrices(self, call: Call, sight: Sight) -> dict[str, Tensor]:
         """The matrices of this layer that are to be kept, as far as the limit goes."""
@@ -264,10 +276,9 @@ class CheckpointRun:
             self.not_kept.append(f"matrices of {call.name}")
             return {}
         self._kept_bytes += n_bytes
-        made = whole(call, sight)
-        z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
-        if z is not None:
-            made["z"] = z
+        made = whole(call, sight) | ({} if call.z is None else {"z": call.z})
+        missing = [name for name in keep if name not in made]
+        self.not_kept += [f"{' and '.join(missing)} of {call.name}"] if missing and self.wanted.keep is not None else []
         made["strongest_key"] = strongest_key(made["pattern"])
         names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
         heads = self.wanted.heads.heads
@@ -281,7 +292,7 @@ class CheckpointRun:
         if self.wanted.keep is not None:
             return self.wanted.keep
         room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
-        return ("pattern", "z", "scores", "qk")[: max(1, room)]
+        return KEPT[: max(1, room)]
 
     def _survey(self, sight: Sight, axes: Axes, asked: Asked, checks: tuple[Check, ...]) -> Survey:
         """How the heads of a layer were looked at."""
@@ -308,7 +319,7 @@ class CheckpointRun:
             for name, array in done.arrays.items()
         }
         ok = all(done.said.self_check.ok for done in seen)
-        worst = max((done.said.self_check for done in seen), key=lambda c: strain(c.max_abs_error, c.tolerance))
+        worst = max(seen, key=lambda done: done.said.survey.checks[-1].strain).said.self_check  # that is its last check
         model = self._model()
         return Record(
             command=self.wanted.heads.command,
@@ -376,18 +387,5 @@ class CheckpointRun:
             device=str(self.loaded.model.device),
             tokenizer=self.loaded.checkpoint.tokenizer or "word",
             max_positions=model.max_positions or Config.max_positions,
-            rope_theta=rope_theta_of(self.loaded.config),
+            rope_theta=rope_theta_of(self.loaded.config, first.layer),
         ).resolved()
-
-
-def _takes_cache(model: Any) -> bool:
-    return hasattr(model.config, "use_cache")
-
-
-def _are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two outputs hold the same bits, NaN being like NaN."""
-    pairs = [(one[name], other.get(name)) for name in one if isinstance(one[name], Tensor)]
-    return bool(pairs) and all(
-        isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-        for a, b in pairs
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mhacli.errors import MhaError
 from mhacli.heads import Survey
 from mhacli.layers import AttentionKind, InspectedLayer
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.sight import Sight
 from mhacli.parts import SelfCheck
 from mhacli.studies.axes import Axes
@@ -18,7 +18,7 @@ def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask:
     checks, n_heads = survey.checks, sight.shape[1]
     reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
     reasons += [f"the keyword {name} is not understood" for name in call.unknown]
-    z = call.z if isinstance(call, (ScoredCall, SoftmaxCall)) else None
+    z = call.z
     if z is None:
         reasons.append("only the pattern was seen, not the values")
     scored = call if isinstance(call, ScoredCall) else None
@@ -75,7 +75,7 @@ def attention_of_heads(call: Call, sight: Sight, heads: range) -> Attention:
     """Some heads of a captured attention."""
     span = slice(heads.start, heads.stop)
     v, z, inputs = None, sight.lse.new_zeros(*sight.shape[:3], 1)[:, span], []
-    if isinstance(call, (ScoredCall, SoftmaxCall)) and call.v is not None and call.z is not None:
+    if call.v is not None and call.z is not None:
         group = sight.shape[1] // call.v.shape[1]
         v, z = call.v[:, heads.start // group : (heads.stop - 1) // group + 1], call.z[:, span]
         inputs = [v, *((call.q, call.k) if isinstance(call, ScoredCall) else ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -284,11 +283,4 @@ def _checked(first: int, n: int) -> list[range]:
 
 def worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
     """Of each check the one that came nearest to its tolerance, or passed it most."""
-    return tuple(
-        max(same, key=lambda check: strain(check.error, check.tolerance)) for same in zip(*checks, strict=True)
-    )
-
-
-def strain(error: float | None, tolerance: float) -> float:
-    """How much of a tolerance an error takes; infinite where it is not finite."""
-    return math.inf if error is None else error / tolerance if tolerance else math.inf if error else 0.0
+    return tuple(max(same, key=lambda check: check.strain) for same in zip(*checks, strict=True))

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.files import format_size
 from mhacli.layers import InspectedLayer
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
@@ -43,10 +44,20 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     chosen = run.wanted.layers or ((None, 0),)
     is_pair = bool(run.loaded.config.is_encoder_decoder)
     kind = chosen[0][0] or ("decoder" if is_pair else "self")
+    if run.wanted.keep is not None:
+        raise UsageError(
+            "keep must be left out of decode with --model, which keeps the pattern", hint="leave --keep out"
+        )
     run.wanted = replace(run.wanted, layers=((kind, chosen[0][1]),), keep=("pattern",))
     run.run()
     record = run.record()
     layer = record.layers[0]
+    if record.not_kept:
+        raise MhaError(
+            f"the pattern of {n} × {n} tokens must fit in --keep-limit, got more than {format_size(run.wanted.keep_limit)}",
+            hint="--max-tokens N takes a shorter text",
+            code="too-large",
+        )
     if kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
         raise MhaError(
             f"decode must be of attention that sees no later token, got {layer.name}, which sees {layer.mask}",

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.layers import AttentionKind, InspectedLayer
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import is_attention
-from mhacli.models.places import place_of
+from mhacli.models.places import place_of, rope_theta_of
 from mhacli.models.sight import Sight, whole
 from mhacli.parts import Cell, Parameter, ScorePart, Step
 from mhacli.plan import Place
@@ -71,7 +71,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | 
     )
     words = _Words.of(record.layers[0], seen.sight, record.config.d_model)
     assert record.model is not None
-    ways = _Ways.of(seen.before, record.model.positions, record.config.rope_theta)
+    ways = _Ways.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
     made = (*seen.before, *_inside(seen.call, seen.sight, record.layers[0], ways), *seen.after)
     steps = tuple(_step(one, words, values=values) for one in made)
     cell = None if place is None else follow_call(seen.call, seen.sight, place, record)
@@ -83,7 +83,8 @@ def _root_of(run: CheckpointRun, layer: int, kind: AttentionKind | None) -> tupl
     """The outermost module that is an attention of the layer, what is around the call too, such as an output projection;
     and the kind of attention that it is."""
     is_pair, model = bool(run.loaded.config.is_encoder_decoder), run.loaded.model
-    names = [name for name, module in model.named_modules() if name and is_attention(name, module)]
+    parts = [(name, module) for name, module in model.named_modules() if name and is_attention(name, module)]
+    names = [name for name, module in parts if list(module.children())]  # a norm beside an attention has none
     places = {name: place_of(name, 0, is_pair=is_pair) for name in names}
     wanted = [name for name in names if places[name][0] == layer and kind in (None, places[name][1])]
     numbers = {place[0] for place in places.values()}
@@ -178,7 +179,7 @@ def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Ite
     yield Made("scores", made["scores"], _scores_formula(call, layer), f"what a query sees: {layer.mask}")
     sinks = " and the sink" if layer.sinks else ""
     yield Made("pattern", made["pattern"], f"pattern = softmax(scores) over the keys{sinks}", _pattern_meaning(layer))
-    if isinstance(call, (ScoredCall, SoftmaxCall)) and call.z is not None:
+    if call.z is not None:
         seen = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
         yield Made("z", call.z, "z = pattern v", seen)
 

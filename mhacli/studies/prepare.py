@@ -13,13 +13,13 @@ from mhacli.config import DEFAULT_MAX_TOKENS
 from mhacli.errors import MhaError, UsageError
 from mhacli.layers import Generated, SpanTokens
 from mhacli.models.inputs import ModelInputs, make_inputs
+from mhacli.models.library import guarded
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.models.places import most_positions
-from mhacli.models.tokens import ModelTokenizer, load_tokenizer, require_ids, require_texts
+from mhacli.models.tokens import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.parts import TokenSequence
-from mhacli.plan import foresee_checkpoint
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.studies.devices import choose_device, free_bytes
+from mhacli.studies.devices import choose_device
 from mhacli.text.chat import Turn, turns_of
 from mhacli.text.pieces import begin_warnings
 from mhacli.text.spans import find_spans, tokens_of
@@ -62,9 +62,9 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    wanted = ModelWanted(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans, request.compare)
+    wanted = ModelWanted(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
     run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
-    run.peak_bytes = foresee_checkpoint(run.facts(), free_bytes(request.device))
+    run.foresee()
     run.seconds["loading"] = perf_counter() - began
     return run, (*loaded.notes, *texts.notes)
 
@@ -79,7 +79,11 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
         rendered = tokenizer.chat(request.chat)
         given, turns, special = [rendered], turns_of(request.chat, rendered), False
     limit = request.max_tokens
-    sequences = [tokenizer.sequence(text, special=special) for text in given]
+    is_answer = is_pair and bool(
+        request.context
+    )  # what a decoder has said so far begins with its own token, and has no end
+    sequences = [tokenizer.sequence(text, special=special and not is_answer) for text in given]
+    sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
     notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
     notes += [
         f"text {i} is cut to its first {limit} of {len(s.ids)} tokens (--max-tokens)"
@@ -93,7 +97,8 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     if len(context) not in (0, 1, len(sequences)):
         raise UsageError(
-            f"context must be given once, or once for each of the {len(sequences)} texts, got {len(context)}"
+            f"context must be given once, or once for each of the {len(sequences)} texts, got {len(context)}",
+            hint="repeat --context for each text, or give it once for all",
         )
     context = context * len(sequences) if len(context) == 1 else context
     require_ids([*sequences, *context], int(config.get_text_config(decoder=True).vocab_size), path)
@@ -101,15 +106,18 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
 
 
-def _started(tokenizer: ModelTokenizer, config: Any) -> TokenSequence:
-    """What a decoder begins with: the one token that its config names."""
+def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
+    """A decoder's text behind the token that its config names to begin with, unless it begins so already."""
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         raise UsageError(
             f"context must be given with {config.model_type}, whose config names no token for the decoder to start with",
             hint="--context is what the encoder reads, TEXT what the decoder has said",
         )
-    return tokenizer.continued(TokenSequence("", (), (), ()), [int(start)])
+    begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(start)])
+    if text is None:
+        return begin
+    return text if text.ids[:1] == begin.ids else joined(begin, text)
 
 
 def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
@@ -129,7 +137,9 @@ def _spans(
     if not request.spans:
         return ()
     if context:
-        raise UsageError("span must be of one text, got a model of two halves", hint="leave --span out")
+        raise UsageError(
+            "span must be of a model that reads one text, got a pair of encoder and decoder", hint="leave --span out"
+        )
     found = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
     spans = []
     for same in zip(*found, strict=True):
@@ -146,7 +156,8 @@ def _spans(
 def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
     """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
     side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
-    return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id)
+    n_vocabulary = int(loaded.text_config.vocab_size)  # padding is masked: any id that has a row will do
+    return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
 
 
 def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
@@ -162,13 +173,34 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
             hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
             code="too-large",
         )
-    settings = {"max_new_tokens": n, "do_sample": False, "num_beams": 1, "pad_token_id": tokenizer.pad_id or 0}
-    made = model.generate(**inputs.keywords, **settings)[0].tolist()
+    made = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, tokenizer.pad_id or 0))
     new = made[len(sequence.ids) :]
     if not new:
-        raise MhaError("the model must generate a token at least, got none", code="no-tokens")
+        raise MhaError(
+            "the model must generate a token at least, got none",
+            hint="another text may make it go on",
+            code="no-tokens",
+        )
     whole = tokenizer.continued(sequence, new)
     later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
     said = model(**later.keywords, use_cache=False).logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(said, new, strict=True))
     return later, Generated((len(sequence.ids),), len(new), repeated)
+
+
+def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int) -> list[int]:
+    """The ids of a text and of what the model makes of it, at each step the likeliest token: the checkpoint's own settings for
+    generation, such as penalties and forced tokens, are left out."""
+    own = model.generation_config
+    model.generation_config = type(own)(
+        max_new_tokens=n,
+        do_sample=False,
+        pad_token_id=pad_id,
+        eos_token_id=own.eos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+    )
+    try:
+        made: list[int] = model.generate(**keywords)[0].tolist()
+    finally:
+        model.generation_config = own
+    return made

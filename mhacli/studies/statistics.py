@@ -65,11 +65,11 @@ def block_of(longest: int) -> int:
 
 
 def make_asked(
-    axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Spans | None = None
+    axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
 ) -> Asked:
     """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
 
-    `spans` are the tokens of named parts, of the queries and of the keys.
+    `spans` are the tokens of named parts, which are parts of the queries' texts and of the keys'.
     """
     places = axes.on_keys([text.places for text in axes.keys], -1)
     k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
@@ -82,13 +82,9 @@ def make_asked(
         leading=(places >= 0) & (places < sink_tokens),
         is_self=axes.is_self,
         matches=tuple(_matches(pattern, axes) for pattern in patterns),
-        q_spans=None if spans is None else _marked(spans[0], [len(t.ids) for t in axes.queries], axes.on_queries),
-        k_spans=None if spans is None else _marked(spans[1], [len(t.ids) for t in axes.keys], axes.on_keys),
+        q_spans=_marked(spans, [len(t.ids) for t in axes.queries], axes.on_queries) if spans else None,
+        k_spans=_marked(spans, [len(t.ids) for t in axes.keys], axes.on_keys) if spans else None,
     )
-
-
-Spans = tuple[Sequence[SpanTokens], Sequence[SpanTokens]]
-"""The tokens of named parts: of the queries, and of the keys."""
 
 
 def _marked(
