@@ -128,7 +128,7 @@ class Check:
 
     @property
     def strain(self) -> float:
-        """How much of its tolerance the error takes; infinite where it is not finite, and for any error where none is tolerated."""
+        """How much of its tolerance the error takes; infinite where it is not finite or none is allowed."""
         if self.error is None or not self.tolerance:
             return 0.0 if self.error == 0 else math.inf
         return self.error / self.tolerance

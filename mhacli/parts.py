@@ -70,7 +70,8 @@ class Values:
 class Step:
     """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
 
-    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed.
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed. What is
+    not `built` was made to be looked at: the kernel that ran never makes it.
     """
 
     site: str
@@ -88,6 +89,7 @@ class Step:
     parameters: tuple[Parameter, ...] = ()
     values: Values | None = None
     cache: CacheStep | None = None
+    built: bool = True
 
 
 @dataclass(frozen=True)

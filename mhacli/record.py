@@ -300,7 +300,9 @@ def _require_whole(record: Record, path: str) -> None:
     made = None if record.model is None else record.model.generated
     if made is not None and not _are_prompts(made.prompt_lens, record):
         raise MhaError(
-            f"{path}: generated must tell of every sequence how many of its tokens were given", code="bad-file", path=path
+            f"{path}: generated must tell of every sequence how many of its tokens were given",
+            code="bad-file",
+            path=path,
         )
     for span in record.spans:
         if len(span.tokens) != len(record.sequences) or not all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from mhacli.heads import (
     SINK_TOKENS,
     SORTS,
     Averages,
+    Check,
     Corner,
     HeadStatistics,
     Kept,
@@ -468,3 +470,11 @@ def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
     assert found.heads == record.heads
     assert found.survey is None
     assert found.heads[0].uniform.entropy > 0
+
+
+def test_what_an_error_takes_of_its_tolerance():
+    strains = [Check("", error, tolerance, ok=True).strain for error, tolerance in ((1, 4), (0, 4), (0, 0), (0.0, 0.0))]
+    assert strains == [0.25, 0, 0, 0]
+    assert [Check("", error, limit, ok=False).strain for error, limit in ((None, 4), (None, 0), (1, 0))] == [
+        math.inf
+    ] * 3

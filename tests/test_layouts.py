@@ -8,7 +8,14 @@ from torch import nn
 
 from mhacli.attention.layouts import from_ours, to_ours, with_all_biases
 from mhacli.checkpoints.choices import choices_of
-from mhacli.checkpoints.families import FAMILIES, LAYOUTS, expected_shapes, layout_named, layout_of, require_fitting_heads
+from mhacli.checkpoints.families import (
+    FAMILIES,
+    LAYOUTS,
+    expected_shapes,
+    layout_named,
+    layout_of,
+    require_fitting_heads,
+)
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
 from mhacli.checkpoints.headcounts import Sizes, sizes_of
 from mhacli.checkpoints.layerplaces import (

@@ -145,7 +145,9 @@ def test_with_a_language_head_nothing_may_be_missing(saved: Saved) -> None:
             folder, checkpoint, load_config(checkpoint), revision=None, device=torch.device("cpu"), head=True
         )
     )
-    assert fault.message.startswith(f"{folder} must hold every tensor of its model, got none for cls.predictions.bias, ")
+    assert fault.message.startswith(
+        f"{folder} must hold every tensor of its model, got none for cls.predictions.bias, "
+    )
     assert fault.hint == "a checkpoint without a language head cannot generate"
 
 
@@ -304,7 +306,9 @@ def test_a_checkpoint_without_a_tokenizer_says_what_to_take_instead(saved: Saved
     folder = saved()
     checkpoint, _ = find_checkpoint(folder)
     fault = refusal(lambda: load_tokenizer(checkpoint))
-    assert fault.message == f"{folder} must have a tokenizer (tokenizer.json), got none that can be used"
+    assert fault.message == (
+        f"{folder} must have a tokenizer (tokenizer.json or the files of an older one), got none that can be used"
+    )
     assert fault.hint == "--tokenizer FILE takes another tokenizer.json, --tokenizer byte the bytes of the text as ids"
     assert fault.code == "no-tokenizer"
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layers_made import layered, text_of
 from records import make_record, walked
 from rich.console import Console, Group
 from safetensors.numpy import save
 
 from mhacli.errors import MhaError
+from mhacli.parts import Cell
 from mhacli.record import Record
 from mhacli.render import csv
 from mhacli.render import json as json_view
@@ -283,6 +285,48 @@ def test_a_cell_with_a_short_row_is_refused(path, field):
     document = RECORDS["walked"].document()
     document["cell"][field].pop()
     assert fault_of(path, document, arrays_of(RECORDS["walked"])) == "cell must lie within the record"
+
+
+@pytest.mark.parametrize("name", ["pattern", "scores", "qk"])
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_layer_with_a_matrix_must_have_its_mask(path, name, index):
+    record = layered()
+    prefix = f"layers.{index}."
+    arrays = {key: array for key, array in arrays_of(record).items() if key != f"{prefix}allowed"}
+    arrays[prefix + name] = arrays.pop(f"{prefix}pattern")
+    message = f"must hold the array {prefix}allowed, got none"
+    assert fault_of(path, record.document(), arrays) == message
+    del arrays[prefix + name]
+    Record.load(written(path, record.document(), arrays))
+
+
+@pytest.mark.parametrize("prompts", [[], [3], [3, 4, 5], [0, 3], [3, 5], [-1, 2]])
+def test_prompts_that_are_not_those_of_the_sequences_are_refused(path, prompts):
+    record = layered(text_of(("a", "big", "red", "dog"), parts=()), text_of(("a", "cat"), parts=()))
+    document = record.document()
+    document["model"]["generated"] = {"prompt_lens": prompts, "n_tokens": 2, "repeated": 2}
+    message = "generated must tell of every sequence how many of its tokens were given"
+    assert fault_of(path, document, arrays_of(record)) == message
+    document["model"]["generated"]["prompt_lens"] = [6, 1]
+    Record.load(written(path, document, arrays_of(record)))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("encoder", (6, 6)), ("decoder", (4, 4)), ("cross", (4, 6))])
+def test_a_cell_lies_within_the_texts_that_its_layer_reads(path, kind, size):
+    full = layered(
+        text_of(("a", "dog"), parts=()), context=[text_of(("the", "cat", "sat", "down"), parts=())], n_layers=1
+    )
+    index = [layer.kind for layer in full.layers].index(kind)
+    name = full.layers[index].name
+    arrays = {f"layers.0.{k}": a for k, a in full.of_layer(index).arrays.items()}
+    heads = tuple(head for head in full.heads if head.attention == name)
+    row = (0.0,) * size[1]
+    cell = Cell(0, 3, size[0] - 1, size[1] - 1, (), (), (), 0.0, 1.0, None, True, 0.0, row, row, 0.0, ())
+    record = replace(full, layers=(full.layers[index],), heads=heads, arrays=arrays, cell=cell)
+    assert Record.load(written(path, record.document(), arrays_of(record))).cell == cell
+    for wrong in (replace(cell, query=size[0]), replace(cell, key=size[1]), replace(cell, head=4)):
+        document = replace(record, cell=wrong).document()
+        assert fault_of(path, document, arrays_of(record)) == "cell must lie within the record"
 
 
 def test_arrays_of_later_versions_are_left_out(path):

@@ -574,6 +574,22 @@ def test_rows_that_are_asked_for_are_drawn_alone_with_their_places():
     assert "none of the rows that were asked for is in this text" in text
 
 
+def test_rows_are_looked_up_in_the_text_that_each_layer_reads():
+    lines = view(RECORDS["pair"], 200, layers=((None, 0),), heads=(0,), rows="last")
+    for title, row in (("encoder layer 0", "14"), ("decoder layer 0", "8"), ("cross layer 0", "8")):
+        assert [found.split()[:2] for found in matrix_rows(lines, f"{title} · head 0")] == [[row, "[SEP]"]]
+    lines = view(RECORDS["batch"], 200, layers=((None, 0),), heads=(0,), rows="last", view="top")
+    assert [line.split()[:2] for line in lines if "→  " in line] == [["[SEP]", "14"], ["[SEP]", "3"]]
+    lines = view(KEPT, 200, layers=((None, 0),), heads=(0,), rows="generated")
+    rows = matrix_rows(lines, "layer 0 · head 0")
+    assert [row.split()[0] for row in rows] == ["8", "9", "10", "11", "12", "13"]
+    made = replace(RECORDS["pair"].model, generated=Generated((7,), 2, 2))
+    pair = replace(RECORDS["pair"], model=made)
+    lines = view(pair, 200, layers=(("encoder", 0), ("cross", 0)), heads=(0,), rows="generated")
+    assert "none of the rows that were asked for is in this text" in flat(lines)
+    assert [row.split()[0] for row in matrix_rows(lines, "cross layer 0 · head 0")] == ["6", "7"]
+
+
 def test_rows_of_which_the_model_made_the_next_token_say_what_they_made():
     for options in ({}, {"view": "top"}):
         lines = view(KEPT, 200, layers=((None, 0),), heads=(0,), everything=True, **options)
@@ -685,6 +701,7 @@ def test_words_are_drawn_with_what_was_done_to_them():
     assert (
         "shares summed over the tokens of a word that is looked at, averaged over those of the word that looks" in text
     )
+    assert "rows count words, not tokens" in text
     made = replace(KEPT, model=replace(KEPT.model, generated=Generated((8,), 7, 7)))
     text = flat(view(made, 200, layers=((None, 0),), heads=(0,), words=True))
     assert "jumped → over" in text

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mhacli.checkpoints.families import Layout, expected_shapes, require_heads
+from mhacli.checkpoints.families import Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.headcounts import Sizes
 from mhacli.errors import MhaError
 
@@ -48,7 +48,7 @@ def from_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> di
     A bias that the layout has no place for is left out where it is all zeros. Raises `MhaError` where it is not, and where
     the layout cannot hold such heads.
     """
-    require_heads(layout, sizes)
+    require_fitting_heads(layout, sizes)
     found: dict[str, Tensor] = {}
     for names, suffix in ((layout.qkv, "weight"), (layout.qkv_bias, "bias")):
         rows = [tensors.get(f"{part}.{suffix}") for part in _QKV]
@@ -83,7 +83,7 @@ def with_all_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_shapes(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> None:
-    require_heads(layout, sizes)
+    require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
     faults = [f"{name} {list(shape)} is missing" for name, shape in shapes.weights.items() if name not in tensors]
     for name, shape in (*shapes.weights.items(), *shapes.biases.items()):

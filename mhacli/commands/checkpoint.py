@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.headcounts import head_counts
@@ -122,8 +122,9 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
 
 def row_choice(word: str | None) -> Rows | None:
     """The queries that `--from` names. Raises `UsageError` for a word that is none of its forms."""
-    if word == "last" or word == "generated":
-        return word
+    names: tuple[Literal["generated", "last"], ...] = ("generated", "last")
+    if word in names:
+        return names[names.index(word)]
     try:
         return index_list(word, "from")
     except UsageError as fault:
@@ -132,7 +133,7 @@ def row_choice(word: str | None) -> Rows | None:
         ) from fault
 
 
-def one_layer(request: ModelRequest, what: str) -> None:
+def require_one_layer(request: ModelRequest, what: str) -> None:
     """Raises `UsageError` where several layers are chosen for what is done of one."""
     if request.layers is not None and len(request.layers) != 1:
         raise UsageError(f"layer must be one for {what}, got {len(request.layers)}", hint="--layer N chooses one")
@@ -241,7 +242,11 @@ def _local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
         if os.path.lexists(path):
             raise
         raise MhaError(
-            fault.message, hint="an id of a hub looks like org/name", code=fault.code, exit_code=fault.exit_code, path=path
+            fault.message,
+            hint="an id of a hub looks like org/name",
+            code=fault.code,
+            exit_code=fault.exit_code,
+            path=path,
         ) from None
 
 

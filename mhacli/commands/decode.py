@@ -14,8 +14,8 @@ from mhacli.commands.checkpoint import (
     ModelTextOptions,
     finish,
     model_request,
-    one_layer,
     require_configured_heads,
+    require_one_layer,
     require_without_model,
 )
 from mhacli.commands.output import output, require_self_check, tell_notes
@@ -157,7 +157,7 @@ def _decode_checkpoint(
 ) -> None:
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
-    one_layer(request, "decode")
+    require_one_layer(request, "decode")
     with life("loading torch"):
         from mhacli.studies.modeldecode import decode_checkpoint
         from mhacli.studies.prepare import prepare_checkpoint

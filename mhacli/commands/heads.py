@@ -12,7 +12,7 @@ from mhacli.commands.checkpoint import (
     finish,
     layer_list,
     model_request,
-    require_heads,
+    require_configured_heads,
     require_without_model,
 )
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
@@ -23,6 +23,7 @@ from mhacli.errors import UsageError
 from mhacli.files import format_size
 from mhacli.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
 from mhacli.interrupts import more_time
+from mhacli.layers import LayerChoice, kinds_of
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -46,6 +47,8 @@ from mhacli.values import index_list, real, span, whole
 
 if TYPE_CHECKING:
     from mhacli.commands.sources import Request
+    from mhacli.record import Record
+    from mhacli.studies.checkpoint import CheckpointRun
     from mhacli.studies.heads import HeadsRun
 
 _HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
@@ -160,11 +163,7 @@ def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: H
     heads = _chosen_heads(asked)
     _require_below(heads or (), request.config.n_heads, "head")
     kept = _kept(asked, facts.q_len, facts.k_len, keep_z=files.keep_z)
-    if (kept.queries or kept.corner) and facts.padded and request.config.padding == "left":
-        raise UsageError(
-            "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
-            hint="--padding right counts all texts from the same column",
-        )
+    _require_same_columns(kept, is_shifted=bool(facts.padded) and request.config.padding == "left")
     return replace(_plain_wanted(asked, layer, heads), kept=kept)
 
 
@@ -173,15 +172,51 @@ def _chosen_heads(asked: HeadsOptions) -> tuple[int, ...] | None:
     return None if heads is None else tuple(sorted(set(heads)))
 
 
-def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool) -> Kept:
-    """What is kept cell by cell. Raises `UsageError` for queries and keys that do not exist."""
+def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool, of: str = "") -> Kept:
+    """What is kept cell by cell, `of` which layers. Raises `UsageError` for queries and keys that do not exist."""
     queries = index_list(asked.query, "query") or ()
-    _require_below(queries, q_len, "query")
+    _require_below(queries, q_len, f"query{of}")
     corner = None
     if asked.rows is not None or asked.keys is not None:
-        rows, keys = span(asked.rows, q_len, "rows"), span(asked.keys, k_len, "keys")
+        rows, keys = span(asked.rows, q_len, f"rows{of}"), span(asked.keys, k_len, f"keys{of}")
         corner = Corner(rows.start, len(rows), keys.start, len(keys))
     return Kept(queries, asked.top if queries else 0, corner, keep_z)
+
+
+def _require_same_columns(kept: Kept, *, is_shifted: bool) -> None:
+    """Raises `UsageError` for places in texts that begin in different columns."""
+    if (kept.queries or kept.corner) and is_shifted:
+        raise UsageError(
+            "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
+            hint="--padding right counts all texts from the same column",
+        )
+
+
+def _kept_of_kinds(
+    asked: HeadsOptions, run: CheckpointRun, layers: tuple[LayerChoice, ...] | None, keep_z: bool
+) -> Kept:
+    """What is kept cell by cell of layers that may read different texts: places that all of them have. Raises `UsageError`
+    that names the kind of layer that does not have them."""
+    is_pair = run.inputs.context is not None
+    found: dict[Kept, str] = {}
+    for kind in kinds_of(layers, is_pair=is_pair):
+        axes = run.axes(kind)
+        try:
+            kept = _kept(asked, axes.q_len, axes.k_len, keep_z=keep_z, of=f" of {kind} layers" if is_pair else "")
+        except UsageError as fault:
+            raise UsageError(fault.message, hint=_ONE_KIND if is_pair else fault.hint) from None
+        lengths = {len(text.ids) for text in (*axes.queries, *axes.keys)}
+        _require_same_columns(kept, is_shifted=axes.side == "left" and len(lengths) > 1)
+        found.setdefault(kept, kind)
+    if len(found) > 1:
+        raise UsageError(
+            f"rows and keys must name both ends for layers that read different texts, got {' and '.join(found.values())}",
+            hint=_ONE_KIND,
+        )
+    return next(iter(found), Kept(z=keep_z))
+
+
+_ONE_KIND = "--layer encoder.N, decoder.N or cross.N looks at one kind"
 
 
 def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> Wanted:
@@ -221,12 +256,22 @@ def _watched(run: Any, count: int, of: str, options: ViewOptions, files: HeadsOu
         if not (files.json or files.csv or not run.n_finished):
             more_time(_TELLING_S)
             record = run.record()
-            finished = [head.head for head in record.heads]
-            maps = tuple(head for head in options.maps if head in finished)
-            output(record, replace(options, maps=maps), MachineOptions(), colour)
+            output(record, _of_finished(options, record), MachineOptions(), colour)
             flush()
         note(said)
         raise
+
+
+def _of_finished(options: ViewOptions, record: Record) -> ViewOptions:
+    """The view without the layers and heads that are not there yet."""
+    heads, there = {head.head for head in record.heads}, {(layer.kind, layer.layer) for layer in record.layers}
+    layers = [(kind, n) for kind, n in options.layers or () if any(n == m and kind in (None, k) for k, m in there)]
+    return replace(
+        options,
+        layers=None if options.layers is None else tuple(layers),
+        heads=None if options.heads is None else tuple(head for head in options.heads if head in heads),
+        maps=tuple(head for head in options.maps if head in heads),
+    )
 
 
 def _announce(run: HeadsRun) -> None:
@@ -254,16 +299,16 @@ def _of_checkpoint(
 ) -> None:
     """The same of every layer of a checkpoint."""
     heads = _chosen_heads(asked)
-    require_heads(heads, model)
-    require_heads(options.maps, model, "map")
     wanted = _plain_wanted(asked, layer, heads)
     request = model_request(model, reading, source, text, layer, device, replace(save, keep=""), wanted)
+    require_configured_heads(heads, request)
+    require_configured_heads(options.maps, request, "map")
     with life("loading torch"):
         from mhacli.studies.prepare import prepare_checkpoint
     with life("loading the checkpoint"):
         run, notes = prepare_checkpoint(request)
-    longest = max(len(sequence.ids) for sequence in run.inputs.sequences)
-    kept = _kept(asked, longest, longest, keep_z=files.keep_z)
+    longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
+    kept = _kept_of_kinds(asked, run, request.layers, files.keep_z)
     run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
     if longest * run.n_layers > _WORTH_TELLING_TOKENS:
         note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mhacli.checkpoints.request import ModelRequest
-from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, model_request, one_layer, require_without_model
+from mhacli.commands.checkpoint import (
+    ModelOptions,
+    ModelTextOptions,
+    model_request,
+    require_one_layer,
+    require_without_model,
+)
 from mhacli.commands.output import require_self_check, tell_notes
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
@@ -141,7 +147,7 @@ def _walk_checkpoint(
     """The same of a layer of a checkpoint, the first where none is chosen."""
     from mhacli.plan import Place
 
-    one_layer(request, "a walk")
+    require_one_layer(request, "a walk")
     with life("loading torch"):
         from mhacli.studies.modelwalk import walk_checkpoint
         from mhacli.studies.prepare import prepare_checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -100,6 +101,8 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     if asked is not None:
         return _from_library(FileTokenizer(asked).library, asked, None)
     library, path = transformers(), checkpoint.path
+    if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+        raise _missing(path)  # transformers would make one without tokens
     with offline():
         try:
             found = guarded(
@@ -117,9 +120,13 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     return _from_library(backend, path, found)
 
 
+_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""What a tokenizer can be made of."""
+
+
 def _missing(path: str) -> MhaError:
     return MhaError(
-        f"{path} must have a tokenizer (tokenizer.json), got none that can be used",
+        f"{path} must have a tokenizer (tokenizer.json or the files of an older one), got none that can be used",
         hint="--tokenizer FILE takes another tokenizer.json, --tokenizer byte the bytes of the text as ids",
         code="no-tokenizer",
         path=path,

@@ -15,6 +15,7 @@ from mhacli.render import merged
 from mhacli.render.cells import places_of, where
 from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
 from mhacli.render.heatmap import scale_caption
+from mhacli.render.lookedat import looked_at
 from mhacli.render.matrix import Head, largest_of
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.overview import GLYPHS
@@ -43,8 +44,9 @@ def patterns_view(
     """The patterns that layers or heads were chosen for, with their common scale; a hint where none was."""
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
-    if options.layers is None and options.heads is None:
-        yield Text(HINT, style="dim")
+    is_about_spans = bool(layers and layers[0].view.spans)  # then layers are chosen for their masses
+    if options.heads is None and (options.layers is None or is_about_spans):
+        yield from [Text(HINT, style="dim")] if options.rows is None else looked_at(layers, sequences, options, screen)
         return
     missing = [layer.said for layer in layers if not layer.has_pattern]
     if missing:

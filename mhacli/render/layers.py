@@ -14,7 +14,7 @@ from mhacli.render.grid import grid
 from mhacli.render.heads import legend
 from mhacli.render.layerpatterns import patterns_view
 from mhacli.render.model import checks_view, model_header
-from mhacli.render.options import Screen, ViewOptions, chosen
+from mhacli.render.options import Screen, ViewOptions, drawn_sequences
 from mhacli.render.overview import overview
 from mhacli.render.pooled import pooled_map
 from mhacli.render.spanmass import span_view
@@ -22,7 +22,7 @@ from mhacli.render.stack import Layer, chosen_heads, chosen_layers, require_insp
 from mhacli.render.tokens import hidden, token_tables
 from mhacli.render.words import count_of, flowing, percent_text
 
-MAX_SEQUENCES, MAX_LISTED, MAX_DRAWN, MAX_SINKS = 4, 24, 8, 6
+MAX_LISTED, MAX_DRAWN, MAX_SINKS = 24, 8, 6
 _NO_NAME = ("mixed", "uniform")
 
 
@@ -33,7 +33,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
-    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    sequences = drawn_sequences(options, len(record.sequences))
     listed, told = listed_heads(heads, options)
     table = overview(record, listed, options, screen)
     sections: list[RenderableType] = [

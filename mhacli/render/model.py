@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.heads import Check
-from mhacli.layers import InspectedLayer, Model
+from mhacli.layers import Generated, InspectedLayer, Model
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.stack import by_layers, names_of, ranges
@@ -42,7 +42,16 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
         repeated = f"one pass over the whole text makes {made.repeated} of {made.n_tokens} the same"
         style = "green" if made.repeated == made.n_tokens else "yellow"
         lines.append(flowing([Text(said), Text(repeated, style=style)], screen.width))
+        lines.append(Text(f"generated: {_generated_text(record, made)}", style="bold"))
     return Group(*lines, *_unverified(record, everything))
+
+
+def _generated_text(record: Record, made: Generated) -> str:
+    """What the model said, quoted, with what draws nothing made visible."""
+    text, n = record.sequences[0], made.prompt_lens[0]
+    begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
+    said = text.text[begin:] or "".join(text.tokens[n:])  # bytes that make no character are in no text
+    return f"“{visible(said)}”"
 
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:
@@ -111,8 +120,10 @@ def _how(record: Record, model: Model) -> Iterator[str]:
         yield f"without attention matrix: {visible(kind)} (layer{'s' * (len(numbers) > 1)} {ranges(numbers)})"
     total = record.timings.get("total")
     if total is not None:
-        yield f"took {seconds_text(total.median_s)}"
-    yield f"matrices of all layers: {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+        loading = record.timings.get("loading")
+        of_it = "" if loading is None else f", loading {seconds_text(loading.median_s)} of it"
+        yield f"took {seconds_text(total.median_s)}{of_it}"
+    yield f"whole matrices would take {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _own_scale(layer: InspectedLayer) -> str:

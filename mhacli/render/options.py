@@ -78,6 +78,14 @@ def chosen(asked: Sequence[int] | None, count: int, room: int, everything: bool,
     return balanced(count, count if everything else room)
 
 
+def drawn_sequences(options: ViewOptions, count: int) -> Selection:
+    """The sequences of a checkpoint's record that are drawn. Raises `UsageError` for one that does not exist."""
+    return chosen(options.sequences, count, _MAX_SEQUENCES, options.everything, "sequence")
+
+
+_MAX_SEQUENCES = 4
+
+
 def require_choices(record_heads: int, n_sequences: int, options: ViewOptions) -> None:
     """Raises `UsageError` for a head or sequence that does not exist, before anything is computed."""
     chosen(options.heads, record_heads, 1, False, "head")

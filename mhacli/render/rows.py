@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from mhacli.errors import UsageError
 from mhacli.layers import AttentionKind, Generated, texts_of
 from mhacli.parts import TokenSequence
-from mhacli.render.options import Rows
+from mhacli.render.options import Rows, ViewOptions, drawn_sequences
 
 
 def first_produced(kind: AttentionKind, made: Generated | None, sequence: int) -> int | None:
@@ -29,9 +29,11 @@ def drawn_texts(
     kinds: Iterable[AttentionKind],
     sequences: tuple[TokenSequence, ...],
     context: tuple[TokenSequence, ...] | None,
-    shown: Sequence[int],
+    options: ViewOptions,
 ) -> Iterator[TokenSequence]:
-    """The texts whose tokens are the queries of layers of these kinds, those of the sequences that are shown."""
+    """The texts whose tokens are the queries of layers of these kinds, those of the sequences that are drawn. Raises `UsageError`
+    for a sequence that does not exist."""
+    shown = drawn_sequences(options, len(sequences)).shown
     for kind in dict.fromkeys(kinds):
         queries, _ = texts_of(kind, sequences, context)
         yield from (queries[b] for b in shown)

@@ -98,6 +98,7 @@ def _measured(step: Step) -> list[str]:
     strides = f"strides ({', '.join(map(str, step.strides))})"
     repeated = "a view that repeats its rows (strides of 0)" if step.layout == "view" else "a new tensor"
     layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else repeated
+    layout = layout if step.built else "made to be seen here, never by the kernel that ran"
     return [
         layout,
         strides,
@@ -145,7 +146,10 @@ def _short(number: float | None) -> str:
 
 def _totals(record: Record) -> Text:
     total = record.timings.get("total")
-    flops, n_bytes = sum(s.flops for s in record.trace), sum(s.bytes for s in record.trace if s.layout == "copy")
+    flops, n_bytes = (
+        sum(s.flops for s in record.trace),
+        sum(s.bytes for s in record.trace if s.built and s.layout == "copy"),
+    )
     n_parameters = sum(prod(shape) for shape in {p.name: p.shape for s in record.trace for p in s.parameters}.values())
     line = Text(
         f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters",

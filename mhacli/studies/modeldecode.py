@@ -36,33 +36,14 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     Its self-check is the distance of the steps' outputs from those of one pass over the whole text, after the last layer.
     Raises `UsageError` for texts of different lengths, and `MhaError` for a model that does not decode.
     """
-    n = len(run.inputs.sequences[0].ids)
-    if any(len(text.ids) != n for text in run.inputs.sequences):
-        raise UsageError("decode must have texts of one length with --model, got different ones", hint="run them apart")
-    if not 0 <= prompt_len <= n:
-        raise UsageError(f"prompt_len must be from 0 to the {n} tokens of the text, got {prompt_len}")
+    n = _length(run, prompt_len)
     chosen = run.wanted.layers or ((None, 0),)
-    is_pair = bool(run.loaded.config.is_encoder_decoder)
-    kind = chosen[0][0] or ("decoder" if is_pair else "self")
-    if run.wanted.keep is not None:
-        raise UsageError(
-            "keep must be left out of decode with --model, which keeps the pattern", hint="leave --keep out"
-        )
+    kind = chosen[0][0] or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
     run.wanted = replace(run.wanted, layers=((kind, chosen[0][1]),), keep=("pattern",))
     run.run()
     record = run.record()
     layer = record.layers[0]
-    if record.not_kept:
-        raise MhaError(
-            f"the pattern of {n} × {n} tokens must fit in --keep-limit, got more than {format_size(run.wanted.keep_limit)}",
-            hint="--max-tokens N takes a shorter text",
-            code="too-large",
-        )
-    if kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
-        raise MhaError(
-            f"decode must be of attention that sees no later token, got {layer.name}, which sees {layer.mask}",
-            code="not-causal",
-        )
+    _require_decodable(record, n, run.wanted.keep_limit)
     began = perf_counter()
     assert record.model is not None
     rows = torch.zeros(len(run.inputs.sequences), layer.n_heads, n, n)
@@ -81,6 +62,36 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
         timings=timings,
         decoding=decoder.summary(),
     )
+
+
+def _length(run: CheckpointRun, prompt_len: int) -> int:
+    """How many tokens every text has. Raises `UsageError` for what cannot be decoded step by step."""
+    n = len(run.inputs.sequences[0].ids)
+    if any(len(text.ids) != n for text in run.inputs.sequences):
+        raise UsageError("decode must have texts of one length with --model, got different ones", hint="run them apart")
+    if not 0 <= prompt_len <= n:
+        raise UsageError(f"prompt_len must be from 0 to the {n} tokens of the text, got {prompt_len}")
+    if run.wanted.keep is not None:
+        raise UsageError(
+            "keep must be left out of decode with --model, which keeps the pattern", hint="leave --keep out"
+        )
+    return n
+
+
+def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
+    """Raises `MhaError` where the pattern was too large to keep, or where queries see later tokens."""
+    layer = record.layers[0]
+    if record.not_kept:
+        raise MhaError(
+            f"the pattern of {n} × {n} tokens must fit in --keep-limit, got more than {format_size(keep_limit)}",
+            hint="--max-tokens N takes a shorter text",
+            code="too-large",
+        )
+    if layer.kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
+        raise MhaError(
+            f"decode must be of attention that sees no later token, got {layer.name}, which sees {layer.mask}",
+            code="not-causal",
+        )
 
 
 @dataclass

@@ -24,6 +24,8 @@ from mhacli.studies.capture import summarise
 from mhacli.studies.checkpoint import CheckpointRun
 from mhacli.studies.statistics import finite
 
+_BUILDING = ("eager", "math", "softmax")
+"""The kernels that make matrices of queries × keys; the others never do."""
 _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
@@ -36,7 +38,7 @@ class Made(NamedTuple):
     formula: str
     meaning: str
     module: nn.Module | None = None
-    source: Tensor | None = None
+    built: bool = True
 
 
 @dataclass
@@ -73,7 +75,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | 
     assert record.model is not None
     ways = _Ways.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
     made = (*seen.before, *_inside(seen.call, seen.sight, record.layers[0], ways), *seen.after)
-    steps = tuple(_step(one, words, values=values) for one in made)
+    steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
     cell = None if place is None else follow_call(seen.call, seen.sight, place, record)
     timings = {name: timing for name, timing in record.timings.items() if name != "total"}  # that of other things too
     return replace(record, trace=steps, cell=cell, timings=timings)
@@ -132,8 +134,7 @@ def _watched(run: CheckpointRun, root: str, seen: _Seen) -> Iterator[None]:
 def _listener(name: str, seen: _Seen) -> Any:
     def told(module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not seen.is_done:
-            source = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
-            one = Made(name, output, _formula(name, module), type(module).__name__, module, source)
+            one = Made(name, output, _formula(name, module), type(module).__name__, module)
             (seen.before if seen.call is None else seen.after).append(one)
 
     return told
@@ -159,7 +160,7 @@ def _formula(name: str, module: nn.Module) -> str:
 
 def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Iterator[Made]:
     """What the attention reads, and the matrices that follow from it; those that no kernel builds are built here."""
-    made = whole(call, sight)
+    made, is_built = whole(call, sight), layer.kernel in _BUILDING
     if isinstance(call, ScoredCall):
         shared = layer.n_heads // layer.n_kv_heads
         yield Made(
@@ -168,17 +169,18 @@ def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Ite
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
         yield Made("k", call.k, f"k = {ways.of_keys}", f"what each token is found by{said}")
         yield Made("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
-        yield Made(
-            "qk", made["qk"], "qk = q kᵀ", "every query meets every key: their dot product says how well they match"
-        )
+        met = "every query meets every key: their dot product says how well they match"
+        yield Made("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
         if call.mask is not None:
             is_bool = call.mask.dtype == torch.bool
             yield Made("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
         if call.sinks is not None:
             yield Made("sinks", call.sinks, "a learned score per head", "takes part in the softmax and gives nothing")
-    yield Made("scores", made["scores"], _scores_formula(call, layer), f"what a query sees: {layer.mask}")
+    seen = f"what a query sees: {layer.mask}"
+    yield Made("scores", made["scores"], _scores_formula(call, layer), seen, built=is_built)
     sinks = " and the sink" if layer.sinks else ""
-    yield Made("pattern", made["pattern"], f"pattern = softmax(scores) over the keys{sinks}", _pattern_meaning(layer))
+    softmax = f"pattern = softmax(scores) over the keys{sinks}"
+    yield Made("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
     if call.z is not None:
         seen = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
         yield Made("z", call.z, "z = pattern v", seen)
@@ -274,12 +276,16 @@ class _Words:
         return names.get(size, "width")
 
 
-def _step(made: Made, words: _Words, *, values: bool) -> Step:
+def _view_of(made: Made, others: Sequence[Made]) -> str | None:
+    """The tensor whose memory this one shares, the first of them; None where it has its own. All are alive meanwhile."""
+    storage = made.tensor.untyped_storage().data_ptr()
+    first = next(other for other in others if other.tensor.untyped_storage().data_ptr() == storage)
+    return None if first is made else first.name
+
+
+def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> Step:
     """A tensor as the walkthrough tells it."""
     tensor = made.tensor
-    shares = made.source is not None and (
-        made.source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    )
     weights = [] if made.module is None else list(made.module.named_parameters())
     return Step(
         site=made.name,
@@ -288,10 +294,12 @@ def _step(made: Made, words: _Words, *, values: bool) -> Step:
         dtype=str(tensor.dtype).removeprefix("torch."),
         formula=made.formula,
         meaning=made.meaning,
-        layout="view" if shares else "copy",
+        layout="copy" if view_of is None else "view",
         strides=tuple(tensor.stride()),
         flops=_flops(made, words),
         bytes=tensor.numel() * tensor.element_size(),
+        view_of=view_of,
+        built=made.built,
         parameters=tuple(Parameter(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),
         values=summarise(tensor) if values else None,
     )
@@ -302,7 +310,8 @@ def _flops(made: Made, words: _Words) -> int:
     cells = words.batch * words.n_heads * words.q_len * words.k_len
     own = {"qk": 2 * cells * words.d_head, "scores": cells, "pattern": 5 * cells, "z": 2 * cells * words.d_v}
     if made.module is None:
-        return own.get(made.name, 0)
+        is_turned = "RoPE" in made.formula  # two products and a sum for each number
+        return own.get(made.name, 3 * made.tensor.numel() if is_turned else 0)
     weights = [p for p in made.module.parameters() if p.ndim == 2]
     if weights:
         rows, n_biases = made.tensor.numel() // made.tensor.shape[-1], len(list(made.module.parameters())) - 1

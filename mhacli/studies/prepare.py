@@ -45,6 +45,7 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
         (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
     )
     config = load_config(checkpoint)
+    _require_kinds(request, config)
     tokenizer = load_tokenizer(checkpoint, request.tokenizer)
     texts = make_texts(request, tokenizer, config)
     loaded = load_model(
@@ -67,6 +68,17 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
     return run, (*loaded.notes, *texts.notes)
+
+
+def _require_kinds(request: ModelRequest, config: Any) -> None:
+    """Raises `UsageError` for a kind of attention that the model does not have."""
+    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
+    for kind, n in request.layers or ():
+        if kind is not None and kind not in kinds:
+            raise UsageError(
+                f"layer must be of a kind that {config.model_type} has, {', '.join(kinds)}, got {kind}.{n}",
+                hint=f"--layer {n} looks at layer {n}",
+            )
 
 
 def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) -> Texts:
