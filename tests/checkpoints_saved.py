@@ -64,7 +64,7 @@ def tokenizer_of(name: str, **choices: Any) -> Any:
         frame = processors.TemplateProcessing(single=FRAMES[name], special_tokens=[(BEGIN, BEGIN_ID), (END, END_ID)])
         library.post_processor = frame
     told = {"pad_token": PAD, "eos_token": END} | ({"bos_token": BEGIN} if name == "llama" else {}) | choices
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=library, **told)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=library, **told)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 

@@ -55,7 +55,7 @@ def caches(record: Record) -> list[CacheStep]:
 
 
 def n_keys(cache: CacheStep) -> int:
-    return cache.n_past + cache.k_shape[2]
+    return int(cache.n_past + cache.k_shape[2])
 
 
 def lengths(name: str, prompt_len: int = 0) -> list[int]:
@@ -82,8 +82,8 @@ def test_the_self_check_is_the_largest_difference_of_any_step(name: str, prompt_
     record = decoded(name, prompt_len)
     found = [cache.max_abs_difference for cache in caches(record)]
     assert record.self_check.ok
-    assert record.self_check.max_abs_error == max(found)  # type: ignore[type-var]
-    assert 0 < record.self_check.max_abs_error < TOLERANCE  # type: ignore[operator]
+    assert record.self_check.max_abs_error == max(found)
+    assert 0 < record.self_check.max_abs_error < TOLERANCE
     outputs = run_plain(tiny(name), keywords_of(name))
     n_layers = N_LAYERS if name != "t5" else 2
     largest = outputs.last_hidden_state.abs().max().item()

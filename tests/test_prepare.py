@@ -71,7 +71,7 @@ def prepared(folder: str, *texts: str, **choices: Any) -> CheckpointRun:
 
 
 def notes_of(folder: str, *texts: str, **choices: Any) -> tuple[str, ...]:
-    return prepare_checkpoint(request_of(folder, *texts, **choices))[1]
+    return tuple(prepare_checkpoint(request_of(folder, *texts, **choices))[1])
 
 
 def refusal(folder: str, *texts: str, **choices: Any) -> MhaError:

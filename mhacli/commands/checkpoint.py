@@ -181,6 +181,8 @@ def model_request(
     """The request that the options come to. Raises `MhaError` before anything slow begins."""
     assert asked.model is not None
     _require_layer_left_open(layer, source, text, save)
+    if device.repeat is not None:
+        raise UsageError("repeat must be left out with --model, whose pass runs once", hint="leave --repeat out")
     if save.save is not None:
         check_target(save.save, force=save.force)
     checkpoint = _local_checkpoint(asked)

@@ -85,6 +85,13 @@ def require_self_check(record: Record) -> None:
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )
+    if record.model is not None and record.model.identical_outputs is False:
+        raise MhaError(
+            "the model's outputs must be the same bits with and without inspection, got others",
+            hint="a model whose outputs differ from pass to pass cannot be compared",
+            code="self-check",
+            exit_code=EXIT_CHECK,
+        )
     check = record.self_check
     if not check.ok:
         rule = (

@@ -148,9 +148,9 @@ def _formula(name: str, module: nn.Module) -> str:
         return f"{short} = x W{added}, W [d_in, d_out]"
     if isinstance(module, nn.Linear) or kind.endswith("Linear"):
         return f"{short} = x Wᵀ{added}"
-    if "RMSNorm" in kind:
-        return f"{short} = x / √(mean x² + ε) · g"
-    if "Norm" in kind:
+    if "RMSNorm" in kind or kind == "T5LayerNorm":
+        return f"{short} = x / √(mean x² + ε) · {'(1 + g)' if kind.startswith('Gemma') else 'g'}"
+    if isinstance(module, nn.LayerNorm):
         return f"{short} = (x − mean) / √(var + ε) · g{added}"
     return f"{short} = {kind}(x)"
 
@@ -242,17 +242,17 @@ class _Words:
         batch, _, q_len, k_len = sight.shape
         return _Words(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
 
-    def axes(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-        """The axes of a tensor by what it is called and how large it is."""
+    def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
+        """The axes of a tensor by what it is called and how large it is; a module may have the name of a site of ours."""
         known = {
             "q": "batch head query d_head", "k": "batch kv_head key d_head", "v": "batch kv_head key d_v",
             "qk": "batch head query key", "scores": "batch head query key", "pattern": "batch head query key",
             "z": "batch head query d_v", "mask": "batch head query key", "sinks": "head",
         }.get(name)  # fmt: skip
-        if known is not None:
+        if known is not None and not of_module:
             return tuple(known.split())
         short = name.rpartition(".")[2]
-        is_of_keys = short.startswith(("k", "v")) and shape[1:2] == (self.k_len,)
+        is_of_keys = short.startswith(("k", "v")) and self.k_len in shape[1:3]
         length, n = ("key", self.k_len) if is_of_keys else ("query", self.q_len)
         words = {0: "batch", len(shape) - 1: self._width(short, shape[-1])} if shape[0] == self.batch else {}
         fitting = {self.n_kv_heads: "kv_head", self.n_heads: "head", self.k_len: "key", n: length}
@@ -289,7 +289,7 @@ def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> St
     weights = [] if made.module is None else list(made.module.named_parameters())
     return Step(
         site=made.name,
-        axes=words.axes(made.name, tuple(tensor.shape)),
+        axes=words.axes(made.name, tuple(tensor.shape), of_module=made.module is not None),
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
         formula=made.formula,

@@ -167,6 +167,8 @@ def _spans(
 
 def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
     """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
+    if request.padding == "left" and loaded.config.is_encoder_decoder:
+        raise UsageError("padding must be right in a pair of encoder and decoder, got left", hint="leave --padding out")
     side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
     n_vocabulary = int(loaded.text_config.vocab_size)  # padding is masked: any id that has a row will do
     return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
