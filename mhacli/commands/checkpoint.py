@@ -29,8 +29,8 @@ from mhacli.options import (
     option,
 )
 from mhacli.render.options import Rows, ViewOptions
-from mhacli.text.chat import read_chat
-from mhacli.text.read import argument_text
+from mhacli.text.chat import Message, read_chat
+from mhacli.text.read import Decoding, argument_text
 from mhacli.values import index_list, whole
 
 if TYPE_CHECKING:
@@ -168,6 +168,20 @@ def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: T
             )
 
 
+def _chat_or_texts(
+    reading: ModelTextOptions, source: SourceOptions, decoding: Decoding
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
+    chat = () if reading.chat is None else read_chat(reading.chat)
+    if chat and (source.text or source.file):
+        raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
+    texts = () if chat else tuple(read_texts(source, decoding))
+    for place, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {place} must have at least one token, got none but white space", code="no-tokens")
+    return chat, texts
+
+
 def model_request(
     asked: ModelOptions,
     reading: ModelTextOptions,
@@ -189,14 +203,8 @@ def model_request(
     layers = layer_list(asked.layer)
     if checkpoint is not None and layers is not None:
         _require_layers(layers, checkpoint)
-    chat = () if reading.chat is None else read_chat(reading.chat)
-    if chat and (source.text or source.file):
-        raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
     decoding = make_decoding(source)
-    texts = () if chat else tuple(read_texts(source, decoding))
-    for number_, one in enumerate(texts):
-        if not one.strip():
-            raise MhaError(f"text {number_} must have at least one token, got none but white space", code="no-tokens")
+    chat, texts = _chat_or_texts(reading, source, decoding)
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
     _require_matrices(keep or ())
     leave_deleted_folder()
