@@ -79,9 +79,7 @@ def look(model: Any, length: int) -> None:
     ids = tokens(length)
     text = TokenSequence("", tuple(map(str, ids)), ids, ((0, 0),) * length)
     inputs = ModelInputs((text,), None, "right", {"input_ids": torch.tensor([ids])})
-    run = CheckpointRun(
-        Loaded(model, Checkpoint("gpt2", {}, {}, ()), "gpt2", None), inputs, ModelWanted(Wanted())
-    )
+    run = CheckpointRun(Loaded(model, Checkpoint("gpt2", {}, {}, ()), "gpt2", None), inputs, ModelWanted(Wanted()))
     run.run()
     record = run.record()
     assert record.self_check.ok
