@@ -312,6 +312,8 @@ OWN_WAYS = {
     "revision": (["run", "--revision", "main"], "revision must come with the id of a hub, got a folder"),
     "two layers walked": (["trace", "--layer", "0,1"], "layer must be one for a walk, got 2"),
     "two layers decoded": (["decode", "--layer", "0-2"], "layer must be one for decode, got 3"),
+    "repeat": (["heads", "--repeat", "3"], "repeat must be left out with --model, whose pass runs once"),
+    "kind that it has not": (["run", "--layer", "decoder.1"], "layer must be of a kind that gpt2 has, self, got decoder.1"),
     "layer": (["run", "--layer", "3"], "layer must be from 0 to 2, got 3"),
     "layer of heads": (["heads", "--layer", "0,5"], "layer must be from 0 to 2, got 5"),
     "layer walked": (["trace", "--layer", "7"], "layer must be from 0 to 2, got 7"),
@@ -591,3 +593,19 @@ def test_the_layers_that_are_finished_are_told_at_ctrl_c(gpt2: str, tmp_path: Pa
     rows = re.findall(r"^ +(\d) +(\d) [^\w\s] [a-z]", stdout, re.MULTILINE)
     assert rows == [(str(i), str(h)) for i in range(2) for h in range(N_HEADS)]
     assert stderr == "mha: interrupted: 2 of 3 layers are finished, and nothing was saved\n"
+
+
+def test_outputs_that_inspection_would_change_end_with_3(mha: Mha, gpt2: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhacli.studies.checkpoint.are_identical", lambda one, other: False)
+    said = mha("run", TEXT, "--model", gpt2, code=3)
+    assert "outputs are NOT identical with and without inspection" in " ".join(said.out.split())
+    assert said.err.startswith(
+        "mha: error: the model's outputs must be the same bits with and without inspection, got others\n"
+    )
+
+
+def test_padding_of_a_pair_stays_on_the_right(mha: Mha, checkpoints: Checkpoints) -> None:
+    said = mha("run", TEXT, "--model", checkpoints.of("t5"), "--padding", "left", code=2)
+    assert said.err == (
+        "mha: error: padding must be right in a pair of encoder and decoder, got left\nhint: leave --padding out\n"
+    )
