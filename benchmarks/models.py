@@ -9,7 +9,7 @@ A model of GPT-2-small's shape (12 layers, 12 heads, width 768) with random weig
 1. Time: the plain pass of the default implementation, and the look at all layers and heads with every statistic of
    `mha heads`, the comparison with a pass without inspection included; in turns, medians of the ratios of each round.
 2. `memory`: the largest resident size of a fresh process for each, and for `output_attentions=True` with eager attention up
-   to 3,072 tokens, whose matrices are what a notebook holds.
+   to 4,096 tokens, whose matrices are what a notebook holds.
 3. `short`: `mha run --model` on a sentence as a process, beside a process that loads the model and runs it plainly.
 """
 
@@ -34,7 +34,7 @@ from mhacli.models.load import Loaded
 from mhacli.parts import TokenSequence
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 
-VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 3072
+VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
 SENTENCE = "The quick brown fox jumps over the lazy dog"
 PLAIN = """
 import sys, torch
