@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "mhacli"
 ROWS = (
     ("cli", "__main__", "commands", "options", "values", "streams", "interrupts"),
     ("studies", "render"),
-    ("models",),
+    ("models", "modules"),
     ("attention",),
     (
         "record",
@@ -26,6 +26,7 @@ ROWS = (
         "benchmark",
         "heads",
         "layers",
+        "findings",
         "patterns",
         "comparison",
         "text",
@@ -43,7 +44,7 @@ ROWS = (
     ("__init__",),
 )
 NEVER_TORCH = {"__main__", "interrupts", "cli", "commands", "options", "values", "streams", "render", *ROWS[-2]}
-NEVER_SCREEN = {"studies", "models", "attention", *ROWS[-2]}
+NEVER_SCREEN = {"studies", "models", "modules", "attention", *ROWS[-2]}
 
 
 def room_of(module: str) -> str:

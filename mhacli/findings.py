@@ -1,0 +1,113 @@
+"""What an examination of somebody's attention found: plain data, schema `mha.check/1`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+SCHEMA = "mha.check/1"
+Verdict = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake. `code` is stable; `message` says it in one sentence, `evidence` in lines of numbers, `effect` what it does to
+    the result, `fix` is the corrected expression. `proven`: the reference with this mistake, and those of `together_with`, gives
+    the module's output within `tolerance`, `error` being the largest difference. `file`, `line` and `source` say where the
+    operation stands, as far as it could be traced."""
+
+    code: str
+    message: str
+    evidence: str
+    fix: str
+    effect: str = ""
+    proven: bool = False
+    error: float | None = None
+    tolerance: float | None = None
+    together_with: tuple[str, ...] = ()
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that another author would have done otherwise, and that is right: `name` is stable, `message` says it."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question that needs no weights, its answer as a number, and whether that is as it must be; None where the question is
+    one of choice, or could not be asked, which `message` says."""
+
+    name: str
+    message: str
+    value: float | None = None
+    ok: bool | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The module against the reference with its own weights, over `n_inputs` inputs: the largest difference of the outputs, and
+    the tolerance within which they are the same."""
+
+    against: str
+    dtype: str
+    n_inputs: int
+    max_abs_difference: float | None
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The first place of the computation that the module does not pass: `site` is what the reference makes there, `last_shared`
+    the last site whose numbers were seen in the module too."""
+
+    site: str
+    last_shared: str | None
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
+
+    name: str
+    value: str
+    origin: Literal["given", "default", "guessed"]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything that is said of somebody's attention."""
+
+    verdict: Verdict
+    target: str
+    called: str
+    arguments: tuple[Argument, ...]
+    findings: tuple[Finding, ...]
+    choices: tuple[Choice, ...]
+    probes: tuple[Probe, ...]
+    comparison: Comparison | None
+    reason: str | None = None
+    closest: str | None = None
+    departure: Departure | None = None
+    n_parameters: int = 0
+    n_hypotheses: int = 0
+    printed: str = ""
+    against: str | None = None
+    time_s: float = 0.0
+    environment: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `--json` prints."""
+        fields = asdict(self)
+        fields["environment"] = dict(self.environment)
+        return {"schema": SCHEMA} | fields

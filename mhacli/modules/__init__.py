@@ -1,0 +1,1 @@
+"""Attention that someone else wrote: found, built, called, watched."""
