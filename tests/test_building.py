@@ -1,0 +1,569 @@
+"""What is built is what the user gave, what the constructor says, and guesses that fit both; every guess is told."""
+
+import copy
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.modules.arguments import SPELLINGS, Role, parse_value, role_of, stated
+from mhacli.modules.building import build
+from mhacli.modules.configs import GuessedConfig
+from mhacli.modules.request import TargetRequest
+from mhacli.modules.sizes import Surroundings, guessed
+from mhacli.modules.subject import Built
+from mhacli.modules.target import Target
+
+HERE = Surroundings(causal=False, device="cpu")
+
+
+def built(thing: Any, *words: str, causal: bool = False, seed: int = 0) -> Built:
+    """Built from `NAME=VALUE` words."""
+    pairs = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+    target = Target("mine.py:Attention", thing, __file__, "what it says")
+    return build(target, TargetRequest("mine.py:Attention", pairs, causal=causal, seed=seed))
+
+
+def guesses(of: Built) -> dict[str, object]:
+    return {guess.name: guess.value for guess in of.guesses}
+
+
+def told(thing: Any, *words: str) -> tuple[str, str | None]:
+    with pytest.raises(MhaError) as caught:
+        built(thing, *words)
+    assert caught.value.exit_code == 1
+    return caught.value.message, caught.value.hint
+
+
+class Plain(nn.Module):
+    """In the usual words."""
+
+    def __init__(self, d_model, n_heads, dropout=0.1):
+        super().__init__()
+        assert d_model % n_heads == 0, "heads must divide"
+        self.w_q = nn.Linear(d_model, d_model)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.drop(self.w_q(x))
+
+
+class Kept(nn.Module):
+    """Keeps what it got."""
+
+    def forward(self, x):
+        return x
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("64", 64), ("-3", -3), ("1e-5", 1e-5), (" 0.25 ", 0.25), ("true", True), ("False", False), ("None", None),
+        ("null", None), ("inf", math.inf), ("(2, 3)", (2, 3)), ("[1, 2]", [1, 2]), ("{'a': 1}", {"a": 1}),
+        ("'8'", "8"), ('"half"', "half"), ("relu", "relu"), ("cuda:0", "cuda:0"), ("", ""), ("08", "08"),
+        ("torch.float16", torch.float16), ("torch.no_such", "torch.no_such"), ("nn.ReLU", nn.ReLU),
+        ("torch.nn.LayerNorm", nn.LayerNorm), ("__import__('os')", "__import__('os')"), ("[" * 5000, "[" * 5000),
+    ],
+)  # fmt: skip
+def test_a_word_means_a_value(word: str, value: object) -> None:
+    found = parse_value(word)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_dtype_may_be_named_without_torch() -> None:
+    class Typed(Kept):
+        def __init__(self, d_model, dtype=None):
+            super().__init__()
+            self.dtype = dtype
+
+    assert built(Typed, "dtype=bfloat16").module.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("d_model", "d_model"), ("embed_dim", "d_model"), ("n_embd", "d_model"), ("hiddenSize", "d_model"),
+        ("nhead", "n_heads"), ("h", "n_heads"), ("numHeads", "n_heads"), ("num_key_value_heads", "n_kv_heads"),
+        ("dim_head", "d_head"), ("kdim", "d_model"), ("k_dim", "d_head"), ("key_dim", "d_head"),
+        ("value_dim", "d_v"), ("p", "dropout"),
+        ("attn_pdrop", "dropout"), ("block_size", "context_length"), ("qkv_bias", "bias"), ("is_causal", "causal"),
+        ("layer_idx", "layer"), ("cfg", "config"), ("wobble", None), ("norm_layer", None),
+    ],
+)  # fmt: skip
+def test_a_name_stands_for_something(name: str, role: str | None) -> None:
+    assert role_of(name) == role
+
+
+def test_no_spelling_stands_for_two_things() -> None:
+    spellings = [name for names in SPELLINGS.values() for name in set(names.split())]
+    assert sorted(spellings) == sorted(set(spellings))
+
+
+# --------------------------------------------------------------------------------------------------------------- sizes
+
+
+@given(
+    st.sets(st.sampled_from(["d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "context_length"])),
+    st.dictionaries(st.sampled_from(["d_model", "n_heads", "n_kv_heads", "d_head"]), st.integers(1, 2048), max_size=1),
+)
+def test_guesses_are_consistent_with_each_other_and_with_one_size_that_was_given(
+    roles: Set[Role], known: Mapping[Role, int]
+) -> None:
+    found = {**guessed(roles - known.keys(), known, HERE), **known}
+    assert found.keys() >= roles
+    assert all(isinstance(size, int) and size > 0 for size in found.values())
+    if {"d_model", "n_heads"} <= found.keys():
+        assert found["d_model"] % found["n_heads"] == 0
+    if {"d_model", "n_heads", "d_head"} <= found.keys():
+        assert found["d_model"] == found["n_heads"] * found["d_head"]
+    if {"n_heads", "n_kv_heads"} <= found.keys():
+        assert found["n_heads"] % found["n_kv_heads"] == 0
+    if {"d_out", "n_heads"} <= found.keys():
+        assert found["d_out"] % found["n_heads"] == 0
+    assert found.get("context_length", 32) >= 32
+
+
+def test_free_sizes_tell_axes_apart() -> None:
+    every: set[Role] = {"d_model", "n_heads", "d_head", "context_length"}
+    free = guessed(every, {}, HERE)
+    assert len(set(free.values())) == len(free)
+    assert free["n_heads"] >= 3
+    assert free["n_heads"] % 2 == 1
+    assert free["d_head"] % 2 == 0
+    grouped = guessed({*every, "n_kv_heads"}, {}, HERE)
+    group = grouped["n_heads"] // grouped["n_kv_heads"]
+    assert len({*grouped.values(), group}) == len(grouped) + 1
+    assert 1 < grouped["n_kv_heads"] < grouped["n_heads"]
+    assert grouped["n_heads"] % 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "value"),
+    [
+        ({"d_model": 64}, "n_heads", 4),  # 2 is too few, 8 heads of 8 look alike
+        ({"d_model": 60}, "n_heads", 5),
+        ({"d_model": 768}, "n_heads", 3),
+        ({"d_model": 2}, "n_heads", 1),  # two heads would be one wide
+        ({"d_model": 40, "d_head": 10}, "n_heads", 4),
+        ({"n_heads": 8}, "d_model", 96),  # 12 each
+        ({"n_heads": 8, "d_head": 64}, "d_model", 512),
+        ({"n_heads": 8}, "n_kv_heads", 2),
+        ({"n_heads": 4}, "n_kv_heads", 2),
+        ({"n_heads": 7}, "n_kv_heads", 1),
+        ({"n_kv_heads": 2}, "n_heads", 6),
+        ({"n_kv_heads": 3}, "n_heads", 15),
+        ({"d_model": 64, "n_heads": 8}, "d_head", 8),
+        ({"d_head": 6}, "d_v", 6),
+        ({"d_model": 64}, "context_length", 48),
+    ],
+)
+def test_a_guess_fits_what_was_given(known: Mapping[Role, int], asked: Role, value: int) -> None:
+    assert guessed({asked}, known, HERE)[asked] == value
+
+
+# --------------------------------------------------------------------------------------------------- what is guessed
+
+
+def test_defaults_stay_and_what_has_none_is_guessed_and_told() -> None:
+    found = built(Plain, "n_heads=3")
+    assert dict(found.arguments) == {"d_model": 24, "n_heads": 3, "dropout": 0.1}
+    assert [tuple(guess) for guess in found.guesses] == [("d_model", 24, "the width of a token")]
+    assert found.given == {"n_heads"}
+    assert (found.name, found.thing, found.documentation) == ("mine.py:Attention", Plain, "what it says")
+    assert found.call is found.module
+    assert found.file == __file__
+
+
+def test_names_of_every_ecosystem_are_guessed_alike() -> None:
+    class OfABook(Kept):
+        def __init__(self, d_in, d_out, context_length, dropout, num_heads, num_kv_groups, qkv_bias, dtype, layer_idx):
+            super().__init__()
+            assert d_out % num_heads == 0
+            assert num_heads % num_kv_groups == 0
+
+    found = guesses(built(OfABook))
+    assert found["d_in"] == found["d_out"] == 120
+    assert (found["num_heads"], found["num_kv_groups"], found["context_length"]) == (15, 5, 64)
+    assert (found["qkv_bias"], found["dtype"], found["layer_idx"], found["dropout"]) == (True, torch.float32, 0, 0.1)
+
+    class OfAnother(Kept):
+        def __init__(self, key_size, query_size, value_size, num_hiddens, num_heads, /, *, p):
+            super().__init__()
+            self.sizes = key_size, query_size, value_size, num_hiddens, num_heads
+
+    assert built(OfAnother).module.sizes == (40, 40, 40, 40, 5)
+
+    class WithKeysOfAHead(Kept):
+        def __init__(self, num_heads, key_size):
+            super().__init__()
+
+    assert guesses(built(WithKeysOfAHead)) == {"num_heads": 5, "key_size": 8}
+
+
+def test_a_default_settles_what_a_guess_must_fit() -> None:
+    class OfALibrary(Kept):
+        def __init__(self, dim, heads=8, dim_head=64):
+            super().__init__()
+
+    assert guesses(built(OfALibrary)) == {"dim": 512}
+
+
+def test_a_constructor_that_hands_everything_on_is_asked_for_what_its_base_asks_for() -> None:
+    class Handing(Plain):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    assert guesses(built(Handing, "dropout=0")) == {"d_model": 40, "n_heads": 5}
+
+
+def test_a_parameter_for_anything_takes_unknown_names() -> None:
+    class Open(Kept):
+        def __init__(self, d_model, **others):
+            super().__init__()
+            self.others = others
+
+    found = built(Open, "wobble=3")
+    assert found.module.others == {"wobble": 3}
+    assert dict(found.arguments) == {"d_model": 40, "wobble": 3}
+
+
+def test_causal_is_what_the_user_says_and_is_told() -> None:
+    class Needs(Kept):
+        def __init__(self, d_model, causal):
+            super().__init__()
+
+    class Offers(Kept):
+        def __init__(self, d_model=8, is_causal=False):
+            super().__init__()
+
+    assert guesses(built(Needs))["causal"] is False
+    assert ("causal", True, "--causal") in [tuple(guess) for guess in built(Needs, causal=True).guesses]
+    assert built(Offers).arguments["is_causal"] is False
+    assert [tuple(guess) for guess in built(Offers, causal=True).guesses] == [("is_causal", True, "--causal")]
+    assert built(Offers, causal=True).arguments["is_causal"] is True
+    assert guesses(built(Offers, "is_causal=false", causal=True)) == {}
+
+
+def test_a_flag_is_not_taken_for_a_number_of_its_name() -> None:
+    class Flagged(Kept):
+        def __init__(self, d_model: int, scale: bool):
+            super().__init__()
+
+    assert told(Flagged)[1] == "--arg scale=VALUE"
+
+
+def test_what_nobody_knows_must_be_given() -> None:
+    class Strange(Kept):
+        def __init__(self, d_model, wobble, tilt):
+            super().__init__()
+
+    assert told(Strange) == (
+        "mine.py:Attention must be given wobble and tilt, got nothing and no usual name to guess from",
+        "--arg wobble=VALUE --arg tilt=VALUE",
+    )
+
+
+def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
+    assert told(Plain, "d_modle=64") == (
+        "argument d_modle must be one of d_model, n_heads, dropout=0.1, got d_modle",
+        "did you mean --arg d_model=VALUE?",
+    )
+    assert told(Kept, "wobble=64") == (
+        "argument wobble must be left out, got it for a constructor without arguments",
+        None,
+    )
+    with pytest.raises(UsageError, match="argument d_model must be given once, got it twice"):
+        built(Plain, "d_model=64", "d_model=32")
+
+
+# ------------------------------------------------------------------------------------------------------------- configs
+
+
+class OfConfig(nn.Module):
+    """As in a well-known small repository."""
+
+    def __init__(self, config):
+        super().__init__()
+        assert config.n_embd % config.n_head == 0
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.config = config
+
+    def forward(self, x):
+        return self.c_attn(x)
+
+
+def test_a_config_is_guessed_as_it_is_read_and_every_name_read_is_told() -> None:
+    found = built(OfConfig, "config.bias=false")
+    assert guesses(found) == {"config.n_embd": 120, "config.n_head": 15}
+    assert found.module.c_attn.bias is None
+    assert stated(found.arguments, "n_heads") == 15
+    assert stated(found.arguments, "bias") is False
+    assert stated(found.arguments, "d_v") is None
+    assert found.given == {"config.bias"}
+
+
+def test_what_is_given_for_a_config_settles_the_rest() -> None:
+    assert guesses(built(OfConfig, "config.n_embd=64")) == {"config.n_head": 4, "config.bias": True}
+    assert guesses(built(OfConfig, "config={'n_embd': 60}")) == {"config.n_head": 15, "config.bias": True}
+
+
+def test_a_config_is_read_by_attribute_and_by_item_and_lacks_what_is_unusual() -> None:
+    class Reading(Kept):
+        def __init__(self, cfg):
+            super().__init__()
+            assert cfg["emb_dim"] == cfg.emb_dim == cfg.get("emb_dim") == getattr(cfg, "emb_dim", 7)
+            assert cfg.deep.wobble == 3
+            assert cfg["deep"]["emb_dim"] == cfg.emb_dim
+            assert cfg.get("drop_rate", 0.5) == 0.5
+            assert cfg.get("tilt") is None
+            assert cfg.get("tilt", 4) == 4
+            assert getattr(cfg, "flash", "none") == "none"
+            assert (hasattr(cfg, "flash"), hasattr(cfg, "n_heads"), "flash" in cfg) == (False, True, False)
+            cfg.head_dim = cfg.emb_dim // cfg["n_heads"]
+            assert cfg["head_dim"] == 8
+            self.cfg = cfg
+
+    found = built(Reading, "cfg.deep.wobble=3")
+    assert guesses(found) == {"cfg.emb_dim": 120, "cfg.n_heads": 15, "cfg.deep.emb_dim": 120}
+    again = copy.deepcopy(found.module).cfg
+    assert isinstance(again, GuessedConfig)
+    assert (again.emb_dim, again["num_kv_groups"]) == (120, 5)
+
+
+@pytest.mark.parametrize("read", [lambda config: config.wobble, lambda config: config["wobble"]])
+def test_a_name_of_a_config_that_nobody_knows_must_be_given(read: Any) -> None:
+    class Strange(Kept):
+        def __init__(self, config):
+            super().__init__()
+            self.value = read(config)
+
+    assert told(Strange) == (
+        "mine.py:Attention must be given config.wobble, got nothing and no usual name to guess from",
+        "--arg config.wobble=VALUE",
+    )
+    assert built(Strange, "config.wobble=7").module.value == 7
+
+
+def test_heads_beside_a_config_leave_room_for_kv_heads_in_it() -> None:
+    class Beside(Kept):
+        def __init__(self, config, n_heads):
+            super().__init__()
+            assert n_heads % config.n_kv_heads == 0
+            assert 1 < config.n_kv_heads < n_heads
+
+    assert guesses(built(Beside)) == {"n_heads": 15, "config.n_kv_heads": 5}
+
+
+def test_a_name_of_a_config_given_without_it_is_told_how() -> None:
+    assert told(OfConfig, "n_embd=64")[1] == "--arg config.n_embd=VALUE sets it in the config"
+    assert told(OfConfig, "cfg.n_embd=64")[1] == "--arg config.n_embd=VALUE sets it in the config"
+
+
+@dataclass
+class Sizes:
+    """A config as people write it."""
+
+    n_embd: int
+    n_head: int = 6
+    causal: bool = False
+    d_head: int = 0
+
+    def __post_init__(self) -> None:
+        self.d_head = self.n_embd // self.n_head
+
+
+class OfSizes(Kept):
+    """Names its config's class, by a string as with postponed annotations."""
+
+    def __init__(self, args: "Sizes | None"):
+        super().__init__()
+        self.args = args
+
+
+def test_the_class_that_an_annotation_names_is_the_config() -> None:
+    found = built(OfSizes)
+    assert found.module.args == Sizes(48)
+    assert guesses(found) == {"args.n_embd": 48}
+    assert found.arguments["args.n_head"] == 6
+    assert built(OfSizes, "args.n_embd=60", "args.n_head=5").module.args == Sizes(60, 5, d_head=12)
+    assert built(OfSizes, "args.n_embd=60", "args.d_head=7").module.args.d_head == 7
+    assert guesses(built(OfSizes, "args.n_embd=60", causal=True)) == {"args.causal": True}
+    message, _ = told(OfSizes, "args.n_embd=60", "args.wobble=3")
+    assert message == (
+        "argument args.wobble must be one of args.n_embd=60, args.n_head=6, args.causal=False, args.d_head=10, "
+        "got args.wobble"
+    )
+
+
+def test_a_plain_class_and_a_default_are_configs_too() -> None:
+    class Settings:
+        n_embd = 32
+        n_head = 4
+
+    class Of(Kept):
+        def __init__(self, config: Settings):
+            super().__init__()
+            self.config = config
+
+    Of.__init__.__annotations__["config"] = Settings
+    found = built(Of, "config.n_head=2")
+    assert (type(found.module.config), found.module.config.n_head, found.module.config.n_embd) == (Settings, 2, 32)
+    assert found.arguments["config.n_embd"] == 32
+
+    default = Sizes(24, 3)
+
+    class Defaulting(Kept):
+        def __init__(self, config=default):
+            super().__init__()
+            self.config = config
+
+    changed = built(Defaulting, "config.n_head=2").module.config
+    assert (changed.n_embd, changed.n_head) == (24, 2)
+    assert default.n_head == 3
+
+
+def test_a_mapping_annotation_is_no_class_to_call() -> None:
+    class Of(Kept):
+        def __init__(self, config: dict[str, Any], cfg: Mapping):
+            super().__init__()
+            self.width = config["d_model"], cfg["d_model"]
+
+    assert built(Of).module.width == (120, 120)
+
+
+# ------------------------------------------------------------------------------------------------------------ building
+
+
+def test_the_seed_makes_the_weights_and_nothing_else_draws_from_it() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, same, other = built(Plain), built(Plain), built(Plain, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first.module.w_q.weight, same.module.w_q.weight)
+    assert not torch.equal(first.module.w_q.weight, other.module.w_q.weight)
+    assert not first.module.training
+    assert not first.module.drop.training
+
+
+def test_it_can_be_built_anew_with_other_arguments_and_the_same_numbers() -> None:
+    first = built(Plain, "dropout=0.5")
+    same, other = first.rebuild({}), first.rebuild({"n_heads": 8})
+    assert torch.equal(first.module.w_q.weight, same.module.w_q.weight)
+    assert same.module is not first.module
+    assert dict(other.arguments) == {"d_model": 40, "n_heads": 8, "dropout": 0.5}
+    assert guesses(same) == guesses(first)
+    assert guesses(other) == {"d_model": 40}
+    assert other.given == {"dropout"}
+    assert torch.equal(other.rebuild({}).module.w_q.weight, first.module.w_q.weight)
+    with pytest.raises(AssertionError, match="heads must divide"):
+        first.rebuild({"n_heads": 7})
+
+
+def test_a_config_can_be_changed_and_built_anew() -> None:
+    first = built(OfConfig)
+    other = first.rebuild({"config.bias": False})
+    assert other.module.c_attn.bias is None
+    assert other.arguments["config.n_embd"] == 120
+    assert guesses(other) == {"config.n_embd": 120, "config.n_head": 15}
+    assert built(OfSizes).rebuild({"args.n_head": 4}).module.args.n_head == 4
+
+
+def test_classes_that_are_no_modules_are_called_by_call_or_forward() -> None:
+    class Called:
+        def __init__(self, n_heads):
+            self.n_heads = n_heads
+
+        def __call__(self, x):
+            return x * self.n_heads
+
+    class Forward:
+        def forward(self, x):
+            return x + 1
+
+    assert built(Called, "n_heads=3").call(2) == 6
+    assert built(Forward).call(2) == 3
+    assert built(Forward).module is None
+
+
+def test_functions_are_taken_as_they_are() -> None:
+    def attend(q, by=2):
+        return q * by
+
+    for function in (attend, partial(attend, by=3), torch.softmax, lambda q: q):
+        found = built(function)
+        assert found.call is function
+        assert (found.module, dict(found.arguments), found.guesses, found.rebuild({})) == (None, {}, (), found)
+    assert told(attend, "by=3") == (
+        "mine.py:Attention must be a class to be built with arguments, got a function and --arg by",
+        "--call-arg NAME=VALUE is passed to each call",
+    )
+
+
+def test_an_instance_is_put_in_eval_and_built_anew_as_a_copy() -> None:
+    ready = Plain(6, 2)
+    found = built(ready)
+    assert found.call is found.module is ready
+    assert not ready.training
+    again = found.rebuild({}).module
+    assert again is not ready
+    assert torch.equal(again.w_q.weight, ready.w_q.weight)
+    with pytest.raises(MhaError, match=r"^mine\.py:Attention must be a class to be built with n_heads$"):
+        found.rebuild({"n_heads": 3})
+    assert told(ready, "n_heads=3")[0] == (
+        "mine.py:Attention must be a class to be built with arguments, got a module that is built already and --arg n_heads"
+    )
+
+
+def test_what_cannot_be_called_is_not_built() -> None:
+    from abc import ABC, abstractmethod
+
+    class Abstract(nn.Module, ABC):
+        @abstractmethod
+        def scores(self): ...
+
+        def forward(self, x):
+            return x
+
+    class Silent(nn.Module):
+        pass
+
+    class Nothing:
+        pass
+
+    assert told(Abstract)[0] == "mine.py:Attention must be complete, got an abstract class without scores"
+    for kind in (Silent, Nothing):
+        assert told(kind)[0] == "mine.py:Attention must have a forward or __call__, got a class without"
+
+
+def test_what_a_constructor_raises_is_told_with_its_line() -> None:
+    message, hint = told(Plain, "d_model=63", "n_heads=4")
+    assert message.startswith("Attention(d_model=63, n_heads=4) of ")
+    assert message.endswith("test_building.py must be buildable, got AssertionError: heads must divide")
+    assert hint is not None
+    assert hint.endswith('says: assert d_model % n_heads == 0, "heads must divide"')
+
+    class Exits(Kept):
+        def __init__(self):
+            raise SystemExit(4)
+
+    assert told(Exits)[0].endswith("must be buildable, got SystemExit: 4")
+
+    class Interrupted(Kept):
+        def __init__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        built(Interrupted)
