@@ -1,0 +1,23 @@
+"""The catalogue of mistakes: what stands in the place of a stage of attention, how it looks, what it does, how it is mended.
+
+Adding a mistake is adding an entry. The diagnosis puts one entry after another into the reference until one gives what
+somebody's attention gives. docs/CHECK.md is made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mhacli.attention.mistakes.entry import Mistake, Way
+from mhacli.attention.mistakes.heads import HEADS
+from mhacli.attention.mistakes.masks import MASKS
+from mhacli.attention.mistakes.projections import PROJECTIONS
+from mhacli.attention.mistakes.scores import SCORES
+
+__all__ = ["BY_CODE", "MISTAKES", "Mistake", "Way"]
+
+MISTAKES: tuple[Mistake, ...] = (*HEADS, *SCORES, *MASKS, *PROJECTIONS)
+"""Every entry, the likelier first within a stage. A code may have several."""
+
+BY_CODE: Mapping[str, Mistake] = {mistake.code: mistake for mistake in reversed(MISTAKES)}
+"""The first entry of every code."""

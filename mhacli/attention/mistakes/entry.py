@@ -1,0 +1,34 @@
+"""What an entry of the catalogue of mistakes is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make a mistake: the function in the stage's place. `said` ends the sentence "matches exactly if …"."""
+
+    said: str
+    replacement: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake with its stable `code`.
+
+    `stage` is the one of `mhacli.attention.stages.Stages` that it changes, None where a probe finds it; `site` what is made
+    there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the result, `fix`
+    the corrected expression.
+    """
+
+    code: str
+    message: str
+    looks_like: str
+    effect: str
+    fix: str
+    stage: str | None = None
+    site: str | None = None
+    ways: tuple[Way, ...] = ()

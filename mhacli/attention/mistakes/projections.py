@@ -1,0 +1,165 @@
+"""Mistakes in projections and rotations, in dropout, and in what is remembered."""
+
+from __future__ import annotations
+
+from mhacli.attention import replaced
+from mhacli.attention.mistakes.entry import Mistake, Way
+from mhacli.attention.replaced import OTHER_ORDERS
+
+PROJECTIONS = (
+    Mistake(
+        "qkv-order",
+        "queries, keys and values are taken from another projection than its name says",
+        "k, q, v = self.qkv(x).chunk(3, dim=-1)",
+        "queries, keys and values are taken for each other: weights of any published model give nonsense",
+        "q, k, v = self.qkv(x).chunk(3, dim=-1)",
+        "project",
+        "q_proj",
+        tuple(
+            Way(f"what is named {', '.join('qkv')} is used as {', '.join(order)}", replaced.order_of(order))
+            for order in OTHER_ORDERS
+        ),
+    ),
+    Mistake(
+        "values-from-keys",
+        "the values are made with the projection of the keys",
+        "v = self.k_proj(x)",
+        "the projection of the values is never used",
+        "v = self.v_proj(x)",
+        "project",
+        "v_proj",
+        (Way("the values are made by the projection of the keys", replaced.values_from_keys),),
+    ),
+    Mistake(
+        "values-of-queries",
+        "the values are made from the querying rows instead of the context",
+        "v = self.v_proj(query)",
+        "with another text as context, nothing of it reaches the output but its shares",
+        "v = self.v_proj(context)",
+        "project",
+        "v_proj",
+        (Way("the values come from the rows that ask", replaced.values_of_queries),),
+    ),
+    Mistake(
+        "bias-missing",
+        "a bias that the layer has is not added",
+        "F.linear(x, self.q_proj.weight)",
+        "the layer answers as if it had been trained without it",
+        "F.linear(x, self.q_proj.weight, self.q_proj.bias)",
+        "project",
+        "q_proj",
+        tuple(
+            Way(f"the bias of {' and '.join(of)} is left out", replaced.unbiased(*of))
+            for of in (("q",), ("v",), ("q", "k", "v"), ("q", "v"), ("q", "k"), ("k", "v"), ("k",))
+        ),
+    ),
+    Mistake(
+        "bias-missing",
+        "the bias of the output projection is not added",
+        "z @ self.out_proj.weight.T",
+        "the layer answers as if it had been trained without it",
+        "self.out_proj(z)",
+        "project_out",
+        "out",
+        (Way("the bias of the output projection is left out", replaced.out_unbiased),),
+    ),
+    Mistake(
+        "out-proj-missing",
+        "the output projection exists and is not applied",
+        "return z.transpose(1, 2).reshape(batch, length, d_model)",
+        "the heads are never mixed, and the projection's weights never learn",
+        "return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))",
+        "project_out",
+        "concat",
+        (Way("the heads side by side are returned as they are", replaced.rows_as_they_are),),
+    ),
+    Mistake(
+        "out-proj-transposed",
+        "the weight of the output projection is applied the other way round",
+        "z @ self.out_proj.weight",
+        "with square weights nothing complains, and weights of any published model give nonsense",
+        "z @ self.out_proj.weight.T",
+        "project_out",
+        "out",
+        (Way("the output projection's weight is applied transposed", replaced.out_transposed),),
+    ),
+    Mistake(
+        "projection-transposed",
+        "the weights of the projections are applied the other way round",
+        "x @ self.q_proj.weight",
+        "with square weights nothing complains, and weights of any published model give nonsense",
+        "x @ self.q_proj.weight.T",
+        "project",
+        "q_proj",
+        (Way("the weights of queries, keys and values are applied transposed", replaced.transposed_inputs),),
+    ),
+    Mistake(
+        "rope-pairing",
+        "rotary positions pair columns in another way than their angles, or the weights, are made for",
+        "angles = torch.cat([a, a], -1) with x[..., ::2], x[..., 1::2] rotated",
+        "columns are turned by angles that are not theirs: scores no longer depend on the distance alone",
+        "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
+        "turn",
+        "q",
+        (
+            Way(
+                "neighbouring columns are turned by angles laid out for halves",
+                replaced.turned_as("interleaved", "interleaved", "half"),
+            ),
+            Way(
+                "halves are turned by angles laid out for neighbouring columns",
+                replaced.turned_as("half", "half", "interleaved"),
+            ),
+            Way("queries are turned by halves and keys by neighbours", replaced.turned_as("half", "interleaved", None)),
+            Way("queries are turned by neighbours and keys by halves", replaced.turned_as("interleaved", "half", None)),
+            Way("columns are paired in the other way than is meant", replaced.turned_other),
+        ),
+    ),
+    Mistake(
+        "rope-of-queries-only",
+        "queries are turned by their places, keys are not",
+        "q = apply_rotary(q)  # and k is left as it is",
+        "scores depend on where the query stands instead of on the distance",
+        "q, k = apply_rotary(q), apply_rotary(k)",
+        "turn",
+        "k",
+        (Way("the keys are not turned", replaced.turned_queries),),
+    ),
+    Mistake(
+        "rope-sign",
+        "queries and keys are turned in opposite directions",
+        "q * cos + rotate(q) * sin, k * cos - rotate(k) * sin",
+        "scores depend on the sum of two places instead of their difference",
+        "t * cos + rotate(t) * sin for both",
+        "turn",
+        "k",
+        (Way("keys are turned backwards", replaced.turned_back),),
+    ),
+    Mistake(
+        "dropout-in-eval",
+        "dropout acts although the module is in evaluation",
+        "F.dropout(pattern, self.p)  # or F.scaled_dot_product_attention(…, dropout_p=self.p)",
+        "the same input gives another output each time",
+        "F.dropout(pattern, self.p, training=self.training)",
+        None,
+        "pattern",
+    ),
+    Mistake(
+        "dropout-not-rescaled",
+        "what dropout keeps is not divided by 1 − p",
+        "pattern * (torch.rand_like(pattern) > p)",
+        "outputs in training are smaller than in evaluation by 1 − p",
+        "F.dropout(pattern, p, training=self.training)",
+        None,
+        "pattern",
+    ),
+    Mistake(
+        "state-kept-between-calls",
+        "the module remembers earlier calls: the same input gives another output later",
+        "self.cache = torch.cat([self.cache, k], dim=1)",
+        "what one text gives depends on what was asked before",
+        "pass the cache in and out: forward(x, past) -> out, past",
+        None,
+        "k",
+    ),
+)
