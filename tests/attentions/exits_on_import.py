@@ -1,0 +1,5 @@
+"""A script rather than a module."""
+
+import sys
+
+sys.exit("usage: exits_on_import.py FILE")

@@ -1,0 +1,6 @@
+"""A file whose import never ends."""
+
+import time
+
+while True:
+    time.sleep(0.05)
