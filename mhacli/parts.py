@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.config import Config
+from mhacli.findings import Argument
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Step:
 
     `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed. What is
     not `built` was made to be looked at: the kernel that ran never makes it.
+    Of somebody's own attention `operation` is what torch calls it, `file`, `line` and `source` say where it stands in their code,
+    `remark` what is odd about it. A
+    line that ran `repeats` times is one step: flops and bytes are those of all times, the rest of the first; `repeats_of` is
+    the word for what it was repeated.
     """
 
     site: str
@@ -90,6 +95,29 @@ class Step:
     values: Values | None = None
     cache: CacheStep | None = None
     built: bool = True
+    operation: str = ""
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    remark: str = ""
+    repeats: int = 1
+    repeats_of: str = ""
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """Somebody's own attention that was walked: the `target` that names it, the `arguments` it was built with, how it was
+    `called`, and the `sizes` that it was asked with, as `(word, size)`. `n_runs` with other sizes told the axes apart. The
+    `result` has a shape, and `expected` is the one that attention must give; what it `printed` is kept."""
+
+    target: str
+    arguments: tuple[Argument, ...]
+    called: str
+    sizes: tuple[tuple[str, int], ...]
+    n_runs: int
+    result: tuple[int, ...]
+    expected: tuple[int, ...]
+    printed: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from mhacli.parts import (
     Cell,
     DecodeSummary,
     Environment,
+    OwnModule,
     RouteCheck,
     SelfCheck,
     Step,
@@ -55,6 +56,7 @@ class Record:
     the side that the config says: `first_query` and `first_key` tell where those begin.
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
     the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
+    A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit.
     """
@@ -78,6 +80,7 @@ class Record:
     model: Model | None = None
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
+    module: OwnModule | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -147,6 +150,8 @@ class Record:
         _require_whole(record, path)
         record = dataclasses.replace(record, config=_resolved(record.config, path))
         full = dataclasses.replace(record, arrays=_load_arrays(file))
+        if record.module is not None:
+            return dataclasses.replace(record, arrays={})
         views = {layer_prefix(i): full.of_layer(i) for i in range(len(record.layers))} or {"": full}
         arrays: dict[str, Array] = {}
         for prefix, view in views.items():

@@ -39,7 +39,9 @@ def require_one_format(*, json: bool, csv: bool) -> None:
 
 
 def output(record: Record, options: ViewOptions, machine: MachineOptions, colour: ColourOptions) -> None:
-    """The record on stdout, in the format asked for."""
+    """The record on stdout, in the format asked for. Raises `UsageError` for a table of a record that has no shares."""
+    if record.module is not None and machine.csv:
+        raise UsageError("csv must be of a record with shares, got a walk of somebody's attention", hint="try --json")
     if machine.json:
         from mhacli.render import json
 
@@ -48,6 +50,12 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
         from mhacli.render import csv
 
         write_pieces(csv.pieces(record))
+    elif record.module is not None:
+        from mhacli.render.walk import closing, step_blocks
+
+        on = screen(colour.color)
+        for block in (*step_blocks(record, on), closing(record, on)):
+            draw(block, on)
     else:
         from mhacli.render.decode import decode_view
         from mhacli.render.heads import heads_view

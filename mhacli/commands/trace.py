@@ -17,6 +17,7 @@ from mhacli.commands.checkpoint import (
     require_without_model,
 )
 from mhacli.commands.output import require_self_check, tell_notes
+from mhacli.commands.ownmodule import OwnOptions, require_of_target, target_in, walk_target
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
 from mhacli.options import (
@@ -84,21 +85,45 @@ def trace(
     layer: LayerOptions,
     device: DeviceOptions,
     model: ModelOptions,
+    own: OwnOptions,
     walking: WalkOptions,
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """Options in, the study `walk` or that of a checkpoint's layer, the walkthrough out."""
+    """Options in, the study `walk`, that of a checkpoint's layer or of somebody's attention, the walkthrough out."""
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
     if model.model is not None:
-        _require_of_checkpoint(walking)
+        _require_of_checkpoint(walking, own)
         wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
         _walk_checkpoint(of_model, cell, walking, save, colour)
         return
     require_without_model(**vars(model))
+    target = target_in(source, own)
+    if target is not None:
+        require_of_target(
+            (walking, ("values", "step", "json")), (source, ("text",)), (text, ()), (layer, ("causal", "seed")),
+            (device, ("device",)), (save, ("save", "force")),
+        )  # fmt: skip
+        _finish(walk_target(target, own, layer=layer, device=device, values=walking.values), walking, save, colour)
+        return
+    _walk_ours(cell, source=source, text=text, layer=layer, device=device, walking=walking, save=save, colour=colour)
+
+
+def _walk_ours(
+    cell: tuple[int, int, int] | None,
+    *,
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    walking: WalkOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """Texts, and a layer of our own: its walkthrough, or its mask alone."""
     if walking.mask:
         _require_no_layer(walking, layer, save)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
@@ -129,10 +154,19 @@ def trace(
     tell_notes(record, request.notes)
 
 
-def _require_of_checkpoint(walking: WalkOptions) -> None:
+def _finish(record: Record, walking: WalkOptions, save: SaveOptions, colour: ColourOptions) -> None:
+    """Somebody's attention: saved where that is asked for, and told. What is odd about it is no fault of the walk."""
+    if save.save is not None:
+        record.save(save.save, force=save.force)
+    _show(record, walking, colour)
+
+
+def _require_of_checkpoint(walking: WalkOptions, own: OwnOptions) -> None:
     """Raises `UsageError` for what is only there for a layer of our own: other ways to write it, and its mask alone."""
     if walking.route != "separate":
         raise UsageError("route must be left out with --model, whose own way is walked", hint="leave --route out")
+    if own != OwnOptions():
+        raise UsageError("arg, call-arg and time-limit must be of an attention of your own, got a model")
     if walking.mask:
         raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
 
@@ -163,14 +197,19 @@ def _walk_checkpoint(
 
 
 def _tell(record: Record, walking: WalkOptions, colour: ColourOptions) -> None:
-    """The record on stdout, as JSON or as a walkthrough, and whether it holds together."""
+    """The record on stdout, and whether it holds together."""
+    _show(record, walking, colour)
+    require_self_check(record)
+
+
+def _show(record: Record, walking: WalkOptions, colour: ColourOptions) -> None:
+    """The record on stdout, as JSON or as a walkthrough."""
     if walking.json:
         from mhacli.render import json
 
         write_pieces(json.pieces(record))
     else:
         _walk_through(record, colour, step=walking.step)
-    require_self_check(record)
 
 
 def _require_no_layer(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:

@@ -16,6 +16,7 @@ from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
 from mhacli.record import Record
 from mhacli.render.model import model_header
 from mhacli.render.options import Screen
+from mhacli.render.ownmodule import module_closing, module_header, repeats_text, source_line
 from mhacli.render.terminal import axes_text, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
@@ -32,7 +33,7 @@ from mhacli.text.escape import visible
 from mhacli.variants import variants
 
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
-_MASKED = ("scores", "bias")
+_MASKED = ("scores", "bias", "masked")
 """Sites where −∞ is no accident."""
 _KINDS = {
     "content": "content",
@@ -47,14 +48,16 @@ _ALWAYS = ("content", "position")
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     """The configuration, then one block for each site in the order of execution."""
-    if record.model is None:
+    if record.module is not None:
+        yield module_header(record, record.module, screen)
+    elif record.model is None:
         yield configuration(record, screen.width)
         yield from _variants(record)
     else:
         yield model_header(record, record.model, screen)
         yield from (Group(Text(""), groups) for groups in groups_table(record.of_layer(0)))
     for number, step in enumerate(record.trace, 1):
-        yield _block(number, step, screen)
+        yield _block(number, step, screen, is_timed=record.module is None)
 
 
 def _variants(record: Record) -> Iterator[RenderableType]:
@@ -69,6 +72,8 @@ def _variants(record: Record) -> Iterator[RenderableType]:
 def closing(record: Record, screen: Screen) -> RenderableType:
     """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
     sections: list[RenderableType] = [_totals(record)]
+    if record.module is not None:
+        return Group(*sections, Text(""), *module_closing(record, record.module, screen))
     if record.cell is not None:
         view = record if record.model is None else record.of_layer(0)
         sections += [Text(""), *_cell_story(view, record.cell, screen)]
@@ -77,14 +82,19 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     return Group(*sections, Text(""), self_check_line(record.self_check))
 
 
-def _block(number: int, step: Step, screen: Screen) -> Group:
+def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
     title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
     title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
+    title.append(repeats_text(step), style="not cyan bold")
     room = screen.width - _INDENT
-    lines = [Text(visible(step.formula)), Text(visible(step.meaning), style="italic")]
-    lines += [Text("\n".join(filled(_measured(step), room)), style="dim")]
+    lines = [*source_line(step), Text(visible(step.formula))]
+    lines += [Text(visible(step.meaning), style="italic")] if step.meaning else []
+    lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
+    lines += [Text("\n".join(filled(_measured(step, is_timed=is_timed), room)), style="dim")]
     if step.parameters:
-        weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in step.parameters)
+        shown = step.parameters if step.repeats == 1 else step.parameters[: len(step.parameters) // step.repeats or 1]
+        weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in shown)
+        weights += f" … {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
         total = sum(prod(p.shape) for p in step.parameters)
         lines.append(Text(f"parameters: {weights} = {total:,} numbers", style="dim"))
     if step.values is not None:
@@ -94,7 +104,7 @@ def _block(number: int, step: Step, screen: Screen) -> Group:
     return Group(Text(""), title, Padding(Group(*lines), (0, 0, 0, _INDENT)))
 
 
-def _measured(step: Step) -> list[str]:
+def _measured(step: Step, *, is_timed: bool) -> list[str]:
     strides = f"strides ({', '.join(map(str, step.strides))})"
     repeated = "a view that repeats its rows (strides of 0)" if step.layout == "view" else "a new tensor"
     layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else repeated
@@ -104,7 +114,7 @@ def _measured(step: Step) -> list[str]:
         strides,
         f"{count_text(step.flops)} FLOPs",
         bytes_text(step.bytes) + f" {visible(step.dtype)}",
-        seconds_text(step.time_s),
+        *([seconds_text(step.time_s)] if is_timed else []),
     ]
 
 
