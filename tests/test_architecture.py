@@ -27,6 +27,7 @@ ROWS = (
         "heads",
         "layers",
         "findings",
+        "health",
         "patterns",
         "comparison",
         "text",

@@ -12,12 +12,12 @@ import pytest
 
 from mhacli import options
 from mhacli.cli import COMMANDS
-from mhacli.commands import decode, heads, show, trace, vocab, weights
+from mhacli.commands import check, decode, doctor, heads, show, trace, vocab, weights
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, decode, heads, show, trace, vocab, weights)
+    for room in (options, check, decode, doctor, heads, show, trace, vocab, weights)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -47,6 +47,8 @@ def test_every_option_says_what_it_does(group: type) -> None:
         ("decode", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output"]),
         ("bench", ["What", "Sizes", "How", "Against a baseline", "Output"]),
         ("heads", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Heads", "View", "Output"]),
+        ("check", ["What", "What its author meant", "How", "Output"]),
+        ("doctor", ["Checkpoint", "Device", "Output"]),
         ("vocab", ["Text", "Output"]),
         ("show", ["View", "Output"]),
     ],
@@ -59,7 +61,7 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "vocab", "weights", "show"}
+    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "check", "doctor", "vocab", "weights", "show"}
 
 
 @pytest.mark.parametrize(

@@ -103,17 +103,49 @@ class Subject(Protocol):
     called, in one line of Python.
     """
 
-    built: Built
-    sizes: Sizes
-    is_function: bool
-    n_heads: int
-    takes_context: bool
-    causal_by: str | None
-    mask_forms: tuple[MaskForm, ...]
-    padding_forms: tuple[MaskForm, ...]
-    dtype: torch.dtype
-    device: torch.device
-    described: str
+    @property
+    def built(self) -> Built:
+        """What is asked."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What it can be asked with."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether q, k and v come cut into heads."""
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads a function can be asked with."""
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether keys may be other rows."""
+
+    @property
+    def causal_by(self) -> str | None:
+        """The argument that makes it causal."""
+
+    @property
+    def mask_forms(self) -> tuple[MaskForm, ...]:
+        """The ways to write a mask."""
+
+    @property
+    def padding_forms(self) -> tuple[MaskForm, ...]:
+        """The ways to write padding."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def described(self) -> str:
+        """How it is called."""
 
     def __call__(
         self,

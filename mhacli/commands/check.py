@@ -1,0 +1,204 @@
+"""`mha check`: somebody's attention examined in a process of its own; which mistake it makes, if any, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
+
+import typer
+
+from mhacli.commands.sources import leave_deleted_folder, record_command
+from mhacli.config import MAX_HEADS, MAX_SEED, Config
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.findings import Examination
+from mhacli.modules.request import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
+from mhacli.modules.target import require_readable
+from mhacli.options import ColourOptions, command, number, option
+from mhacli.schema import decode, load_json
+from mhacli.streams import draw, note, progress, screen, write_pieces
+from mhacli.values import integer, real, whole
+
+_WHAT, _MEANT, _HOW, _OUTPUT = "What", "What its author meant", "How", "Output"
+_JOB = "mhacli.studies.check:examine_request"
+_MOST_SECONDS = 86_400.0
+_TARGET_HELP = "FILE.py:NAME or package.module:NAME, a class or a function of q, k and v. It is imported and run."
+
+
+@dataclass(frozen=True)
+class SubjectOptions:
+    """Which attention, and how to build and call it."""
+
+    target: Annotated[str, typer.Argument(help=_TARGET_HELP, show_default=False)] = ""
+    arg: Annotated[
+        list[str] | None,
+        option(
+            _WHAT,
+            "An argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+    call_arg: Annotated[
+        list[str] | None,
+        option(_WHAT, "An argument of every call, such as start_pos=0; repeatable.", metavar="NAME=VALUE"),
+    ] = None
+    against: Annotated[
+        str | None,
+        option(_WHAT, "Compare with this one instead of the reference.", metavar="TARGET"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MeaningOptions:
+    """What its author meant, where nothing else tells."""
+
+    causal: Annotated[bool, option(_MEANT, "No token is to see a later one.", "--causal")] = False
+    mask_means: Annotated[
+        Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask stands for. (default: either)")
+    ] = None
+    rope: Annotated[
+        Literal["half", "interleaved"] | None,
+        option(_MEANT, "Which columns rotary positions turn together. (default: either)"),
+    ] = None
+    scale: Annotated[
+        float | None,
+        number(_MEANT, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X"),
+    ] = None
+    heads: Annotated[
+        int | None,
+        number(_MEANT, whole("heads", 1, MAX_HEADS), "Query heads. (default: as its arguments say)"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where it runs, and for how long."""
+
+    device: Annotated[str, option(_HOW, "cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["cpu", "cuda", "mps"])] = (
+        "cpu"
+    )
+    seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of its inputs. (default: 0)")] = 0
+    time_limit: Annotated[
+        float,
+        number(
+            _HOW,
+            real("time-limit"),
+            f"Longest time of an import, and of a call. (default: {DEFAULT_TIME_LIMIT_S:g})",
+            metavar="SECONDS",
+        ),
+    ] = DEFAULT_TIME_LIMIT_S
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the examination as one JSON document.", "--json")] = False
+
+
+@command
+def check(
+    subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, report: ReportOptions, colour: ColourOptions
+) -> None:
+    """A target in, what is right or wrong with it out; then the verdict."""
+    request = _request(subject, meaning, how)
+    if not 0 < how.time_limit <= _MOST_SECONDS:
+        raise UsageError(f"time-limit must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {how.time_limit:g}")
+    leave_deleted_folder()
+    examination = _examined(request, how.time_limit)
+    if report.json:
+        write_pieces([json.dumps(examination.as_json(), indent=1, allow_nan=False) + "\n"])
+    else:
+        from mhacli.render.check import check_view
+
+        on = screen(colour.color)
+        draw(check_view(_with_short_paths(examination), on), on)
+    _require_right(examination)
+    for one in examination.arguments:
+        if one.origin == "guessed" and report.json:
+            note(
+                f"{one.name}={one.value} is guessed{f': {one.why}' if one.why else ''}; --arg {one.name}=… says otherwise"
+            )
+
+
+def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
+    """What is asked, as far as it can be checked without running anything."""
+    if not subject.target:
+        raise UsageError("target must be given: FILE.py:NAME or package.module:NAME")
+    Config(d_model=1, n_heads=1, device=how.device, seed=how.seed).resolved()
+    device = "cpu" if how.device == "auto" else how.device
+    for target in (subject.target, subject.against):
+        if target is not None:
+            require_readable(target)
+    arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
+    of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
+    against = None if subject.against is None else replace(of, target=subject.against)
+    return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
+
+
+def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:
+    """Names and values from `d_model=64`. Raises `UsageError` for another form, and for a name that is given twice."""
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise UsageError(f"{name} must be NAME=VALUE such as d_model=64, got {word[:200]!r}")
+        if key in found:
+            raise UsageError(f"{name} must name each argument once, got {key} twice")
+        found[key] = value
+    return tuple(found.items())
+
+
+def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
+    """The examination, made in a process of its own."""
+    from mhacli.modules.apart import run_apart
+
+    with progress() as tell:
+        stages: list[str] = []
+
+        def on_stage(what: str) -> None:
+            stages.append(what)
+            tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
+
+        outcome = run_apart(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
+    found = decode(Examination, _undone(load_json(outcome.result, "the examination")), "the examination")
+    return replace(found, printed=outcome.printed, command=record_command())
+
+
+_USUAL_STAGES = 12
+
+
+def _undone(document: object) -> object:
+    """The document with its environment as pairs again."""
+    if isinstance(document, dict) and isinstance(document.get("environment"), dict):
+        return document | {"environment": [[name, value] for name, value in document["environment"].items()]}
+    return document
+
+
+def _with_short_paths(examination: Examination) -> Examination:
+    """With files as a reader of the working directory would write them."""
+    from mhacli.modules.faults import shown_path
+
+    findings = tuple(
+        replace(one, file=None if one.file is None else shown_path(one.file)) for one in examination.findings
+    )
+    gone = examination.departure
+    if gone is not None and gone.file is not None:
+        gone = replace(gone, file=shown_path(gone.file))
+    return replace(examination, findings=findings, departure=gone)
+
+
+def _require_right(examination: Examination) -> None:
+    """Raises `MhaError` with exit code 3 for what is wrong, and with 1 for what could not be decided."""
+    if examination.verdict == "wrong":
+        codes = ", ".join(dict.fromkeys(finding.code for finding in examination.findings))
+        rule = "answer as the reference does" if examination.against is None else f"answer as {examination.against} does"
+        raise MhaError(f"{examination.target} must {rule}, got {codes}", code="wrong", exit_code=EXIT_CHECK)
+    if examination.verdict == "unknown":
+        raise MhaError(
+            f"{examination.target} must be examined whole, got as far as this: {examination.reason or 'no verdict'}",
+            hint="--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells",
+            code="unknown",
+        )

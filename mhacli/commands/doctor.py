@@ -1,0 +1,147 @@
+"""`mha doctor`: this installation examined, or with `--model` a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.commands.checkpoint import ModelOptions, _local_checkpoint, require_without_model
+from mhacli.commands.sources import leave_deleted_folder, record_command
+from mhacli.config import MAX_SEED, Config, Dtype
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.health import DoctorRequest
+from mhacli.options import ColourOptions, command, number, option
+from mhacli.streams import draw, life, note, progress, screen, write_pieces
+from mhacli.text.read import Decoding, argument_text
+from mhacli.values import integer
+
+if TYPE_CHECKING:
+    from mhacli.health import Report
+
+_MODEL, _DEVICE, _OUTPUT = "Checkpoint", "Device", "Output"
+
+
+@dataclass(frozen=True)
+class PatientOptions:
+    """The checkpoint to examine, and what it reads."""
+
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Texts for the checkpoint to read, several for several lengths. (default: three sentences)",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        option(_MODEL, "Examine this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
+    ] = None
+    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
+        None
+    )
+    tokenizer: Annotated[
+        str | None,
+        option(_MODEL, "byte, or the path of a tokenizer.json. (default: the checkpoint's own)", metavar="NAME"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where it is examined, and what is tried."""
+
+    device: Annotated[
+        str,
+        option(
+            _DEVICE,
+            "auto, cpu, cuda, cuda:N or mps. (default: every device; with --model the quickest)",
+            show_default=False,
+            autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Dtype | None,
+        option(_DEVICE, "Number format. (default: all four; with --model the checkpoint's own)"),
+    ] = None
+    compile: Annotated[
+        bool, option(_DEVICE, "Try the backends too that torch compiles, which may take minutes.", "--compile")
+    ] = False
+    seed: Annotated[int, number(_DEVICE, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")] = 0
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the report as one JSON document.", "--json")] = False
+
+
+@command
+def doctor(patient: PatientOptions, place: PlaceOptions, report: ReportOptions, colour: ColourOptions) -> None:
+    """Options in, a report out; then the verdict."""
+    Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
+    found = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
+    if report.json:
+        write_pieces([json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"])
+    else:
+        from mhacli.render.doctor import doctor_view
+
+        on = screen(colour.color)
+        draw(doctor_view(found, on), on)
+    _require_health(found)
+    for said in found.notes:  # last, so that an error stands alone
+        note(said)
+
+
+def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
+    require_without_model(text=patient.text, revision=patient.revision, tokenizer=patient.tokenizer)
+    leave_deleted_folder()
+    with life("loading torch"):
+        from mhacli.studies.doctor import examine_installation
+    with progress() as tell:
+        return examine_installation(
+            device=place.device,
+            dtype=place.dtype,
+            seed=place.seed,
+            compiles=place.compile,
+            command=record_command(),
+            tell=tell,
+        )
+
+
+def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
+    if place.compile:
+        raise UsageError(
+            "compile must be left out with --model, whose attention is its own", hint="leave --compile out"
+        )
+    texts = tuple(argument_text(words, Decoding()) for words in patient.text or ())
+    for number_of, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {number_of} must have at least one token, got none but white space", code="no-tokens")
+    request = DoctorRequest(
+        source=patient.model or "",
+        checkpoint=_local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),
+        texts=texts,
+        revision=patient.revision,
+        tokenizer=patient.tokenizer,
+        device=place.device,
+        dtype=place.dtype,
+        seed=place.seed,
+        command=record_command(),
+    )
+    leave_deleted_folder()
+    with life("loading torch"):
+        from mhacli.studies.modeldoctor import examine_checkpoint
+    with progress() as tell:
+        return examine_checkpoint(request, tell)
+
+
+def _require_health(found: Report) -> None:
+    """Raises `MhaError` with 3 where a check failed."""
+    if not found.failed:
+        return
+    names = ", ".join(check.name for check in found.failed)
+    raise MhaError(f"every check must pass, got {len(found.failed)} that fail: {names}", code="unhealthy",
+                   exit_code=EXIT_CHECK)  # fmt: skip

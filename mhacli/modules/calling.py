@@ -1,0 +1,275 @@
+"""Finding out how somebody's attention is called, by its signature, its names, its documentation and by experiment."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.errors import MhaError
+from mhacli.modules.arguments import parse_value
+from mhacli.modules.callchoice import Call, found_trial
+from mhacli.modules.callextras import Recipe, Setting, told_rotation
+from mhacli.modules.callforms import MaskSearch
+from mhacli.modules.callsearch import Failure, Laboratory, Stage, Trial, close, is_lazy, of_each
+from mhacli.modules.callsignatures import Parameter, signature_of
+from mhacli.modules.callsizes import known_of
+from mhacli.modules.callways import Way, Written, answer_of, raw, sides_of
+from mhacli.modules.request import TargetRequest
+from mhacli.modules.results import at, told
+from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Sizes
+
+_MOST_TOLD = 4
+_NUDGE, _ROUGH = 1e-9, 1e-11
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody's attention that can be asked; it fulfils `Subject`.
+
+    `way` is how it is called; `tensors` are the weights that a function is given, by the names of its parameters, empty for all
+    else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `way.causal_yields`, a call with a mask leaves the
+    switch `causal_by` out, for it does not bear both: such a mask must be causal itself.
+    """
+
+    built: Built
+    sizes: Sizes
+    is_function: bool
+    n_heads: int
+    takes_context: bool
+    causal_by: str | None
+    mask_forms: tuple[MaskForm, ...]
+    padding_forms: tuple[MaskForm, ...]
+    dtype: torch.dtype
+    device: torch.device
+    described: str
+    way: Way
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+    ) -> Answer:
+        """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
+        form has no axis for."""
+        setting = Setting(sides_of(inputs, self.way), self.dtype, self.device, training, self.tensors)
+        return answer_of(raw(self.built.call, self.way, inputs, setting, Written(mask, padding)), self.way)
+
+    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
+        """The same way of asking for another copy of it."""
+        module = call if isinstance(call, nn.Module) else None
+        tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
+        return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
+
+
+def find_subject(built: Built, request: TargetRequest, stage: Stage = lambda _: None) -> Caller:
+    """How `built` is called, found with a few dozen calls of copies of it, each told to `stage` before it is made.
+
+    Raises MhaError where no way of calling works.
+    """
+    device = torch.device(request.device)
+    fixed = {name: parse_value(value) for name, value in request.call_arguments}
+    call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
+    call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
+    lab = Laboratory(built, device, request.seed, stage)
+    trial = found_trial(call, lab)
+    if trial is None:
+        raise _refusal(built, lab.failures)
+    if is_lazy(built.module):
+        lab = Laboratory(built, device, request.seed, stage)
+    trial = _with_causal(call, lab, trial)
+    trial = _with_pattern(call, lab, trial)
+    trial, masks, paddings = _with_masks(call, lab, trial)
+    asked, dtype = _in_float64(lab, trial)
+    return _caller(call, asked, trial, masks, paddings, dtype, device)
+
+
+def _caller(call: Call, built: Built, trial: Trial, masks: tuple[MaskForm, ...], paddings: tuple[MaskForm, ...],
+            dtype: torch.dtype, device: torch.device) -> Caller:  # fmt: skip
+    way, lengths = trial.way, trial.lengths
+    tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
+    setting = Setting(sides_of_trial(trial), dtype, device, False, tensors)
+    return Caller(
+        built=built,
+        sizes=Sizes(lengths.batch, lengths.q_len, lengths.k_len, trial.d_in, trial.d_context),
+        is_function=way.is_function,
+        n_heads=way.n_heads if way.is_function else 1,
+        takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
+        causal_by=way.causal_by,
+        mask_forms=masks,
+        padding_forms=paddings,
+        dtype=dtype,
+        device=device,
+        described=_described(call, trial, masks, paddings, setting),
+        way=way,
+        tensors=tensors,
+    )
+
+
+def sides_of_trial(trial: Trial) -> Any:
+    """The sizes of a trial's calls."""
+    empty = torch.empty(
+        trial.lengths.batch, *((trial.way.n_heads,) if trial.way.is_function else ()), trial.lengths.q_len, 1
+    )
+    keys = torch.empty(*empty.shape[:-2], trial.lengths.k_len, 1)
+    return sides_of(Inputs(empty, keys), trial.way)
+
+
+def _with_causal(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+    """The trial with the switch that makes it causal, where that is asked for and the call bears it."""
+    if not call.causal:
+        return trial
+    for parameter in call.free(*call.signature.of_role("causal")):
+        others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
+        extras = (*others, Recipe(parameter.name, "literal", True))
+        found = lab.located(replace(trial, way=replace(trial.way, extras=extras, causal_by=parameter.name)))
+        if found is not None:
+            return found
+    return trial
+
+
+def _with_pattern(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+    """The trial with the switches that bring the pattern, of each head by preference, where the output stays what it was."""
+    switches = [Recipe(p.name, "literal", True) for p in call.free(*call.signature.of_role("pattern"))]
+    means = [Recipe(p.name, "literal", False) for p in call.free(*call.signature.of_role("mean"))]
+    before = lab.answer(trial, lab.rows(trial)) if switches or means else None
+    for chosen in ([*switches, *means], switches, means) if before is not None else ():
+        names = {recipe.parameter for recipe in chosen}
+        kept = tuple(recipe for recipe in trial.way.extras if recipe.parameter not in names)
+        found = lab.located(replace(trial, way=replace(trial.way, extras=(*kept, *chosen)))) if chosen else None
+        if found is None or found.way.pattern is None or before is None:
+            continue
+        after = lab.answer(found, lab.rows(found))
+        if after is not None and close(before.out, after.out):
+            return found
+    return trial
+
+
+def _with_masks(call: Call, lab: Laboratory, trial: Trial) -> tuple[Trial, tuple[MaskForm, ...], tuple[MaskForm, ...]]:
+    """The accepted forms of masks and of padding masks; and the trial with the likeliest form of each mask that it requires."""
+    search = MaskSearch(lab, trial, call.built.documentation)
+    masks = _forms(call, search, padding=False)
+    paddings = _forms(call, search, padding=True)
+    any_masks = call.free(*call.signature.of_role("mask", "padding", "bias", "lengths"))
+    if not masks and not paddings and any_masks and trial.way.causal_by is not None:
+        search = MaskSearch(lab, replace(trial, way=replace(trial.way, causal_yields=True)), call.built.documentation)
+        masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
+    trial = search.trial
+    best = {form.parameter: form for form in reversed((*masks, *paddings))} | {
+        form.parameter: form for form in reversed(masks)
+    }
+    idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.way.idle)
+    return replace(trial, way=replace(trial.way, idle=idle)), masks, paddings
+
+
+def _forms(call: Call, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
+    def of(parameter: Parameter) -> tuple[MaskForm, ...]:
+        return search.paddings(parameter) if padding else search.masks(parameter)
+
+    roles = (("padding", "lengths"), ("mask",)) if padding else (("mask",), ("bias",))
+    parameters = [parameter for some in roles for parameter in call.free(*call.signature.of_role(*some))]
+    return tuple(form for parameter in parameters for form in of(parameter))
+
+
+def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
+    """A copy in float64 where it computes in float64 throughout, else what was built and its own dtype."""
+    built = lab.built
+    if is_lazy(built.module):
+        return built, lab.dtype
+    try:
+        call = doubled(built.call)
+    except Exception:
+        return built, lab.dtype
+    whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
+    other = Laboratory(whole, lab.device, lab.seed, lab.stage)
+    other.dtype = torch.float64
+    inputs = other.rows(trial)
+    asked = other.ask(trial, inputs)
+    out = None if asked is None else at(asked.results[0], trial.way.output.path)
+    if out is None or out.dtype != torch.float64 or _is_rough(other, trial, inputs):
+        return built, lab.dtype
+    return whole, torch.float64
+
+
+def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
+    """Whether the output moves in steps, as it does where something inside is rounded to float32: twice the nudge must move it
+    twice as far."""
+    if lab.is_slow:
+        return False
+    answers = [lab.answer(trial, of_each(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    if any(answer is None for answer in answers):
+        return False
+    still, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
+    bend = (twice - 2 * once + still).abs().max()
+    return bool(bend > _ROUGH * still.abs().max())
+
+
+def doubled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a module or an instance whose floating tensors are float64, those that are registered nowhere too; a function as
+    it is. Raises what copying raises."""
+    if inspect.isroutine(call):
+        return call
+    other = copy.deepcopy(call)
+    held = vars(other).values() if hasattr(other, "__dict__") else ()
+    roots = [other] if isinstance(other, nn.Module) else [part for part in held if isinstance(part, nn.Module)]
+    parts: list[Any] = [part for root in roots for part in root.double().modules()]
+    for part in parts if isinstance(other, nn.Module) else [other, *parts]:
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                part.__dict__[name] = value.double()
+    return other
+
+
+def _described(
+    call: Call, trial: Trial, masks: tuple[MaskForm, ...], paddings: tuple[MaskForm, ...], setting: Setting
+) -> str:
+    """The call in one line of Python, and behind it what the line does not show."""
+    way = trial.way
+    shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in way.slots]
+    shown += [f"{name}={value!r}" for name, value in way.fixed.items()]
+    shown += [
+        f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
+        for recipe in way.extras
+    ]  # fmt: skip
+    named = [*(name for name, _ in way.idle), *(form.parameter for form in (*masks, *paddings))]
+    shown += [f"{name}=…" for name in dict.fromkeys(named)]
+    name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
+    words = {"row": "seq", "width": "d", "head": "1" if not way.is_function else "head"}
+    notes = [told_rotation(recipe, setting) for recipe in way.extras if recipe.kind == "rope"]
+    usual = way.axes in (("batch", "row", "width"), ("batch", "head", "row", "width")) and way.is_function == (
+        "head" in way.axes
+    )
+    if not usual:
+        notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in way.axes)}]")
+    if way.output.axes != way.axes:
+        notes.append(f"result [{', '.join(words.get(axis, axis) for axis in way.output.axes)}]")
+    return f"{name}({', '.join(shown)}){told(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+def _refusal(built: Built, failures: list[Failure]) -> MhaError:
+    """The error that lists the ways that were tried, those that failed alike together."""
+    alike: dict[str, list[str]] = {}
+    for failure in failures:
+        alike.setdefault(failure.fault, []).append(failure.described)
+    told_ways = [
+        f"{ways[0]}{f' and {len(ways) - 1} more' if len(ways) > 1 else ''}: {fault}" for fault, ways in alike.items()
+    ]
+    more = f"; and {len(told_ways) - _MOST_TOLD} other errors" if len(told_ways) > _MOST_TOLD else ""
+    ids = any("scalar types: Long" in failure.fault for failure in failures)
+    advice = "; it looks up token ids: name the attention in it, which takes rows" if ids else ""
+    return MhaError(
+        f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each: "
+        + "; ".join(told_ways[:_MOST_TOLD]) + more,
+        hint="give arguments of the call with --call-arg NAME=VALUE, those of the constructor with --arg NAME=VALUE" + advice,
+        code="cannot-examine", path=built.file,
+    )  # fmt: skip

@@ -1,0 +1,279 @@
+"""The layers that somebody's attention may be meant to be: every reading of its weights, with what its author may choose."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from torch import Tensor, nn
+
+from mhacli.attention.stages import Layer, Pairing
+from mhacli.findings import Choice
+from mhacli.modules.arguments import Role, role_of
+from mhacli.modules.parameters import parts_of, read_name
+from mhacli.modules.readings import Reading, Widths, readings
+from mhacli.modules.request import CheckRequest
+from mhacli.modules.subject import Built, Subject
+
+_ROTARY = re.compile(r"(?i)\b(rope|rotary|rotate_half|freqs?_cis|polar)|\.cos\(|\bcos\b")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer that it may be meant to be, and what another author would have done otherwise. `reading` is where its weights come
+    from, None for a function."""
+
+    layer: Layer
+    choices: tuple[Choice, ...] = ()
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What the author says that it is. `causal` are the answers to whether it masks the future itself that are left open."""
+
+    causal: tuple[bool, ...] = (False, True)
+    pairings: tuple[Pairing | None, ...] = (None,)
+    is_pairing_known: bool = False
+    scales: tuple[tuple[float | None, Choice | None], ...] = ((None, None),)
+    thetas: tuple[float, ...] = (10000.0,)
+    softcap: float | None = None
+
+
+def candidates(
+    subject: Subject, module: nn.Module | None, tensors: Mapping[str, Tensor], meant: Meant, request: CheckRequest
+) -> list[Candidate]:
+    """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
+    told = next(iter(told_heads(subject.built, module, request)), None)
+    found = [
+        _with(base, meant, causal, pairing, theta, scale)
+        for base in _bases(subject, module, tensors, request)
+        for causal, pairing, theta, scale in product(
+            meant.causal, meant.pairings, meant.thetas, _scales_of(base, told, meant)
+        )
+    ]
+    return sorted(found, key=lambda candidate: len(candidate.choices))
+
+
+def _scales_of(base: Candidate, told: int | None, meant: Meant) -> tuple[tuple[float | None, Choice | None], ...]:
+    """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
+    weights = base.layer.weights
+    if told is None or weights is None or base.layer.n_heads == told:
+        return meant.scales
+    return (*meant.scales, ((weights.q.weight.shape[0] / told) ** -0.5, None))
+
+
+def _with(
+    base: Candidate,
+    meant: Meant,
+    causal: bool,
+    pairing: Pairing | None,
+    theta: float,
+    scale: tuple[float | None, Choice | None],
+) -> Candidate:
+    said = list(base.choices)
+    if pairing is not None:
+        said.append(Choice("rope", f"rotary positions turn {_PAIRS[pairing]}, base {theta:g}"))
+    if scale[1] is not None:
+        said.append(scale[1])
+    if meant.softcap is not None:
+        said.append(Choice("softcap", f"scores are capped softly at {meant.softcap:g}"))
+    layer = replace(base.layer, causal=causal, pairing=pairing, theta=theta, scale=scale[0], softcap=meant.softcap)
+    return replace(base, layer=layer, choices=tuple(said))
+
+
+_PAIRS = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
+
+
+def _bases(
+    subject: Subject, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
+) -> Iterator[Candidate]:
+    if subject.is_function:
+        yield Candidate(Layer(subject.n_heads, subject.n_heads))
+        return
+    parts = parts_of(module, tensors)
+    sizes = subject.sizes
+    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=_widest(parts)):
+        for reading in readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
+            yield from _around(_of(reading), module)
+
+
+def _of(reading: Reading) -> list[Candidate]:
+    """A reading with heads cut in one way and joined in either."""
+    layer = Layer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
+    said = reading.choices + (
+        () if reading.weights.out is not None else (Choice("no-out-proj", "there is no output projection"),)
+    )
+    made = []
+    for cut, joined in ((False, False), (True, True), (True, False), (False, True)):
+        if reading.n_heads == 1 and (cut or joined):
+            continue
+        columns = Choice(
+            "interleaved-heads",
+            f"a head has every {reading.n_heads}th column" + ("" if cut == joined else " on one side"),
+        )
+        variant = replace(layer, interleaved_split=cut, interleaved_merge=joined)
+        made.append(Candidate(variant, (*said, columns) if cut or joined else said, reading))
+    return made
+
+
+def _around(made: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
+    """The same with the norms of the module, before or behind, and with its input added."""
+    norms = [
+        (name, child)
+        for name, child in ([] if module is None else module.named_modules())
+        if "norm" in type(child).__name__.lower()
+    ]
+    of_heads = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
+    others = [child for name, child in norms if read_name(name)[0] not in ("q", "k")]
+    for candidate in made:
+        layer = replace(candidate.layer, q_norm=of_heads.get("q"), k_norm=of_heads.get("k"))
+        said = (
+            *candidate.choices,
+            *((Choice("qk-norm", "queries and keys of each head are normed"),) if of_heads else ()),
+        )
+        for before, after, more in _surroundings(others):
+            yield replace(candidate, layer=replace(layer, before=before, after=after), choices=(*said, *more))
+
+
+def _surroundings(
+    norms: Sequence[nn.Module],
+) -> Iterator[tuple[Callable[[Tensor], Tensor] | None, Callable[[Tensor, Tensor], Tensor] | None, tuple[Choice, ...]]]:
+    residual = Choice("residual", "the input is added to the output")
+    yield None, None, ()
+    for norm in norms:
+        first, last = Choice("pre-norm", "the input is normed first"), Choice("post-norm", "the output is normed")
+        yield norm, None, (first,)
+        yield norm, lambda out, x: out + x, (first, residual)
+        yield None, lambda out, x, norm=norm: norm(out + x), (last, residual)  # type: ignore[misc]
+        yield None, lambda out, x, norm=norm: norm(out), (last,)  # type: ignore[misc]
+    yield None, lambda out, x: out + x, (residual,)
+
+
+def _widest(parts: Sequence[Any]) -> int:
+    return max((max(part.weight.shape) for part in parts), default=1)
+
+
+def head_counts(
+    built: Built, module: nn.Module | None, request: CheckRequest, *, parts_width: int
+) -> list[tuple[int, int | None]]:
+    """How many heads of queries and of keys there may be: what is told, else what arguments and attributes are called, else
+    what divides the width."""
+    n_kv = counts_of(built, module, "n_kv_heads")
+    known = told_heads(built, module, request)
+    counts = (
+        [*known, 1, *(parts_width // n for n in known)] if known else [n for n in range(1, 65) if parts_width % n == 0]
+    )
+    return [(n, next(iter(n_kv), None)) for n in dict.fromkeys(counts)]
+
+
+def told_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
+    """How many heads of queries there are to be, as options, arguments or attributes say; empty where nothing says it."""
+    return [request.n_heads] if request.n_heads else counts_of(built, module, "n_heads")
+
+
+def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
+    """Whole numbers that are called what a role is called, in the arguments and the attributes of the module."""
+    places: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
+    places += [vars(child) for child in ([] if module is None else module.modules())]
+    found = [
+        value for place in places for name, value in place.items() if role_of(str(name)) == role and _is_count(value)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1024
+
+
+# ------------------------------------------------------------------------------------------------------------ what is meant
+
+
+def meant_by(built: Built, module: nn.Module | None, request: CheckRequest, causal: tuple[bool, ...]) -> Meant:
+    """What options, arguments and documentation say."""
+    pairing = request.rope or documented_pairing(built.documentation)
+    rotary = _ROTARY.search(built.documentation + _source(built)) is not None
+    pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
+    thetas = [value for _, value in _numbers(built, "theta")]
+    return Meant(
+        causal,
+        pairings if pairing is None else (pairing,),
+        pairing is not None,
+        tuple(_scales(built, module, request)),
+        (*dict.fromkeys((*thetas, 10000.0)),),
+        next((value for _, value in _numbers(built, "softcap")), None),
+    )
+
+
+def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
+    """Arguments of a role that are numbers."""
+    names = {
+        str(name): value for name, value in built.arguments.items() if role_of(str(name).rpartition(".")[2]) == role
+    }
+    return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _source(built: Built) -> str:
+    try:
+        return inspect.getsource(built.thing)
+    except (OSError, TypeError):
+        return ""
+
+
+def _scales(
+    built: Built, module: nn.Module | None, request: CheckRequest
+) -> Iterator[tuple[float | None, Choice | None]]:
+    if request.scale is not None:
+        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, as told")
+        return
+    yield None, None
+    for name, value in _numbers(built, "scale"):
+        yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
+    for value, words in documented_scales(built.documentation):
+        yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
+    for name, parameter in [] if module is None else list(module.named_parameters()):
+        if parameter.numel() == 1:
+            value = float(parameter.detach())
+            for read, said in (
+                (value, ""),
+                (math.exp(min(value, 50.0)), "exp "),
+                (1 / value if value else 1.0, "1 / "),
+            ):
+                yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
+
+
+_UNSCALED = re.compile(
+    r"(?i)(unscaled|not (?:being )?(?:scaled|divided)|without (?:any )?(?:scal\w+|1/√d|dividing)|no (?:1\s*/\s*√\w+\s+)?scal\w+|"
+    r"(?:does|do) not (?:scale|divide)|never scaled|scale(?: is|:| =)? 1(?:\.0)?(?![\d./]))"
+)
+_GIVEN = re.compile(r"(?i)\bscal(?:e|ed|ing)(?: factor)?(?: by| of| is|:| =)+ (\d+(?:\.\d+)?(?:e-?\d+)?)(?![\d\w/.])")
+
+
+def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
+    """Scales that a documentation states: none, or a number."""
+    match = _UNSCALED.search(documentation)
+    if match:
+        yield 1.0, match[0]
+    for match in _GIVEN.finditer(documentation):
+        yield float(match[1]), match[0]
+
+
+_HALF = re.compile(r"(?i)\b(rotate[ -]half|rotated by halves|half[- ]rotation|halves|gpt-?neox|llama|hugging ?face)\b")
+_NEIGHBOURS = re.compile(
+    r"(?i)\b(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j|every two|(?:even|odd)[ -]and[ -](?:even|odd))\b"
+)
+
+
+def documented_pairing(documentation: str) -> Pairing | None:
+    """How a documentation says that rotary positions pair columns; None where it says nothing, or both."""
+    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)\b", documentation):
+        return None
+    half, neighbours = _HALF.search(documentation), _NEIGHBOURS.search(documentation)
+    if (half is None) == (neighbours is None):
+        return None
+    return "half" if half else "interleaved"

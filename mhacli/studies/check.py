@@ -1,0 +1,183 @@
+"""`mha check`: what somebody's attention does, whether that is attention, and if not, which mistake it makes."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import mhacli
+from mhacli.attention.stages import RIGHT
+from mhacli.findings import Choice, Comparison, Departure, Examination, Probe
+from mhacli.modules.apart import Stage
+from mhacli.modules.calldocs import documented_meaning
+from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.modules.subject import Built, MaskForm, Subject
+from mhacli.schema import decode
+from mhacli.studies.against import compare
+from mhacli.studies.candidates import Candidate, candidates, meant_by
+from mhacli.studies.diagnosis import Diagnosis, Known, diagnose, stated
+from mhacli.studies.evidence import observe
+from mhacli.studies.findings import findings_of
+from mhacli.studies.hypotheses import difference, stages_with
+from mhacli.studies.probes import Probed, probe
+from mhacli.studies.ready import arguments_of, ready, with_own_weights
+from mhacli.studies.settling import by_other_sizes
+
+_CAUSAL = re.compile(r"(?i)causal|autoregress|\bmasked[ _]?(multi|self)|look.?ahead")
+
+
+def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
+    """The examination that is asked for, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
+    asked = decode(CheckRequest, request, "request")
+    begun = time.perf_counter()
+    torch.set_num_threads(1)  # for products as small as these more threads only wait for each other
+    examination = compare(asked, stage) if asked.against is not None else examine(asked, stage)
+    environment = (("mha", mhacli.__version__), ("torch", torch.__version__), ("python", platform.python_version()))
+    told = replace(examination, time_s=time.perf_counter() - begun, environment=environment)
+    return json.dumps(told.as_json()).encode()
+
+
+def examine(request: CheckRequest, stage: Stage) -> Examination:
+    """Probes, comparison with the reference, diagnosis."""
+    subject = ready(request.of, stage)
+    expects_causal = is_meant_causal(subject, request.of)
+    probed = probe(subject, request, stage, expects_causal=expects_causal)
+    stage(f"comparing {request.of.target} with the reference", limited=False)
+    examined = with_own_weights(subject, probed, request.of.seed)
+    causal = _open_causality(probed, subject, expects_causal)
+    meant = meant_by(subject.built, examined.module, request, causal)
+    found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
+    sees = probed.facts.influence if probed.facts.visible == "other" else None
+    known = Known(
+        expects_causal,
+        meant.is_pairing_known,
+        sees,
+        _stated(subject.mask_forms, subject.built, request),
+        _stated(subject.padding_forms, subject.built, request),
+    )
+    diagnosis = diagnose(examined.subject, found, known, request.of.seed)
+    for code, others in list(diagnosis.alternatives.items()):
+        first = next(made for made in diagnosis.made if made.mistake.code == code)
+        left = by_other_sizes((first, *others), subject.built, probed, causal, request)
+        diagnosis.narrow(first, left)
+    findings = findings_of(diagnosis, probed, examined, known, request)
+    verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
+    return Examination(
+        verdict=verdict,  # type: ignore[arg-type]
+        target=request.of.target,
+        called=subject.described,
+        arguments=arguments_of(subject.built),
+        findings=findings,
+        choices=_choices(diagnosis, probed, expects_causal),
+        probes=probed.probes,
+        comparison=_comparison(diagnosis, subject),
+        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed.probes),
+        closest=_closest(diagnosis),
+        departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
+        n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
+        n_hypotheses=diagnosis.n_hypotheses,
+    )
+
+
+def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
+    """Whether it is to be causal: by the option, by an argument, or by what it is called."""
+    if request.causal or subject.causal_by is not None:
+        return True
+    return bool(_CAUSAL.search(getattr(subject.built.thing, "__name__", "")))
+
+
+def _open_causality(probed: Probed, subject: Subject, expects: bool) -> tuple[bool, ...]:
+    """The answers to whether it masks the future itself that its behaviour leaves open."""
+    if probed.facts.visible == "full":
+        return (False, True) if not expects else (False,) if subject.mask_forms else (True,)
+    return (True, False) if expects else (False, True)
+
+
+def _stated(forms: tuple[MaskForm, ...], built: Built, request: CheckRequest) -> tuple[MaskForm, ...]:
+    """The forms that agree with what is stated of them."""
+    documented = (documented_meaning(built.documentation, form.parameter) for form in forms)
+    return stated(forms, request.mask_means or next(documented, None))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the report
+
+
+def _choices(diagnosis: Diagnosis, probed: Probed, expects_causal: bool) -> tuple[Choice, ...]:
+    candidate, facts = diagnosis.candidate, probed.facts
+    said = [] if candidate is None else list(candidate.choices)
+    if candidate is not None:
+        layer = candidate.layer
+        if layer.weights is not None:
+            said += _of_weights(diagnosis)
+        if layer.causal and not expects_causal and not diagnosis.made:
+            said.append(Choice("causal", "it masks the future itself"))
+    if facts.is_causal_by_mask and expects_causal:
+        said.append(Choice("causal-by-mask", "it is causal when its mask says so, not by itself"))
+    if facts.empty_row in ("nan", "mean", "constant", "other"):
+        words = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "something of its own")
+        said.append(Choice("fully-masked-row", f"a query that the caller's mask leaves no key gives {words}"))
+    return tuple(dict.fromkeys([*said, *diagnosis.choices]))
+
+
+def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
+    assert diagnosis.candidate is not None
+    layer = diagnosis.candidate.layer
+    assert layer.weights is not None
+    said = []
+    named = {"q": layer.weights.q, "k": layer.weights.k, "v": layer.weights.v, "the output": layer.weights.out}
+    bare = [name for name, one in named.items() if one is not None and one.bias is None]
+    if bare:
+        said.append(
+            Choice("no-bias", "no projection has a bias" if len(bare) == len(named) else f"no bias: {', '.join(bare)}")
+        )
+    if layer.n_kv_heads != layer.n_heads:
+        said.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
+    if layer.d_head is not None and d_v != layer.d_head:
+        said.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
+    return said
+
+
+def _comparison(diagnosis: Diagnosis, subject: Subject) -> Comparison | None:
+    """How far the reference with the module's weights is from the module, as it is and with the mistakes that were found."""
+    if diagnosis.candidate is None or not diagnosis.scenes:
+        return None
+    scenes = diagnosis.scenes
+    gaps = [difference(diagnosis.candidate.layer, stages_with(diagnosis.made), scene) for scene in scenes]
+    largest = max(gaps, default=None)
+    dtype = str(subject.dtype).removeprefix("torch.")
+    return Comparison("reference", dtype, len(scenes), largest, min(scene.tolerance for scene in scenes))
+
+
+def _closest(diagnosis: Diagnosis) -> str | None:
+    if diagnosis.closest is None or not diagnosis.unexplained:
+        return None
+    made = " and if ".join(one.way.said for one in diagnosis.closest.made) or "nothing is mistaken"
+    scene = diagnosis.scenes[0]
+    return f"the closest that was tried, if {made}, is {diagnosis.closest.error * scene.tolerance:.3g} away"
+
+
+def _reason(diagnosis: Diagnosis, found: list[Candidate], probes: tuple[Probe, ...]) -> str:
+    if not found:
+        return "its projections of queries, keys and values cannot be told from the names and shapes of its parameters"
+    failed = [probe.name for probe in probes if probe.ok is False]
+    told = f"nothing in the catalogue explains what it answers to: {'; '.join(diagnosis.unexplained)}"
+    told += f"; probes that fail: {', '.join(failed)}" if failed else ""
+    return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
+
+
+def _departure(diagnosis: Diagnosis, subject: Subject, found: list[Candidate]) -> Departure | None:
+    """The first site of the likeliest layer whose numbers it does not make."""
+    if not found or not diagnosis.scenes:
+        return None
+    try:
+        return observe(subject, found[0].layer, RIGHT, diagnosis.scenes[0]).departure()
+    except Exception:  # what cannot be watched tells nothing
+        return None

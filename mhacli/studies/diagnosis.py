@@ -1,0 +1,245 @@
+"""Which mistakes somebody's attention makes: the catalogue put into the reference, until it gives what was answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from torch import Tensor
+
+from mhacli.attention import replaced
+from mhacli.attention.mistakes import MISTAKES, Mistake, Way
+from mhacli.attention.replacedmasks import filled_with
+from mhacli.findings import Choice
+from mhacli.modules.subject import MaskForm, Subject
+from mhacli.studies.candidates import Candidate
+from mhacli.studies.hypotheses import Hypothesis, Made, pairs, singles, tried, ways_of
+from mhacli.studies.scenes import Scene, ask, core_scenes, large_scene, mask_scenes, padding_scenes
+
+_LAYERS_FOR_ONE, _LAYERS_FOR_TWO = 60, 2
+"""How many readings are tried with one mistake, and with two."""
+_PAIRS_S = 4.0
+"""How long two mistakes at once are looked for, so that the whole examination answers in ten seconds."""
+_FINITE = Made(
+    Mistake("", "", "", "", "", stage="mask", site="scores"), Way("forbidden scores are −10⁹", filled_with(-1e9))
+)
+"""No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""
+_ACTING = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_rule", "softmax")
+"""The stages whose mistakes show when a mask is given."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before: whether it is meant to be causal, whether its documentation pairs the columns of rotary positions,
+    what is seen of which token moves which output, None where that is one of the usual patterns, and the forms of masks that
+    agree with what is stated of them."""
+
+    expects_causal: bool = False
+    is_pairing_known: bool = False
+    sees: Tensor | None = None
+    mask_forms: tuple[MaskForm, ...] = ()
+    padding_forms: tuple[MaskForm, ...] = ()
+
+
+@dataclass
+class Diagnosis:
+    """What was found. `made` are the mistakes that together give what was answered, and `proofs` the hypothesis that showed each;
+    `alternatives` are those that give the same. `unexplained` are inputs that no hypothesis explains, `closest` the one that came
+    closest on the first of them. `n_nan_rows` are rows that are NaN where padding stands on the left of its own causal mask;
+    `is_cut_short`: not all pairs of mistakes were tried, for want of time."""
+
+    candidate: Candidate | None = None
+    made: tuple[Made, ...] = ()
+    alternatives: dict[str, tuple[Made, ...]] = field(default_factory=dict)
+    proofs: dict[str, tuple[float, float, str]] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    scenes: list[Scene] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
+    closest: Hypothesis | None = None
+    n_hypotheses: int = 0
+    n_nan_rows: int = 0
+    is_cut_short: bool = False
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the reference alone gives everything that was answered."""
+        return self.candidate is not None and not self.made and not self.unexplained
+
+    def narrow(self, made: Made, left: Sequence[Made]) -> None:
+        """Puts what is left of a mistake and its alternatives in their place."""
+        first, *others = left
+        code = made.mistake.code
+        self.made = tuple(first if one is made else one for one in self.made)
+        self.proofs[first.mistake.code] = self.proofs.pop(code)
+        self.alternatives.pop(code)
+        if others:
+            self.alternatives[first.mistake.code] = tuple(others)
+
+
+def diagnose(subject: Subject, found: Sequence[Candidate], known: Known, seed: int) -> Diagnosis:
+    """The diagnosis of a subject that may be any of these layers. Raises what the subject raises."""
+    result = Diagnosis(scenes=list(core_scenes(subject, seed)))
+    if not found:
+        return result
+    _explain_core(result, found, known)
+    if result.candidate is None:
+        result.unexplained.append(result.scenes[0].name)
+        return result
+    for play, forms in (("mask", known.mask_forms), ("padding", known.padding_forms)):
+        make = mask_scenes if play == "mask" else padding_scenes
+        if forms:
+            _explain_masked(result, list(make(subject, seed, forms)), known)
+    _explain_large(result, subject, seed)
+    _look_at_left_padding(result, subject, seed)
+    return result
+
+
+def _pool(known: Known, candidate: Candidate) -> list[Made]:
+    """The mistakes that can be told from what another author would have chosen."""
+    left_out = set()
+    if not known.expects_causal:
+        left_out.add("causal-missing")
+    if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
+        left_out |= {"qkv-order", "qk-swapped", "values-from-keys"}
+    idle = ("project", "split", "merge", "project_out") if candidate.layer.weights is None else ()
+    ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
+    if candidate.layer.pairing is None:
+        return [made for made in ways if made.mistake.stage != "turn"]
+    return [made for made in ways if known.is_pairing_known or made.way.replacement is not replaced.turned_other]
+
+
+# --------------------------------------------------------------------------------------------------------- without masks
+
+
+def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+    """No mistake, one, another pattern of its own, two: the first of these that gives what was answered."""
+    scenes = result.scenes
+    for candidate in found:
+        hypothesis = tried(candidate.layer, (), scenes)
+        if _noted(result, hypothesis):
+            _settle(result, candidate, [hypothesis], scenes)
+            return
+    for candidate in islice(found, _LAYERS_FOR_ONE):
+        ones = [h for h in singles([candidate.layer], _pool(known, candidate), scenes, ()) if _noted(result, h)]
+        if ones:
+            _settle(result, candidate, ones, scenes)
+            return
+    if known.sees is not None:
+        for candidate in found:
+            hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes[:1])
+            if _noted(result, hypothesis):
+                own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
+                candidate = replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own))
+                result.scenes = scenes[:1]
+                _settle(result, candidate, [hypothesis], scenes[:1])
+                return
+    _try_pairs(result, found, known)
+
+
+def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+    """Two mistakes at once, as many as there is time for."""
+    end = time.monotonic() + _PAIRS_S
+    for candidate in islice(found, _LAYERS_FOR_TWO):
+        for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.scenes, ()):
+            if _noted(result, hypothesis):
+                _settle(result, candidate, [hypothesis], result.scenes)
+                return
+            if time.monotonic() > end:
+                result.is_cut_short = True
+                return
+
+
+def _noted(result: Diagnosis, hypothesis: Hypothesis) -> bool:
+    """Counts a hypothesis, keeps it if none came closer, and says whether it matches."""
+    result.n_hypotheses += 1
+    if result.closest is None or hypothesis.error < result.closest.error:
+        result.closest = hypothesis
+    return hypothesis.matches
+
+
+def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothesis], scenes: Sequence[Scene]) -> None:
+    """Takes the first of the hypotheses that match; the others are alternatives to its last mistake."""
+    first = matching[0]
+    result.candidate, result.closest = candidate, None
+    fresh = [made for made in first.made if made not in result.made]
+    result.made = first.made
+    tolerance = max(scene.tolerance for scene in scenes)
+    for made in fresh:
+        code = made.mistake.code
+        result.proofs[code] = (first.error * tolerance, tolerance, ", ".join(scene.name for scene in scenes))
+        others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
+        if len(fresh) == 1 and others:
+            result.alternatives[code] = tuple(others)
+
+
+# ------------------------------------------------------------------------------------------------------------ with masks
+
+
+def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) -> None:
+    """The form of the mask under which all is well; else the mistake under the likeliest form."""
+    candidate = result.candidate
+    if not scenes or candidate is None:
+        return
+    for scene in scenes:
+        bases = (result.made, (*result.made, _FINITE))
+        if any(_noted(result, tried(candidate.layer, base, [scene])) for base in bases):
+            result.scenes.append(scene)
+            result.choices.append(Choice("mask-form", scene.name))
+            result.closest = None
+            return
+    pool = [made for made in _pool(known, candidate) if made.mistake.stage in _ACTING]
+    for search in (singles, pairs):
+        for scene in scenes:
+            matching = [h for h in search([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+            if matching:
+                result.scenes.append(scene)
+                _settle(result, candidate, matching, [scene])
+                return
+    result.unexplained.append(scenes[0].name)
+
+
+def _explain_large(result: Diagnosis, subject: Subject, seed: int) -> None:
+    """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
+    candidate = result.candidate
+    assert candidate is not None
+    likes = [scene for scene in result.scenes if scene.play == "mask"] or result.scenes[:1]
+    scene = large_scene(subject, seed, likes[-1])
+    bases = (result.made, (*result.made, _FINITE))
+    if any(tried(candidate.layer, base, [scene]).matches for base in bases):
+        return
+    codes = ("softcap-after-mask", "mask-sentinel-too-small", "softmax-overflow")
+    pool = [made for made in ways_of(MISTAKES) if made.mistake.code in codes]
+    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if h.matches]
+    if matching:
+        result.scenes.append(scene)
+        _settle(result, candidate, matching, [scene])
+
+
+def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]:
+    """The forms that agree with what True is stated to mean; all where nothing is stated."""
+    if means is None:
+        return tuple(forms)
+    return tuple(
+        form for form in forms if form.kind == "lengths" or (form.kind != "additive" and form.true_means == means)
+    )
+
+
+def _look_at_left_padding(result: Diagnosis, subject: Subject, seed: int) -> None:
+    """Counts rows of NaN that it makes of its own causal mask and padding on the left, which leave the first tokens no key."""
+    padded = next((scene for scene in result.scenes if scene.padding is not None), None)
+    assert result.candidate is not None
+    is_own = (
+        result.candidate.layer.causal and padded is not None and padded.rows.queries.shape == padded.rows.keys.shape
+    )
+    if (
+        padded is None
+        or not is_own
+        or padded.rows.real is None
+        or padded.padding is None
+        or padded.padding.kind == "lengths"
+    ):
+        return
+    answer = ask(subject, padded.inputs._replace(real=padded.rows.real.flip(1)), padding=padded.padding)
+    result.n_nan_rows = int(answer.isnan().any(dim=-1).sum()) if not padded.answer.isnan().any() else 0

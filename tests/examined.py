@@ -1,0 +1,50 @@
+"""Cases of the zoo, examined in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import warnings
+from pathlib import Path
+
+from attention_zoo import Case
+
+from mhacli.commands.check import pairs
+from mhacli.findings import Examination
+from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.studies.check import examine
+
+
+def no_stage(what: str, *, limited: bool = True) -> None:
+    """Nobody waits."""
+
+
+def request_of(case: Case, target: str = "") -> CheckRequest:
+    """What `mha check` asks of a case."""
+    words = case.options.split()
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    call = pairs([options["--call-arg"]] if "--call-arg" in options else [], "call-arg")
+    of = TargetRequest(target or case.target, pairs(case.arguments.split(), "arg"), call, case.causal)
+    return CheckRequest(
+        of,
+        mask_means=options.get("--mask-means"),  # type: ignore[arg-type]
+        rope=options.get("--rope"),  # type: ignore[arg-type]
+        scale=float(options["--scale"]) if "--scale" in options else None,
+        n_heads=int(options["--heads"]) if "--heads" in options else None,
+    )
+
+
+@functools.cache
+def examined(case: Case, target: str = "") -> Examination:
+    """The examination of a case, or of its name in another file; what it prints is not shown."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # torch warns of what some of them do
+        return examine(request_of(case, target), no_stage)
+
+
+def written(folder: Path, case: Case, text: str) -> str:
+    """The target of a case in a file of its own."""
+    path = folder / f"{case.name}_{abs(hash(text))}.py"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:{case.name}"

@@ -1,0 +1,216 @@
+"""The report of `mha check`: what a reader gets to see of an examination, on one screen, harmless whatever the module says."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from mhacli.findings import Argument, Choice, Comparison, Departure, Examination, Finding, Probe
+from mhacli.render.check import check_view
+from mhacli.render.options import Screen
+
+AXIS = Finding(
+    "softmax-axis",
+    "the softmax runs over another axis than the keys",
+    "matches exactly if the softmax runs over queries instead of keys: largest difference 2.2e-16, tolerance 5e-05\n"
+    "seen with 1 sequence of 2 tokens: 0.31 off, in an output whose largest number is 1.24",
+    "scores.softmax(dim=-1)",
+    effect="the shares of a query do not sum to 1: some queries get nearly nothing, others much too much",
+    proven=True,
+    error=2.2e-16,
+    tolerance=5e-5,
+    file="mine.py",
+    line=31,
+    source="        attn = torch.softmax(scores, dim=-2)\n",
+)
+STATE = Finding(
+    "state-kept-between-calls", "it remembers earlier calls", "the same input gives another output", "reset the cache"
+)
+PROBES = (
+    Probe("determinism", "the same input gives the same output, also after another one", 0.0, True),
+    Probe("visible keys", "every token sees every token", 1.0),
+    Probe("mask", "it takes no mask that could be tried"),
+    Probe("padding", "it takes no padding that could be tried"),
+    Probe("causality", "in 21 of 21 pairs the later token moves the earlier output, by up to 95%", 21.0),
+    Probe("row sums", "the rows of the returned pattern miss one by up to 2.3", 2.3, False),
+    Probe("float16", "differs from float64 by 0.0007 of the output's size", 7e-4, True),
+    Probe("300 tokens", "raises RuntimeError: too long"),
+    Probe("parameters", "16,640, as four projections with biases have", 16640.0, True),
+    Probe("keys permuted", "left out: a call takes 0.2 s, and this takes 2 or more"),
+    Probe("one key", "left out: a call takes 0.2 s, and this takes 2 or more"),
+)
+WRONG = Examination(
+    "wrong",
+    "mine.py:MultiHeadAttention",
+    "forward(x)[0]",
+    (
+        Argument("d_model", "64", "given"),
+        Argument("n_heads", "8", "guessed", "the number of heads"),
+        Argument("dropout", "0.1", "default"),
+    ),
+    (AXIS,),
+    (Choice("no-bias", "no projection has a bias"),),
+    PROBES,
+    Comparison("reference", "float64", 12, 2.2e-16, 5e-5),
+    n_parameters=16640,
+    n_hypotheses=117,
+    time_s=2.5,
+    environment=(("mha", "0.1.0"), ("torch", "2.13.0")),
+)
+RIGHT = replace(WRONG, verdict="right", findings=(), probes=PROBES[:5], n_hypotheses=1)
+UNKNOWN = replace(
+    WRONG,
+    verdict="unknown",
+    findings=(),
+    reason="nothing in the catalogue explains what it answers",
+    closest="the closest that was tried, if the scores are scaled twice, is 0.4 away",
+    departure=Departure("scores", "qk", "mine.py", 28, "    scores = scores ** 2"),
+    printed="hello\n\nthere\n",
+)
+ALIKE = replace(
+    RIGHT, against="theirs.py:Attention", comparison=Comparison("theirs.py:Attention", "float32", 3, None, 1e-5)
+)
+
+
+def drawn(examination, width=80, colour=False):
+    paper = io.StringIO()
+    console = Console(
+        file=paper, width=width, force_terminal=colour, color_system="truecolor" if colour else None, no_color=not colour,
+        markup=False, emoji=False, highlight=False, legacy_windows=False,
+    )  # fmt: skip
+    console.print(check_view(examination, Screen(width, colour)))
+    return "\n".join(line.rstrip() for line in paper.getvalue().split("\n"))
+
+
+def test_a_mistake_is_told_with_its_line_its_fix_and_its_proof():
+    assert (
+        drawn(WRONG, 104)
+        == """\
+✗ wrong  mine.py:MultiHeadAttention
+the softmax runs over another axis than the keys
+
+softmax-axis  proven
+found    attn = torch.softmax(scores, dim=-2)
+         mine.py:31
+fix      scores.softmax(dim=-1)
+effect   the shares of a query do not sum to 1: some queries get nearly nothing, others much too much
+proof    matches exactly if the softmax runs over queries instead of keys: largest difference 2.2e-16,
+         tolerance 5e-05
+         seen with 1 sequence of 2 tokens: 0.31 off, in an output whose largest number is 1.24
+
+built    MultiHeadAttention(d_model=64, n_heads=8)
+guessed  n_heads=8: the number of heads (--arg n_heads=… says otherwise)
+defaults dropout=0.1
+called   forward(x)[0]
+choices  no projection has a bias
+probes   3 ok · 1 not ok · 3 that judge nothing · 4 not asked
+         ✗ row sums: the rows of the returned pattern miss one by up to 2.3
+         · visible keys: every token sees every token
+         · causality: in 21 of 21 pairs the later token moves the earlier output, by up to 95%
+         · 300 tokens: raises RuntimeError: too long
+         ✓ determinism  ✓ float16 0.0007  ✓ parameters 16,640
+         left out as a call takes 0.2 s: keys permuted · one key
+         not asked: mask · padding
+compared with the reference that makes the same mistake, in float64, 12 inputs: largest difference
+         2.20e-16, tolerance 5.00e-05; 117 hypotheses tried
+         16,640 parameters · took 2.5 s · mha 0.1.0 · torch 2.13.0
+"""
+    )
+
+
+def test_what_is_right_is_told_in_few_lines():
+    shown = drawn(RIGHT)
+    assert shown.startswith(
+        "✓ right  mine.py:MultiHeadAttention\nthe reference, given the same weights, answers the same\n"
+    )
+    assert "1 hypothesis tried" in " ".join(shown.split())
+    assert "that makes the same mistake" not in shown
+    assert len(shown.splitlines()) < 20
+
+
+def test_what_is_unknown_says_why_how_near_the_catalogue_came_and_where_it_departs():
+    shown = drawn(UNKNOWN)
+    for piece in (
+        "? unknown  mine.py:MultiHeadAttention\nnothing in the catalogue explains what it answers\n",
+        "closest  the closest that was tried, if the scores are scaled twice, is 0.4 away",
+        "departs  it does not make the reference's scores; qk is the last that both make\n"
+        "         mine.py:28  scores = scores ** 2",
+        "printed  hello\n         there",
+    ):
+        assert piece in shown
+
+
+def test_two_implementations_are_named_both():
+    shown = drawn(ALIKE)
+    assert shown.startswith(
+        "✓ right  mine.py:MultiHeadAttention  against theirs.py:Attention\nwith the same weights both"
+    )
+    assert "with theirs.py:Attention, in float32, 3 inputs: no difference that is a number" in " ".join(shown.split())
+
+
+def test_what_a_probe_alone_shows_is_not_called_proven():
+    shown = drawn(replace(WRONG, findings=(STATE,)))
+    assert "state-kept-between-calls  not proven, seen by a probe\n" in shown
+    assert "evidence the same input gives another output" in shown
+    assert "that makes the same mistake" not in shown
+
+
+def test_a_proof_without_words_of_its_own_gets_its_numbers():
+    shown = drawn(replace(WRONG, findings=(replace(AXIS, evidence="two tokens show it"),)))
+    assert (
+        "proof    the reference with this mistake gives the same within 2.20e-16,\n         tolerance 5.00e-05\n"
+        "         two tokens show it"
+    ) in shown
+
+
+def test_mistakes_that_only_explain_it_together_name_each_other():
+    other = replace(AXIS, code="scale-missing", together_with=("softmax-axis",))
+    shown = drawn(replace(WRONG, findings=(replace(AXIS, together_with=("scale-missing",)), other)))
+    assert "softmax-axis with scale-missing  proven" in shown
+    assert "scale-missing with softmax-axis  proven" in shown
+
+
+def test_of_many_mistakes_the_first_are_told_in_full_and_the_others_named():
+    many = tuple(replace(AXIS, code=f"code-{i}", message=f"mistake {i}") for i in range(6))
+    shown = drawn(replace(WRONG, findings=many), 120)
+    assert "mistake 0; mistake 1; mistake 2; and 3 mistakes more" in shown
+    assert shown.count("\nfix ") == 3
+    assert "\n3 more\n  code-3: mistake 3\n  code-4: mistake 4\n  code-5: mistake 5\n" in shown
+
+
+@pytest.mark.parametrize("examination", [WRONG, RIGHT, UNKNOWN, ALIKE], ids=["wrong", "right", "unknown", "alike"])
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_no_line_is_wider_than_the_screen(examination, width):
+    if width >= 40:
+        assert max(cell_len(line) for line in drawn(examination, width).splitlines()) <= width
+    assert drawn(examination, width)
+
+
+@pytest.mark.parametrize("examination", [WRONG, RIGHT, UNKNOWN], ids=["wrong", "right", "unknown"])
+def test_a_report_fits_a_screen(examination):
+    assert len(drawn(examination).splitlines()) <= 40
+
+
+def test_colour_changes_no_letter():
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn(WRONG, colour=True))
+    assert "\x1b[" in drawn(WRONG, colour=True)
+    assert [line.rstrip() for line in plain.splitlines()] == drawn(WRONG).splitlines()
+
+
+def test_nothing_that_a_module_says_reaches_the_terminal_raw():
+    evil = "[red]x\x1b[2J\u202e\u200b\x9b"
+    finding = Finding(evil, evil, f"{evil}\n{evil}", evil, evil, together_with=(evil,), file=evil, line=3, source=evil)
+    examination = Examination(
+        "wrong", evil, evil, (Argument(evil, evil, "guessed", evil), Argument(evil, evil, "default")), (finding,) * 5,
+        (Choice(evil, evil),), (Probe(evil, evil, 1.0, False), Probe(evil, evil, 2.0), Probe(evil, "left out: " + evil),
+        Probe(evil, evil, 3.0, True)), Comparison(evil, evil, 1, None, 1.0), reason=evil, closest=evil,
+        departure=Departure(evil, evil, evil, 1, evil), printed=evil, against=evil, environment=((evil, evil),),
+    )  # fmt: skip
+    for shown in (drawn(examination), drawn(replace(examination, verdict="unknown"))):
+        assert not set("\x1b\u202e\u200b\x9b") & set(shown)
+        assert "[red]x" in shown
