@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
     "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",
     "doctor": "Examine this installation, or a checkpoint: what is wrong with it, with numbers, and what to do about it.",
-    "check": "Say whether an attention that somebody wrote is right, and if not, which mistake it makes, where, and what mends it.",
+    "check": "Say whether somebody's attention is right, and if not, which mistake it makes, where, and what mends it.",
     "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
     "weights": "Say what a checkpoint or a weights file holds, and convert one attention layer to a file of ours or back.",
     "show": "Draw a saved record, with every view of run. Does not need torch.",

@@ -192,6 +192,7 @@ SQUARE = MaskForm("mask", ("query", "key"), "bool")
 PADDING = MaskForm("padding", ("batch", "key"), "bool")
 
 
+SIZES, CPU = Sizes(3, 5, 7, 6, 6), torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(4)
 
 
@@ -209,9 +210,9 @@ class Mistaken:
     is_function: bool = False
     takes_context: bool = True
     n_heads: int = 3
-    sizes: Sizes = Sizes(3, 5, 7, 6, 6)
+    sizes: Sizes = SIZES
     dtype: torch.dtype = torch.float64
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def __call__(self, inputs: Inputs, *, mask=None, padding=None, training=False) -> Answer:
         if inputs.queries.shape[1] < self.least:

@@ -20,7 +20,8 @@ NAMES = {
         keys_linear linear_key key_transform W_key to_k to_keys tokeys fc_k attn_k project_k kProj keyProj attention.self.key
         heads.3.k""",
     "v": """v V wv W_v W_V v_proj proj_v v_linear lin_v v_net v_weight w_vs value values val vals value_proj value_projection
-        value_layer value_linear linear_value W_value to_v to_values tovalues fc_v project_v vProj attention.self.value heads.3.v""",
+        value_layer value_linear linear_value W_value to_v to_values tovalues fc_v project_v vProj
+        attention.self.value heads.3.v""",
     "o": """o wo Wo W_o W_O wo.weight o_proj o_linear lin_o out out_proj out_layer out_linear linear_out out_projection proj_out
         outProj output output_proj output_projection output_layer output_linear outputProj output.dense self.output.dense
         to_out to_out.0 toout fc fc_o fc_out dense unify unifyheads unify_heads final final_linear c_proj resid_proj proj

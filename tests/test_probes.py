@@ -329,6 +329,7 @@ RIGHT = {
     "torch's own function, causal": lambda: subject(
         F.scaled_dot_product_attention, lambda f, i, m, p: f(i.queries, i.keys, i.values, is_causal=True)
     ),
+    "a causal sentinel": lambda: subject(CausalSentinel),
     "a function": lambda: subject(
         attend, lambda f, i, m, p: f(i.queries, i.keys, i.values, m), mask_forms=masks("mask", kinds=("bool",))
     ),
@@ -414,6 +415,13 @@ class MaskAfterSoftmax(Separate):
         pattern = (q @ k.mT / self.d_head**0.5).softmax(-1)
         pattern = pattern if mask is None else pattern * mask
         return self.w_o(self.merge(pattern @ v)), pattern
+
+
+class CausalSentinel(Separate):
+    """Masks the future itself, by a number."""
+
+    def hide(self, scores, mask):
+        return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), self.sentinel)
 
 
 class DropoutInEval(Separate):
@@ -535,6 +543,9 @@ MISTAKES = {
     "a mask after the softmax": (lambda: subject(MaskAfterSoftmax, **BY_MASK), {"mask"}),
     "a sentinel too small": (
         lambda: subject(Separate, of={"d_model": D, "n_heads": HEADS, "sentinel": -100.0}, **BY_MASK), {"scores × 1000"},
+    ),
+    "a causal sentinel too small": (
+        lambda: subject(CausalSentinel, of={"d_model": D, "n_heads": HEADS, "sentinel": -100.0}), {"scores × 1000"},
     ),
     "dropout in eval": (
         lambda: subject(DropoutInEval, **BY_MASK, of={"d_model": D, "n_heads": HEADS, "dropout": 0.0}), {"dropout in eval"},
@@ -733,6 +744,16 @@ def test_positions_are_found_in_the_names_of_parameters_and_of_the_source():
     assert speaks_of_positions(built(Rotary, d_model=D, n_heads=HEADS))
     assert speaks_of_positions(built(Separate, d_model=D, n_heads=HEADS)) is False
     assert speaks_of_positions(built(torch.addmm)) is None
+
+
+def test_a_row_of_zeros_is_no_row_that_misses_one():
+    def strictly_causal(q, k, v):
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(-1)
+        pattern = attend(q, k, v, allowed)[1].nan_to_num()
+        return pattern @ v, pattern
+
+    answers, facts = found(subject(strictly_causal))
+    assert (answers["row sums"].ok, facts.visible) == (True, "without itself")
 
 
 def test_the_largest_move_by_a_later_token_is_that_of_the_output():

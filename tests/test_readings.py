@@ -116,6 +116,10 @@ def per_head():
     return Layout(m, heads, m.o_proj, first=1, named=("fused-per-head",), order="qkv")
 
 
+LAID = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
+"""The likelier first."""
+
+
 def numbered(pattern):
     """`rearrange(qkv(x), "b t (…) -> …")` with the axes of a row in any order."""
     sizes = {"3": 3, "h": HEADS, "d": D // HEADS}
@@ -126,9 +130,7 @@ def numbered(pattern):
         axes = [2 + pattern.index(axis) for axis in "3hd"]
         return rows.permute(axes[0], 0, axes[1], 1, axes[2]).unbind(0)
 
-    return Layout(
-        m, heads, m.proj, first="3hd h3d hd3 3dh d3h dh3".split().index(pattern), named=("fused-layout",), order="qkv"
-    )
+    return Layout(m, heads, m.proj, first=LAID.index(pattern), named=("fused-layout",), order="qkv")
 
 
 def thirds_of_groups():

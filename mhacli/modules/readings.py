@@ -102,6 +102,8 @@ def _roles(group: tuple[Part, ...], widths: Widths) -> Iterator[tuple[_Role, ...
             yield (_Role(letters, projection, tuple(part.name for part in group), said),)
     elif len(group) == 1:
         yield from _fused(first, letters, is_named, widths)
+    elif all(part.number is not None and part.weight.ndim == 2 for part in group):
+        yield from _fused_per_head(group, letters, widths)
 
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
@@ -174,6 +176,23 @@ def _fused(part: Part, letters: str, is_named: bool, widths: Widths) -> Iterator
                 yield from _ordered(part, letters, is_named, pieces_of, biases_of or [None] * len(letters), chosen)
 
 
+def _fused_per_head(group: tuple[Part, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
+    """The projections where every head has a fused matrix of its own."""
+    ordered = sorted(group, key=lambda part: part.number or 0)
+    matrices = [next(_matrices(part, widths, letters[0]), None) for part in ordered]
+    if any(one is None or one[0].shape[0] % len(letters) for one in matrices):
+        return
+    cut = [one[0].chunk(len(letters)) for one in matrices if one is not None]
+    biases = [None if part.bias is None else part.bias.chunk(len(letters)) for part in ordered]
+    said, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
+    made = []
+    for place, letter in enumerate(letters):
+        own = [bias[place] for bias in biases if bias is not None]
+        bias = torch.cat(own) if len(own) == len(ordered) else None
+        made.append(_Role(letter, Projection(torch.cat([pieces[place] for pieces in cut]), bias), names, said, letters))
+    yield tuple(made)
+
+
 def _layout_choice(layout: str) -> Choice:
     if layout == "h3d":
         return Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
@@ -236,9 +255,11 @@ def _outputs(left: Sequence[Part]) -> Iterator[_Role | None]:
         yield None
     if len(named) > 1 and all(part.number is not None for part in named):
         ordered = sorted(named, key=lambda part: part.number or 0)
-        yield _Role(
-            "o", Projection(torch.cat([part.weight for part in ordered], dim=1)), tuple(p.name for p in ordered)
-        )
+        biases = [part.bias for part in ordered if part.bias is not None]
+        bias = torch.stack(biases).sum(dim=0) if biases else None
+        weights = [part.weight.mT if part.orientation == "in-out" else part.weight for part in ordered]
+        if len({weight.shape[0] for weight in weights}) == 1:
+            yield _Role("o", Projection(torch.cat(weights, dim=1), bias), tuple(part.name for part in ordered))
     for part in candidates:
         bias = None if part.bias is None else part.bias.flatten()
         for weight in _output_matrices(part):

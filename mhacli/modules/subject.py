@@ -161,7 +161,7 @@ class Subject(Protocol):
         """The same way of asking for another copy of it, such as one with other weights, or in another dtype."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
     """One call of a torch function while somebody's attention ran, in order.
 

@@ -169,7 +169,7 @@ def _readings(module: nn.Module, subject: Subject, request: CheckRequest) -> lis
 
 def _numbered(module: nn.Module) -> nn.Module:
     """A copy whose parameters hold the number of each of their cells, so that a reading of them tells where each lies."""
-    numbered, start = copy.deepcopy(module).to(torch.float64), 0
+    numbered, start = copy.deepcopy(module).to(torch.float64), 1  # 0 is where a reading has put a zero of its own
     for parameter in numbered.parameters():
         parameter.data = torch.arange(start, start + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
         start += parameter.numel()
@@ -193,13 +193,22 @@ def _carry(mine: Reading, theirs: Reading, made: nn.Module) -> bool:
 
 
 def _write(given: Projection, wanted: Projection, flat: Tensor) -> bool:
-    if given.weight.shape != wanted.weight.shape:
+    """Writes a projection to its cells. False where it has not their shape, or cannot be written in them."""
+    if given.weight.shape != wanted.weight.shape or not _put(given.weight, wanted.weight, flat):
         return False
-    flat[wanted.weight.detach().flatten().long()] = given.weight.detach().flatten().to(torch.float64)
-    if wanted.bias is not None:
-        bias = torch.zeros_like(wanted.bias) if given.bias is None else given.bias.detach().to(torch.float64)
-        flat[wanted.bias.detach().flatten().long()] = bias.flatten()
-    return given.bias is None or wanted.bias is not None or not bool(given.bias.any())
+    if wanted.bias is None:
+        return given.bias is None or not bool(given.bias.any())
+    return _put(torch.zeros_like(wanted.bias) if given.bias is None else given.bias, wanted.bias, flat)
+
+
+def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
+    """Writes numbers to the cells that `wanted` counts from 1; what stands at 0 must be zero, and a cell cannot hold two."""
+    cells, numbers = wanted.detach().flatten().long(), given.detach().flatten().to(torch.float64)
+    if bool(numbers[cells == 0].any()):
+        return False
+    cells, numbers = cells[cells > 0] - 1, numbers[cells > 0]
+    flat[cells] = numbers
+    return torch.equal(flat[cells], numbers)
 
 
 # -------------------------------------------------------------------------------------------------------------- the answers

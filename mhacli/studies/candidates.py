@@ -169,7 +169,7 @@ def head_counts(
     counts = (
         [*known, 1, *(parts_width // n for n in known)] if known else [n for n in range(1, 65) if parts_width % n == 0]
     )
-    return [(n, next(iter(n_kv), None)) for n in dict.fromkeys(counts)]
+    return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
 
 def told_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
@@ -180,11 +180,16 @@ def told_heads(built: Built, module: nn.Module | None, request: CheckRequest) ->
 def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
     """Whole numbers that are called what a role is called, in the arguments and the attributes of the module."""
     places: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
-    places += [vars(child) for child in ([] if module is None else module.modules())]
+    places += [vars(child) for child in ([] if module is None else module.modules()) if not _is_of_torch(child)]
     found = [
         value for place in places for name, value in place.items() if role_of(str(name)) == role and _is_count(value)
     ]
     return list(dict.fromkeys(found))
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own that counts other things than heads, such as the groups of a norm."""
+    return type(module).__module__.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
 
 
 def _is_count(value: object) -> bool:
@@ -247,31 +252,46 @@ def _scales(
                 yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
 
 
+_SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
 _UNSCALED = re.compile(
-    r"(?i)(unscaled|not (?:being )?(?:scaled|divided)|without (?:any )?(?:scal\w+|1/√d|dividing)|no (?:1\s*/\s*√\w+\s+)?scal\w+|"
-    r"(?:does|do) not (?:scale|divide)|never scaled|scale(?: is|:| =)? 1(?:\.0)?(?![\d./]))"
+    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are|being)\s*(?:not|n[o']t|never)\s+(?:scaled|divided)"
+    rf"|\b{_SCORES}\s+(?:isn[’']t|aren[’']t)\s+(?:scaled|divided)"
+    r"|(?:without|no)\s+(?:any\s+)?(?:1\s*/\s*√\w+\s+|softmax\s+|score\s+)?scal(?:e|ing)\b(?!\s+(?:of|to|rate))"
+    r"|(?:without|not)\s+dividing|scaling\s+is\s+not\s+(?:applied|used|done))"
 )
-_GIVEN = re.compile(r"(?i)\bscal(?:e|ed|ing)(?: factor)?(?: by| of| is|:| =)+ (\d+(?:\.\d+)?(?:e-?\d+)?)(?![\d\w/.])")
+_NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?(?![\d\w^]|\.\d|\s*(?:\*\*|\^|/))"
+_GIVEN = re.compile(
+    rf"(?i)\b(?:scal(?:e|es|ed|ing)(?:\s+factor)?(?:\s*(?:by|of|is|:|=))?|(divided)\s+by)\s+{_NUMBER}|\bscale\s*[=:]\s*{_NUMBER}"
+)
 
 
 def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
-    """Scales that a documentation states: none, or a number."""
-    match = _UNSCALED.search(documentation)
-    if match:
-        yield 1.0, match[0]
+    """Scales that a documentation states: none at all, or a number, each once."""
+    said: dict[float, str] = {}
+    unscaled = _UNSCALED.search(documentation)
+    if unscaled:
+        said[1.0] = unscaled[0]
     for match in _GIVEN.finditer(documentation):
-        yield float(match[1]), match[0]
+        divided, *numbers = match.groups()
+        over, under = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
+        value = over / under if under else 0.0
+        if value:
+            said.setdefault(1 / value if divided else value, match[0])
+    yield from said.items()
 
 
-_HALF = re.compile(r"(?i)\b(rotate[ -]half|rotated by halves|half[- ]rotation|halves|gpt-?neox|llama|hugging ?face)\b")
+_HALF = re.compile(
+    r"(?i)(rotate[_ -]half|half[_ -]rotation|(?:by|of|into|two|as|for) halves|first half|neox|j and j \+ d/2)"
+)
 _NEIGHBOURS = re.compile(
-    r"(?i)\b(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j|every two|(?:even|odd)[ -]and[ -](?:even|odd))\b"
+    r"(?i)(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j\b|every[_ ]two|(?:even|odd)[ -]and[ -](?:even|odd)"
+    r"|2j and 2j \+ 1)"
 )
 
 
 def documented_pairing(documentation: str) -> Pairing | None:
     """How a documentation says that rotary positions pair columns; None where it says nothing, or both."""
-    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)\b", documentation):
+    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)", documentation):
         return None
     half, neighbours = _HALF.search(documentation), _NEIGHBOURS.search(documentation)
     if (half is None) == (neighbours is None):

@@ -75,7 +75,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         called=subject.described,
         arguments=arguments_of(subject.built),
         findings=findings,
-        choices=_choices(diagnosis, probed, expects_causal),
+        choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal),
         probes=probed.probes,
         comparison=_comparison(diagnosis, subject),
         reason=None if verdict != "unknown" else _reason(diagnosis, found, probed.probes),
@@ -109,7 +109,9 @@ def _stated(forms: tuple[MaskForm, ...], built: Built, request: CheckRequest) ->
 # ----------------------------------------------------------------------------------------------------------------- the report
 
 
-def _choices(diagnosis: Diagnosis, probed: Probed, expects_causal: bool) -> tuple[Choice, ...]:
+def _choices(
+    diagnosis: Diagnosis, probed: Probed, subject: Subject, request: CheckRequest, *, expects_causal: bool
+) -> tuple[Choice, ...]:
     candidate, facts = diagnosis.candidate, probed.facts
     said = [] if candidate is None else list(candidate.choices)
     if candidate is not None:
@@ -118,12 +120,18 @@ def _choices(diagnosis: Diagnosis, probed: Probed, expects_causal: bool) -> tupl
             said += _of_weights(diagnosis)
         if layer.causal and not expects_causal and not diagnosis.made:
             said.append(Choice("causal", "it masks the future itself"))
+    if expects_causal and not request.of.causal:
+        said.append(Choice("meant-causal", f"it is meant to be causal: {_why_causal(subject)} says so"))
     if facts.is_causal_by_mask and expects_causal:
         said.append(Choice("causal-by-mask", "it is causal when its mask says so, not by itself"))
     if facts.empty_row in ("nan", "mean", "constant", "other"):
         words = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "something of its own")
         said.append(Choice("fully-masked-row", f"a query that the caller's mask leaves no key gives {words}"))
     return tuple(dict.fromkeys([*said, *diagnosis.choices]))
+
+
+def _why_causal(subject: Subject) -> str:
+    return "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
 
 
 def _of_weights(diagnosis: Diagnosis) -> list[Choice]:

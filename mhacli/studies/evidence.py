@@ -67,6 +67,11 @@ class Line(NamedTuple):
     number: int | None = None
     source: str = ""
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether torch's own fused function stands there."""
+        return "scaled_dot_product_attention" in self.source
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -88,15 +93,15 @@ class Observed:
         found = next((op for op in self.operations if op.name in names and op.line is not None), None)
         return Line() if found is None else Line(found.file, found.line, found.source)
 
-    def line_for(self, code: str, site: str | None, built: Built) -> Line:
-        """The line of a mistake: of the operation that makes it, else as its source looks, else of what it makes."""
+    def lines_for(self, code: str, sites: Sequence[str], built: Built) -> list[Line]:
+        """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
         by_name = self.line_by(_OPERATIONS.get(code, ()))
         if by_name.number is not None:
-            return by_name
+            return [by_name]
         in_source = line_in_source(built, code)
-        if in_source.number is not None or site is None:
-            return in_source
-        return self.line_of(site)
+        if in_source.number is not None or not sites:
+            return [in_source]
+        return list(dict.fromkeys(self.line_of(site) for site in sites))
 
     def _maker(self, site: str) -> Operation | None:
         wanted = self.sites.get(site)

@@ -39,7 +39,8 @@ def _proven(diagnosis: Diagnosis, subject: Subject, request: CheckRequest) -> It
         observed = _observed(diagnosis, subject, scene)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
         settled = by_source(alike, observed, None if candidate.reading is None else candidate.reading.order)
-        line = observed.line_for(settled.mistake.code, settled.mistake.site, subject.built)
+        sites = settled.way.sites or ((settled.mistake.site,) if settled.mistake.site else ())
+        line, *more = observed.lines_for(settled.mistake.code, sites, subject.built)
         error, tolerance, where = diagnosis.proofs[made.mistake.code]
         others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
         others_alone = stages_with(one for one in diagnosis.made if one is not made)
@@ -49,6 +50,7 @@ def _proven(diagnosis: Diagnosis, subject: Subject, request: CheckRequest) -> It
         ]
         if small is not None:
             lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
+        lines += [f"the same in line {one.number}: {one.source}" for one in more if one.number is not None]
         yield _finding(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
 
 
@@ -87,7 +89,7 @@ def _finding(
         code=mistake.code,
         message=mistake.message,
         evidence=evidence,
-        fix=mistake.fix,
+        fix=(line.is_fused and mistake.fix_in_torch) or mistake.fix,
         effect=mistake.effect,
         proven=error is not None,
         error=error,
@@ -113,7 +115,8 @@ def _from_probes(
         observed = Observed((), {})
         if diagnosis.scenes and diagnosis.candidate is not None:
             observed = _observed(diagnosis, subject, diagnosis.scenes[0])
-        line = observed.line_for(code, BY_CODE[code].site, subject.built)
+        site = BY_CODE[code].site
+        line = observed.lines_for(code, (site,) if site else (), subject.built)[0]
         return _finding(BY_CODE[code], evidence, line)
 
     yield from _of_widths(diagnosis, subject, request, seen)

@@ -172,6 +172,8 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
     guessed = {guess.name: guess.why for guess in built.guesses}
     told = []
     for name, value in built.arguments.items():
+        if any(other.startswith(f"{name}.") for other in built.arguments):
+            continue  # a config, whose values are told one by one
         origin = "guessed" if name in guessed else "given" if name in built.given else "default"
         told.append(Argument(name, f"{value!r:.80}", origin, guessed.get(name, "")))  # type: ignore[arg-type]
     return tuple(told)

@@ -9,10 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Way:
-    """One way to make a mistake: the function in the stage's place. `said` ends the sentence "matches exactly if …"."""
+    """One way to make a mistake: the function in the stage's place. `said` ends the sentence "matches exactly if …". `sites` are
+    those that it spoils, where that is not the one of the mistake."""
 
     said: str
     replacement: Callable[..., Any]
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Mistake:
 
     `stage` is the one of `mhacli.attention.stages.Stages` that it changes, None where a probe finds it; `site` what is made
     there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the result, `fix`
-    the corrected expression.
+    the corrected expression; `fix_in_torch` the same where torch's own fused function computes the stage.
     """
 
     code: str
@@ -32,3 +34,4 @@ class Mistake:
     stage: str | None = None
     site: str | None = None
     ways: tuple[Way, ...] = ()
+    fix_in_torch: str = ""

@@ -15,12 +15,34 @@ HEADS = (
         "split",
         "q",
         (
-            Way("q, k and v are cut into heads by a reshape alone", replaced.split_flat("q", "k", "v")),
-            Way("v is cut into heads by a reshape alone", replaced.split_flat("v")),
-            Way("q and k are cut into heads by a reshape alone", replaced.split_flat("q", "k")),
-            Way("k and v are cut into heads by a reshape alone", replaced.split_flat("k", "v")),
-            Way("q is cut into heads by a reshape alone", replaced.split_flat("q")),
-            Way("k is cut into heads by a reshape alone", replaced.split_flat("k")),
+            Way(
+                "q, k and v are cut into heads by a reshape alone",
+                replaced.split_flat("q", "k", "v"),
+                (
+                    "q",
+                    "k",
+                    "v",
+                ),
+            ),
+            Way("v is cut into heads by a reshape alone", replaced.split_flat("v"), ("v",)),
+            Way(
+                "q and k are cut into heads by a reshape alone",
+                replaced.split_flat("q", "k"),
+                (
+                    "q",
+                    "k",
+                ),
+            ),
+            Way(
+                "k and v are cut into heads by a reshape alone",
+                replaced.split_flat("k", "v"),
+                (
+                    "k",
+                    "v",
+                ),
+            ),
+            Way("q is cut into heads by a reshape alone", replaced.split_flat("q"), ("q",)),
+            Way("k is cut into heads by a reshape alone", replaced.split_flat("k"), ("k",)),
         ),
     ),
     Mistake(

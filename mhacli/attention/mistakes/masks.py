@@ -15,6 +15,7 @@ MASKS = (
         "causal_rule",
         "scores",
         (Way("every token sees every other", replacedmasks.all_keys),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
     ),
     Mistake(
         "causal-off-by-one",
@@ -28,6 +29,7 @@ MASKS = (
             Way("a token does not see itself, only earlier ones", replacedmasks.triangle("past", -1)),
             Way("a token also sees the next one", replacedmasks.triangle("past", 1)),
         ),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
     ),
     Mistake(
         "causal-transposed",
@@ -38,6 +40,7 @@ MASKS = (
         "causal_rule",
         "scores",
         (Way("a token sees itself and later ones only", replacedmasks.triangle("future", 0)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
     ),
     Mistake(
         "causal-top-left",
@@ -48,6 +51,7 @@ MASKS = (
         "causal_rule",
         "scores",
         (Way("the triangle begins at the first key when queries are fewer than keys", replacedmasks.from_top_left),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q_len, k_len).tril(k_len - q_len).bool())",
     ),
     Mistake(
         "causal-lost",
@@ -68,6 +72,7 @@ MASKS = (
         "mask_rule",
         "scores",
         (Way("the mask is read the other way round", replacedmasks.opposite),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)  # True = may attend",
     ),
     Mistake(
         "mask-inverted",
@@ -78,6 +83,7 @@ MASKS = (
         "causal_rule",
         "scores",
         (Way("the causal triangle is read the other way round", replacedmasks.triangle("future", 1)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
     ),
     Mistake(
         "mask-ignored",
@@ -88,6 +94,7 @@ MASKS = (
         "mask_rule",
         "scores",
         (Way("the mask is not read", replacedmasks.everything),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # True = may attend",
     ),
     Mistake(
         "mask-transposed",
@@ -124,6 +131,7 @@ MASKS = (
             Way("1 is added to allowed scores and nothing to the others", replacedmasks.added),
             Way("1 is added to forbidden scores", replacedmasks.lowered_by(1.0)),
         ),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
     Mistake(
         "mask-head-order",
@@ -180,6 +188,7 @@ MASKS = (
                 Way(f"{value:g} is added to forbidden scores", replacedmasks.lowered_by(value)),
             )
         ),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
     Mistake(
         "fully-masked-row",
@@ -199,6 +208,7 @@ MASKS = (
         "padding_rule",
         "scores",
         (Way("padding is seen like any token", replacedmasks.padding_seen),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
         "padding-inverted",
@@ -209,6 +219,7 @@ MASKS = (
         "padding_rule",
         "scores",
         (Way("real tokens are hidden and padding is seen", replacedmasks.padding_alone),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
         "padding-of-queries",

@@ -143,6 +143,7 @@ PROJECTIONS = (
         "F.dropout(pattern, self.p, training=self.training)",
         None,
         "pattern",
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)",
     ),
     Mistake(
         "dropout-not-rescaled",

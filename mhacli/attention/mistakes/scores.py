@@ -25,6 +25,7 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are not scaled at all", replaced.scaled_by(lambda layer, d, right: 1.0)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-d-model",
@@ -35,6 +36,7 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are divided by √d_model", replaced.scaled_by(replaced.by_model_width)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-not-root",
@@ -45,6 +47,7 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are divided by d_head", replaced.scaled_by(lambda layer, d, right: 1 / d)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-twice",
@@ -55,6 +58,7 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are scaled twice", replaced.scaled_by(lambda layer, d, right: right * right)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-multiplied",
@@ -65,6 +69,7 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are multiplied by √d_head", replaced.scaled_by(lambda layer, d, right: d**0.5)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-after-softmax",
