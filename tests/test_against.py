@@ -108,8 +108,6 @@ class Bare(nn.Module):
 
 
 class Masked(Separate):
-    """mask is True where attention is allowed."""
-
     def forward(self, x, mask=None):
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
         scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -121,9 +119,11 @@ class Masked(Separate):
         return scores.masked_fill(~mask, -torch.inf)
 
 
-class HiddenByTrue(Masked):
-    """mask is True where attention is hidden."""
+class Undocumented(Masked):
+    pass
 
+
+class HiddenByTrue(Masked):
     def masked(self, scores, mask):
         return scores.masked_fill(mask, -torch.inf)
 
@@ -131,6 +131,28 @@ class HiddenByTrue(Masked):
 class MaskMultiplied(Masked):
     def masked(self, scores, mask):
         return scores * mask
+
+
+class SharedByHeads(nn.Module):
+    """One small layer projects every head."""
+
+    names = ("queries", "keys", "values", "fc_out")
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        d_head = d_model // n_heads
+        for name, width in zip(self.names, (d_head, d_head, d_head, d_model)):
+            setattr(self, name, nn.Linear(width, width, bias=name == self.names[3]))
+
+    def forward(self, x):
+        cut = x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        q, k, v = (getattr(self, name)(cut) for name in self.names[:3])
+        return getattr(self, self.names[3])(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class SharedToo(SharedByHeads):
+    names = ("wq", "wk", "wv", "wo")
 
 
 class Wider(Separate):
@@ -211,7 +233,8 @@ def test_a_module_is_like_itself(compared):
         ("torch.nn:MultiheadAttention", "Fused"),
         ("Unbiased", "Bare"),
         ("Bare", "Unbiased"),
-        ("Unbiased", "Biased"),
+        ("SharedByHeads", "SharedToo"),
+        ("SharedByHeads", "Separate"),
     ],
 )
 def test_the_same_layer_written_otherwise_is_alike_with_its_weights_carried_over(one, other, compared):
@@ -249,7 +272,7 @@ def test_functions_are_compared_without_weights(compared):
 
 
 def test_what_true_means_in_a_mask_is_a_choice_but_how_it_acts_is_not(compared):
-    assert compared("Masked", "HiddenByTrue").verdict == "right"
+    assert compared("Undocumented", "HiddenByTrue").verdict == "right"
     found = compared("Masked", "MaskMultiplied")
     assert found.verdict == "wrong"
     assert "a mask: largest difference " in found.findings[0].evidence
@@ -282,6 +305,10 @@ def test_projections_that_cannot_be_told_are_not_carried_over(asked):
         "the projections of both must be found to give both the same weights, got shapes or names that do not fit"
     )
     assert error.hint == "queries, keys, values and output are found by names such as q_proj, wk, qkv, out_proj"
+
+
+def test_weights_of_each_head_are_not_carried_over_to_one_layer_for_all(asked):
+    refusal(asked, "Separate", "SharedByHeads")
 
 
 def test_biases_that_the_other_has_no_place_for_are_not_dropped(asked):

@@ -42,16 +42,11 @@ UNSCALED = """The scores are unscaled, as in T5
 Unscaled dot-product attention
 Attention is not scaled here
 The scores are not divided by sqrt(d_k)
-the scores are not being scaled
 attention without scaling
-attention without any scaling of the scores
-scores without 1/√d
 without dividing by sqrt(d_k)
 no scaling is applied
 There is no scale.
 no 1/√d scaling
-does not scale the scores
-We do not divide by √d_head.
 the scores are never scaled
 scale: 1
 the scale is 1.0 by design""".splitlines()
@@ -67,6 +62,12 @@ GIVEN = {
     "a softmax scale of 0.11 is used": 0.11,
     "Scaled by 3e-2 throughout": 0.03,
     "the scale is 8": 8.0,
+    "Scores are scaled by 0.125.": 0.125,
+    "scores are scaled by 1/8": 0.125,
+    "scores are divided by 8": 0.125,
+    "The scale is 1.": 1.0,
+    "scale=1.0.": 1.0,
+    "scale 0.5": 0.5,
 }
 
 NOTHING = """Scaled dot-product attention.
@@ -74,13 +75,18 @@ scores / sqrt(d_head)
 Multi-head attention with scale 1/sqrt(d)
 scores are scaled by 1/√d_head
 The scale is 1/√d.
-the scale is 1/8 of the width
 scale: float = None
 scores are divided by the root of d_head
 scaled by the square root of 64
 An upscaled picture is cut into patches.
 The pattern is rescaled by 1 / (1 - p).
 Scale by sqrt(d_k).
+scores are scaled by 1 / sqrt(d_k)
+scores are scaled by 64^-0.5
+scores are scaled by 64 ** -0.5
+Padding is not scaled
+no scaling of the learning rate
+This does not scale to long texts.
 16 heads of 64 columns, dropout 0.1""".splitlines()
 
 
@@ -101,11 +107,13 @@ def test_a_documentation_names_no_scale_but_the_usual_one(sentence):
 
 
 PAIRINGS = {
-    "half": """rotary positions, turned in halves
+    "half": """rotary positions with rotate_half
         RoPE as in GPT-NeoX
         RoPE by rotate-half
         rotary embedding, rotated by halves
-        rotary positions as Hugging Face's Llama has them""",
+        NeoX-style rotary positions
+        rotary, first half with second half
+        RoPE on two halves""",
     "interleaved": """interleaved RoPE
         rotary: neighbouring columns are paired
         Neighbors are rotated together
@@ -120,7 +128,7 @@ PAIRINGS = {
         interleaved heads
         GPT-NeoX
         attention over adjacent tokens
-        RoPE in halves, or interleaved, as you like
+        RoPE, interleaved or by rotate_half, as you like
         RoPE on a quarter of the columns""",
 }
 
@@ -166,7 +174,13 @@ def test_what_is_no_count_tells_no_heads(value):
 
 def test_heads_that_are_told_are_tried_first_then_one_and_as_many_as_their_columns():
     assert head_counts(built(n_heads=3), None, REQUEST, parts_width=24) == [(3, None), (1, None), (8, None)]
-    assert head_counts(built(n_heads=6, n_kv_heads=2), None, REQUEST, parts_width=24) == [(6, 2), (1, 2), (4, 2)]
+    assert head_counts(built(n_heads=6, n_kv_heads=2), None, REQUEST, parts_width=24) == [(6, 2), (1, None), (4, 2)]
+
+
+def test_groups_of_norms_and_convolutions_are_no_heads():
+    module = Told(norm=nn.GroupNorm(4, 12), qkv=nn.Conv1d(12, 36, 1), proj=nn.Conv1d(12, 12, 1))
+    assert head_counts(built(n_heads=3), module, REQUEST, parts_width=36)[0] == (3, None)
+    assert {one.layer.n_kv_heads for one in listed(module, n_heads=3) if one.layer.n_heads == 3} == {3}
 
 
 def test_heads_that_nobody_tells_are_all_that_divide_the_width():

@@ -84,7 +84,10 @@ def test_what_is_wrong_ends_with_3_and_one_line_that_names_the_codes(monkeypatch
     out, _, fault, _ = told(monkeypatch, capsys, replace(WRONG, findings=(*WRONG.findings, STATE, STATE)))
     assert out.startswith("✗ wrong")
     assert (fault.exit_code, fault.code, fault.hint) == (3, "wrong", None)
-    assert fault.message == "mine.py:MultiHeadAttention must be attention, got softmax-axis, state-kept-between-calls"
+    assert (
+        fault.message
+        == "mine.py:MultiHeadAttention must answer as the reference does, got softmax-axis, state-kept-between-calls"
+    )
 
 
 def test_two_that_differ_end_with_3(monkeypatch, capsys):

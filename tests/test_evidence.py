@@ -65,7 +65,8 @@ def test_a_mistake_is_found_at_its_line(name):
     case = next(case for case in WRONG if case.name == name)
     subject, layer, made, scene = found(name)
     observed = observe(subject, layer, stages_with((made,)), scene)
-    line = observed.line_for(made.mistake.code, made.mistake.site, subject.built)
+    sites = made.way.sites or (made.mistake.site,)
+    line = observed.lines_for(made.mistake.code, sites, subject.built)[0]
     assert line.file == str(case.path)
     assert abs(line.number - case.line) <= 2
     assert line.source == case.path.read_text().splitlines()[line.number - 1].strip()
@@ -73,7 +74,11 @@ def test_a_mistake_is_found_at_its_line(name):
 
 @pytest.mark.parametrize(
     ("name", "site", "shared"),
-    [("TranslationAttention", "pattern", "scores"), ("MelodyAttention", "scaled", "qk")],
+    [
+        ("TranslationAttention", "pattern", "scores"),
+        ("MelodyAttention", "scaled", "qk"),
+        ("MapAttention", "out", "concat"),
+    ],
 )
 def test_the_first_site_that_the_author_does_not_pass_is_where_the_mistake_stands(name, site, shared):
     case = next(case for case in WRONG if case.name == name)
@@ -90,9 +95,19 @@ def test_nothing_departs_where_the_mistake_is_in_the_reference_too():
     assert (departure.site, departure.last_shared) == ("out", "out")
 
 
-def test_without_operations_there_is_no_line():
+def test_without_operations_there_is_one_line_and_it_is_unknown():
     subject, _, made, _ = found("TranslationAttention")
-    assert Observed((), {}).line_for(made.mistake.code, made.mistake.site, subject.built).number is None
+    (line,) = Observed((), {}).lines_for(made.mistake.code, (made.mistake.site,), subject.built)
+    assert (line.file, line.number, line.source) == (None, None, "")
+
+
+def test_a_mistake_that_is_made_in_several_lines_has_each_once():
+    subject = found("TranslationAttention").subject
+    q, k = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in "qk")
+    made = (operation("view", q, 7, "q = …"), operation("view", k, 9, "k = …"))
+    observed = Observed(made, {"q": q, "k": k})
+    lines = observed.lines_for("split-without-transpose", ("q", "k", "q"), subject.built)
+    assert [line.number for line in lines] == [7, 9]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +253,7 @@ def shown(subject, *, other=False, form=None, padding=None):
     if padding is not None:
         rows = rows._replace(real=torch.arange(k_len)[None] < torch.tensor([[3], [4], [k_len]]))
     like = make_scene("core", "so", subject, rows, form, padding)
-    small = smallest(subject, subject.layer, like, 0)
+    small = smallest(subject, subject.layer, RIGHT, like, 0)
     return small if small is None else tuple(small[:3])
 
 
@@ -286,7 +301,7 @@ def test_what_is_right_differs_nowhere():
 def test_the_difference_and_the_largest_number_are_those_of_the_smallest_input():
     subject = mistaken("the heads side by side are returned as they are")
     like = make_scene("core", "so", subject, Inputs(drawn(3, 5, 6)))
-    small = smallest(subject, subject.layer, like, 3)
+    small = smallest(subject, subject.layer, RIGHT, like, 3)
     row = torch.randn(1, 1, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wrong = subject(Inputs(row)).out
     right = replace(subject, made=())(Inputs(row)).out
@@ -307,3 +322,13 @@ def test_nothing_smaller_shows_a_mistake_that_needs_two_tokens(said, n_tokens):
         assert torch.allclose(subject(row).out, right(row).out, rtol=0, atol=1e-12)
     row = Inputs(drawn(1, n_tokens, 6))
     assert not torch.allclose(subject(row).out, right(row).out, rtol=0, atol=1e-3)
+
+
+def test_beside_other_mistakes_only_what_one_of_them_does_is_shown():
+    """The reference may make the others too: without a scale and without a bias, one token shows the bias alone."""
+    scale = mistaken("the scores are not scaled at all")
+    both = replace(scale, made=(*scale.made, *mistaken("the bias of the output projection is left out").made))
+    like = make_scene("core", "so", both, Inputs(drawn(3, 5, 6)))
+    assert smallest(both, both.layer, stages_with(both.made[:1]), like, 0)[:3] == (1, 1, 1)
+    assert smallest(both, both.layer, stages_with(both.made[1:]), like, 0)[:3] == (1, 2, 2)
+    assert smallest(both, both.layer, stages_with(both.made), like, 0) is None

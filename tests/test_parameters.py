@@ -11,7 +11,8 @@ from mhacli.modules.parameters import parts_of, read_name
 NAMES = {
     "q": """q Q wq Wq w_q W_q W_Q WQ q_w q_mat q_proj proj_q Q_proj q_proj_weight q_linear linear_q linears_q lin_q q_lin q_dense
         q_layer q_net q_conv q_map q_transform w_qs q_kernel kernel_q q_weight wq_weight w_q_weight W_Q.weight wq.weight fc_q q_fc
-        attn_q query queries query_proj query_projection q_projection query_layer query_linear lin_query linear_query query_dense
+        attn_q query queries query_proj query_projection q_projection query_layer query_linear lin_query linear_query
+        linearq qlinear wqs Wquery query_dense
         query_fc query_mlp query_transform query_weights query_matrix query_embed W_query w_query proj_query project_query
         project_queries project_q to_q to_query to_queries toqueries dense_q fc_query queries_linear qProj queryProj QueryProj
         queryLayer attn.q_proj self_attn.q_proj self.query attention.self.query query.weight queries.0 q_heads.2 q_projs.0
@@ -25,16 +26,17 @@ NAMES = {
     "o": """o wo Wo W_o W_O wo.weight o_proj o_linear lin_o out out_proj out_layer out_linear linear_out out_projection proj_out
         outProj output output_proj output_projection output_layer output_linear outputProj output.dense self.output.dense
         to_out to_out.0 toout fc fc_o fc_out dense unify unifyheads unify_heads final final_linear c_proj resid_proj proj
-        combine concat concat_linear attn_out head_mix mix w0 W_0""",
+        projection merge last_linear combine concat concat_linear attn_out head_mix mix w0 W_0""",
     "qkv": """qkv QKV qkvs qkv_proj qkvproj proj_qkv to_qkv w_qkv Wqkv W_qkv qkv_w c_qkv fc_qkv qkv_net qkv_layer qkv_dense
         qkv_linear linear_qkv lin_qkv fused_qkv qkv_projection qkv_weight q_k_v query_key_value query_key_value_proj
-        queries_keys_values in_proj in_proj_weight attn.qkv""",
+        queries_keys_values in_proj in_projection in_proj_weight attn.qkv""",
     "kqv": "kqv to_kqv kqv_proj key_query_value",
     "kv": "kv kv_proj to_kv w_kv wkv c_kv kv_net kv_linear key_value",
     "vk": "vk value_key",
     "qk": "qk qk_proj to_qk query_key",
     "qv": "qv",
-    "": """c_attn attn attention layer layer1 lin1 ln norm temperature scale logit_scale dropout linears.0 linears.3 weight W
+    "": """tok_emb
+        c_attn attn attention layer layer1 lin1 ln norm temperature scale logit_scale dropout linears.0 linears.3 weight W
         weights w1 w2 mlp ffn up gate embed embedding pos_embed position rel_pos relative_position_bias cls_token head heads.0 dec
         enc conv conv1 attn_weights gamma beta alpha quick vocab quantizer keep kernel variance valid checkpoint inner block mask
         bias x""",

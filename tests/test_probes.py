@@ -641,6 +641,10 @@ def test_randomness_and_state_are_told_apart():
     assert (calm.is_random, calm.keeps_state, calm.is_random_with_dropout) == (False, False, False)
 
 
+def test_what_keeps_state_is_asked_afresh_so_that_nothing_else_of_it_is_doubted():
+    assert failed(MISTAKES["a cache that is kept"][0]()) == {"determinism"}
+
+
 def test_random_in_eval_mode_by_its_dropout_is_told_from_other_noise():
     by_dropout = subject(DropoutInEval, of={"d_model": D, "n_heads": HEADS, "dropout": 0.3})
     _, facts = found(by_dropout)

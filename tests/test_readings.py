@@ -285,6 +285,21 @@ def a_module_for_each_head(count=HEADS, width=D):
     return Layout(m, heads, m.proj, Widths(D, D, count, None), named=("per-head",))
 
 
+class FusedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(D, 12)
+
+
+def a_fused_layer_for_each_head():
+    m = module_of(heads=nn.ModuleList(FusedHead() for _ in range(HEADS)), proj=nn.Linear(D, D))
+
+    def heads(x):
+        return tuple(torch.stack(t, dim=1) for t in zip(*(h.qkv(x).chunk(3, -1) for h in m.heads), strict=True))
+
+    return Layout(m, heads, m.proj, named=("per-head",), order="qkv")
+
+
 def linears_without_names():
     m = module_of(linears=nn.ModuleList(nn.Linear(D, D) for _ in range(4)))
     return Layout(m, lambda x: tuple(cut(layer(x)) for layer in list(m.linears)[:3]), m.linears[3], named=("unnamed",))
@@ -386,6 +401,7 @@ LAYOUTS = {
     "a list for each of q, k, v": one_layer_for_each_head(),
     "a module for each head": a_module_for_each_head(),
     "a module for each of eleven heads": a_module_for_each_head(11),
+    "a fused layer for each head": a_fused_layer_for_each_head(),
     "linears[0..3]": linears_without_names(),
     "linears in another order": linears_without_names_in_another_order(),
     "bare matrices x Wᵀ": raw(True),
