@@ -133,6 +133,24 @@ def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, 
     return tuple(dict.fromkeys(found))
 
 
+def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:
+    """Names and values from `d_model=64`. Raises `UsageError` for another form, and for a name that is given twice.
+
+    >>> pairs(["d_model=64", "config.name=a=b"], "arg")
+    (('d_model', '64'), ('config.name', 'a=b'))
+    """
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise UsageError(f"{name} must be NAME=VALUE such as d_model=64, got {word[:200]!r}")
+        if key in found:
+            raise UsageError(f"{name} must name each argument once, got {key} twice")
+        found[key] = value
+    return tuple(found.items())
+
+
 def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
     """Three positions from `0,5,1`. Raises `UsageError` with the form."""
     if word is None:

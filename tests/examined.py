@@ -10,10 +10,10 @@ from pathlib import Path
 
 from attention_zoo import Case
 
-from mhacli.commands.check import pairs
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
 from mhacli.studies.check import examine
+from mhacli.values import pairs
 
 
 def no_stage(what: str, *, limited: bool = True) -> None:

@@ -299,3 +299,10 @@ def turned_back(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     if layer.pairing is None:
         raise Inapplicable
     return stages.turn(layer, q, k)[0], turned(k, layer, 0, layer.pairing, sign=-1)
+
+
+def turned_values(layer: Layer, v: Tensor) -> Tensor:
+    """Values turned like keys."""
+    if layer.pairing is None:
+        raise Inapplicable
+    return turned(v, layer, 0, layer.pairing)

@@ -114,6 +114,11 @@ def turn(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return turned(q, layer, k.shape[2] - q.shape[2], layer.pairing), turned(k, layer, 0, layer.pairing)
 
 
+def turn_values(layer: Layer, v: Tensor) -> Tensor:
+    """Values are not turned."""
+    return v
+
+
 def share(layer: Layer, heads: Tensor) -> Tensor:
     """Keys or values with each kv head repeated for the query heads that share it: 0 0 1 1."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
@@ -197,6 +202,7 @@ class Stages:
     project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
     split: Callable[..., Tensor] = split
     turn: Callable[..., tuple[Tensor, Tensor]] = turn
+    turn_values: Callable[..., Tensor] = turn_values
     share: Callable[..., Tensor] = share
     products: Callable[..., Tensor] = products
     scale: Callable[..., Tensor] = scale
@@ -247,6 +253,7 @@ def _heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap) -> tuple[Tensor, 
     q = q if layer.q_norm is None else layer.q_norm(q)
     k = k if layer.k_norm is None else layer.k_norm(k)
     q, k = stages.turn(layer, q, k)
+    v = stages.turn_values(layer, v)
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     return q, k, v

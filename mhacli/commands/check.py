@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal
 
@@ -18,11 +17,13 @@ from mhacli.modules.target import require_readable
 from mhacli.options import ColourOptions, command, number, option
 from mhacli.schema import decode, load_json
 from mhacli.streams import draw, note, progress, screen, write_pieces
-from mhacli.values import integer, real, whole
+from mhacli.values import integer, pairs, real, whole
 
 _WHAT, _MEANT, _HOW, _OUTPUT = "What", "What its author meant", "How", "Output"
 _JOB = "mhacli.studies.check:examine_request"
 _MOST_SECONDS = 86_400.0
+_NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
+"""What to do where there is no verdict; a report that is drawn says it itself."""
 _TARGET_HELP = "FILE.py:NAME or package.module:NAME, a class or a function of q, k and v. It is imported and run."
 
 
@@ -114,7 +115,7 @@ def check(
 
         on = screen(colour.color)
         draw(check_view(_with_short_paths(examination), on), on)
-    _require_right(examination)
+    _require_right(examination, hint=_NEXT if report.json else None)
     for one in examination.arguments:
         if one.origin == "guessed" and report.json:
             note(
@@ -135,20 +136,6 @@ def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) 
     of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
     against = None if subject.against is None else replace(of, target=subject.against)
     return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
-
-
-def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:
-    """Names and values from `d_model=64`. Raises `UsageError` for another form, and for a name that is given twice."""
-    found: dict[str, str] = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        key = key.strip()
-        if not equals or not all(part.isidentifier() for part in key.split(".")):
-            raise UsageError(f"{name} must be NAME=VALUE such as d_model=64, got {word[:200]!r}")
-        if key in found:
-            raise UsageError(f"{name} must name each argument once, got {key} twice")
-        found[key] = value
-    return tuple(found.items())
 
 
 def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
@@ -190,15 +177,13 @@ def _with_short_paths(examination: Examination) -> Examination:
     return replace(examination, findings=findings, departure=gone)
 
 
-def _require_right(examination: Examination) -> None:
+def _require_right(examination: Examination, *, hint: str | None) -> None:
     """Raises `MhaError` with exit code 3 for what is wrong, and with 1 for what could not be decided."""
+    name = examination.target.rpartition(":")[2]
     if examination.verdict == "wrong":
         codes = ", ".join(dict.fromkeys(finding.code for finding in examination.findings))
-        rule = "answer as the reference does" if examination.against is None else f"answer as {examination.against} does"
-        raise MhaError(f"{examination.target} must {rule}, got {codes}", code="wrong", exit_code=EXIT_CHECK)
+        rule = "be right" if examination.against is None else f"answer as {examination.against} does"
+        raise MhaError(f"{name} must {rule}, got {codes}", code="wrong", exit_code=EXIT_CHECK)
     if examination.verdict == "unknown":
-        raise MhaError(
-            f"{examination.target} must be examined whole, got as far as this: {examination.reason or 'no verdict'}",
-            hint="--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells",
-            code="unknown",
-        )
+        why = (examination.reason or "").partition(":")[0]
+        raise MhaError(f"{name} must get a verdict, got none{why and f': {why}'}", hint=hint, code="unknown")

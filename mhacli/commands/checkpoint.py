@@ -199,7 +199,7 @@ def model_request(
         raise UsageError("repeat must be left out with --model, whose pass runs once", hint="leave --repeat out")
     if save.save is not None:
         check_target(save.save, force=save.force)
-    checkpoint = _local_checkpoint(asked)
+    checkpoint = local_checkpoint(asked)
     layers = layer_list(asked.layer)
     if checkpoint is not None and layers is not None:
         _require_layers(layers, checkpoint)
@@ -239,7 +239,7 @@ def _require_matrices(keep: tuple[str, ...]) -> None:
             raise UsageError(f"keep must name matrices of a layer, {', '.join(MATRICES)}, got {name!r}")
 
 
-def _local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
+def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
     """The checked folder, None where it can only be the id of one on a hub."""
     path = asked.model or ""
     if is_hub_id(path):

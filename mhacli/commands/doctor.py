@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.commands.checkpoint import ModelOptions, _local_checkpoint, require_without_model
+from mhacli.commands.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.commands.sources import leave_deleted_folder, record_command
 from mhacli.config import MAX_SEED, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
@@ -122,7 +122,7 @@ def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
             raise MhaError(f"text {number_of} must have at least one token, got none but white space", code="no-tokens")
     request = DoctorRequest(
         source=patient.model or "",
-        checkpoint=_local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),
+        checkpoint=local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),
         texts=texts,
         revision=patient.revision,
         tokenizer=patient.tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ import typer
 from mhacli.errors import UsageError
 from mhacli.options import DeviceOptions, LayerOptions, SourceOptions, number
 from mhacli.streams import life
-from mhacli.values import real
+from mhacli.values import pairs, real
 
 if TYPE_CHECKING:
     from mhacli.modules.request import TargetRequest
@@ -51,8 +51,12 @@ class OwnOptions:
 
 def target_in(source: SourceOptions, own: OwnOptions) -> str | None:
     """The target that the first word names, None where the words are texts. Raises `UsageError` for options that need a target,
-    and for a word beside one."""
+    for a word beside one, and for a Python file alone, whose classes it lists."""
     words = source.text or []
+    if len(words) == 1 and words[0].endswith(".py") and isfile(words[0]):
+        from mhacli.modules.target import split_target
+
+        split_target(words[0])
     given = {"--arg": own.arg, "--call-arg": own.call_arg, "--time-limit": own.time_limit}
     asked = next((option for option, value in given.items() if value is not None), None)
     if words and (names_target(words[0]) or (asked is not None and _NAME.fullmatch(words[0]))):
@@ -81,14 +85,14 @@ def names_target(word: str) -> bool:
     if not all(part.isidentifier() for part in name.split(".")):
         return False
     if place.endswith(".py"):
-        return not any(character.isspace() for character in word) or Path(place).is_file()
+        return not any(character.isspace() for character in word) or isfile(place)
     parts = place.split(".")
     return all(part.isidentifier() for part in parts) and (len(parts) > 1 or _is_found(place))
 
 
 def _is_found(module: str) -> bool:
     """Whether there is a module of that name, here or installed. Nothing is imported."""
-    return Path(f"{module}.py").is_file() or Path(module).is_dir() or importlib.util.find_spec(module) is not None
+    return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
 
 
 def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
@@ -127,8 +131,8 @@ def _request(target: str, own: OwnOptions, *, layer: LayerOptions, device: Devic
 
     return TargetRequest(
         target=target,
-        arguments=_pairs(own.arg, "arg"),
-        call_arguments=_pairs(own.call_arg, "call-arg"),
+        arguments=pairs(own.arg, "arg"),
+        call_arguments=pairs(own.call_arg, "call-arg"),
         causal=bool(layer.causal),
         device=_device(device.device),
         seed=layer.seed or 0,
@@ -137,14 +141,3 @@ def _request(target: str, own: OwnOptions, *, layer: LayerOptions, device: Devic
 
 def _device(name: str | None) -> str:
     return "cpu" if name in (None, "auto") else str(name)
-
-
-def _pairs(words: list[str] | None, name: str) -> tuple[tuple[str, str], ...]:
-    """`NAME=VALUE` taken apart. Raises `UsageError` for a word without a name."""
-    pairs = []
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"{name} must be NAME=VALUE, got {word!r}", hint=f"--{name} d_model=64")
-        pairs.append((key.strip(), value))
-    return tuple(pairs)

@@ -41,7 +41,7 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[P
     raw: dict[str, Tensor] = dict(tensors)
     for path, child in () if module is None else module.named_modules(remove_duplicate=False):
         own = dict(child.named_parameters(recurse=False, remove_duplicate=False))
-        if _is_norm(child) or isinstance(child, nn.Embedding):
+        if is_norm(child) or isinstance(child, nn.Embedding):
             continue
         kind = _orientation(child)
         if kind is not None and own.get("weight") is not None:
@@ -52,8 +52,9 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[P
     return (*found, *_raw_parts(raw))
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module norms rows, by what it is called; a parametrization of weights does not."""
+    return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
 
 
 def _orientation(module: nn.Module) -> Orientation | None:

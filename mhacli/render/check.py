@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len, chop_cells
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,10 +14,14 @@ from mhacli.render.options import Screen
 from mhacli.render.words import count_of, filled, fitted, flowing, number_text, seconds_text
 from mhacli.text.escape import visible
 
-_LABEL = 9
-_IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED, _MOST_DEFAULTS = 3, 8, 9, 3, 12
+_LABEL, _LEAST_ROOM = 9, 11
+_IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED = 3, 8, 9, 3
 _RAISES = ("raises ", "could not be asked")
 _LEFT_OUT = "left out: "
+_NEXT = (
+    "--against TARGET compares it with an attention that you trust",
+    "--heads, --scale, --rope and --mask-means say what its code does not tell",
+)
 
 Line = tuple[str, Text]
 """A label, such as `fix`, empty where the line goes on, and what is said under it."""
@@ -26,12 +31,13 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The verdict, the mistakes, how it was built and asked, and what the probes and the comparison gave."""
     blocks: list[RenderableType] = [_verdict(examination, on)]
     for finding in examination.findings[:_IN_FULL]:
-        blocks += [Text(""), _mistake(finding), _grid(_finding(finding))]
+        blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding, on))]
     others = examination.findings[_IN_FULL:]
     if others:
         named = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
         blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in named)]
-    blocks += [Text(""), _grid([*_building(examination), *_probes(examination.probes, on), *_closing(examination)])]
+    rest = [*_building(examination, on), *_probes(examination, on), *_closing(examination, on)]
+    blocks += [Text(""), _grid(rest)]
     return Group(*blocks)
 
 
@@ -64,23 +70,24 @@ def _in_words(examination: Examination) -> str:
 # ----------------------------------------------------------------------------------------------------------------- mistakes
 
 
-def _mistake(finding: Finding) -> Text:
+def _mistake(finding: Finding, examination: Examination) -> Text:
     """The code, and whether it is proven."""
+    without = "not proven, seen by a probe" if examination.against is None else "measured"
     title = Text(visible(finding.code), style="bold red")
     if finding.together_with:
         title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
-    return title.append("  proven" if finding.proven else "  not proven, seen by a probe", style="dim")
+    return title.append("  proven" if finding.proven else f"  {without}", style="dim")
 
 
-def _finding(finding: Finding) -> Iterator[Line]:
+def _finding(finding: Finding, on: Screen) -> Iterator[Line]:
     """Where it stands, how it is mended, what it does, and why that is sure."""
     if finding.file is not None:
         place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
         if finding.source:
-            yield "found", Text(visible(finding.source.strip()), style="red")
+            yield "found", Text(_code(finding.source, on), style="red")
         yield ("" if finding.source else "found"), Text(visible(place), style="dim")
     if finding.fix:
-        yield from _lines("fix", finding.fix, "green")
+        yield "fix", Text("\n".join(_code(line, on) for line in finding.fix.splitlines()), style="green")
     if finding.effect:
         yield from _lines("effect", finding.effect)
     yield from _lines("proof" if finding.proven else "evidence", _evidence(finding))
@@ -101,70 +108,77 @@ def _lines(label: str, said: str, style: str = "") -> Iterator[Line]:
         yield ("" if number else label), Text(visible(line.rstrip()), style=style)
 
 
+def _code(source: str, on: Screen) -> str:
+    """Code on lines that break at blanks, else behind a comma or a bracket; a name is broken only where it fills a line."""
+    lines, rest, room = [], visible(source.strip()), _room(on)
+    while cell_len(rest) > room:
+        head = chop_cells(rest, room)[0]
+        blank, sign = head.rfind(" ") + 1, max(head.rfind(sign) for sign in ",([{=") + 1
+        end = blank if blank > len(head) // 3 else sign or len(head)
+        lines.append(rest[:end].rstrip())
+        rest = rest[end:].lstrip()
+    return "\n".join([*lines, rest])
+
+
+def _room(on: Screen) -> int:
+    """The columns beside the labels."""
+    return max(_LEAST_ROOM, on.width - _LABEL)
+
+
 # ---------------------------------------------------------------------------------------------------------- what it rests on
 
 
-def _building(examination: Examination) -> Iterator[Line]:
+def _building(examination: Examination, on: Screen) -> Iterator[Line]:
     """How it was built and called, and what its author chose."""
     given = [one for one in examination.arguments if one.origin == "given"]
     guessed = [one for one in examination.arguments if one.origin == "guessed"]
     defaults = [f"{one.name}={one.value}" for one in examination.arguments if one.origin == "default"]
-    if examination.arguments:
+    if given or guessed:
         name = examination.target.rpartition(":")[2]
         said = ", ".join(f"{one.name}={one.value}" for one in (*given, *guessed))
         yield "built", Text(visible(f"{name}({said})"))
-    for number, one in enumerate(guessed):
-        line = Text(visible(f"{one.name}={one.value}" + (f": {one.why}" if one.why else "")), style="yellow")
-        if one is guessed[-1]:
-            line.append(f" (--arg {visible(one.name)}=… says otherwise)", style="dim")
-        yield ("" if number else "guessed"), line
+    if guessed:
+        parts = [visible(f"{one.name}={one.value}" + (f": {one.why}" if one.why else "")) for one in guessed]
+        parts.append(f"--arg {visible(guessed[-1].name)}=… says otherwise")
+        yield "guessed", Text("\n".join(filled(parts, _room(on))), style="yellow")
     if defaults:
-        n_more = len(defaults) - _MOST_DEFAULTS
-        listed = defaults[:_MOST_DEFAULTS] + ([f"{n_more} more"] if n_more > 0 else [])
-        yield "defaults", Text(visible(", ".join(listed)), style="dim")
+        yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
     if examination.called:
         yield "called", Text(visible(examination.called))
-    for number, choice in enumerate(examination.choices):
-        yield ("" if number else "choices"), Text(visible(choice.message))
+    if examination.choices:
+        yield "choices", Text("\n".join(filled([visible(one.message) for one in examination.choices], _room(on))))
 
 
-def _probes(probes: Sequence[Probe], on: Screen) -> Iterator[Line]:
-    """Those that fail and those that tell something in a line each, the others by name and number."""
+def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
+    """How many gave what; a line for each that fails or tells something, and the names of the others. Beside mistakes that are
+    proven only those that fail, a line each."""
+    probes, is_proven = examination.probes, bool(examination.findings) and all(f.proven for f in examination.findings)
     failed = [probe for probe in probes if probe.ok is False]
-    passed = [probe for probe in probes if probe.ok]
+    passed = [visible(probe.name) for probe in probes if probe.ok]
     open_ones = [probe for probe in probes if probe.ok is None and _tells(probe)]
-    left_out = [probe for probe in probes if probe.message.startswith(_LEFT_OUT)]
-    unasked = [probe for probe in probes if probe.ok is None and not _tells(probe) and probe not in left_out]
     if not probes:
         return
-    n_unasked = len(left_out) + len(unasked)
-    counts = [f"{len(passed)} ok", f"{len(failed)} not ok"]
-    counts += [f"{len(open_ones)} that judge nothing"] if open_ones else []
-    counts += [f"{n_unasked} not asked"] if n_unasked else []
-    yield "probes", Text(" · ".join(counts))
-    for kind, style, most in ((failed, "red", _MOST_FAILED), (open_ones, "", _MOST_OPEN)):
+    yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(open_ones)), _room(on))))
+    for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else open_ones, "", _MOST_OPEN)):
         sign = "✗" if kind is failed else "·"
         for probe in kind[:most]:
             said = f"{sign} {visible(probe.name)}: {visible(probe.message)}"
-            yield "", Text(said if kind is failed else fitted(said, max(20, on.width - _LABEL)), style=style)
+            yield "", Text(said if kind is failed and not is_proven else fitted(said, _room(on)), style=style)
         if len(kind) > most:
-            yield (
-                "",
-                Text(f"{sign} {len(kind) - most} more: {', '.join(visible(p.name) for p in kind[most:])}", style=style),
-            )
-    room = max(20, on.width - _LABEL)
-    if passed:
-        yield "", Text("\n".join(filled([f"✓ {_named(probe)}" for probe in passed], room, "  ")), style="green")
-    for those, why in ((left_out, f"left out as {_reason_of(left_out)}: "), (unasked, "not asked: ")):
-        parts = [visible(probe.name) for probe in those]
-        if parts:
-            yield "", Text("\n".join(filled([why + parts[0], *parts[1:]], room)), style="dim")
+            others = ", ".join(visible(probe.name) for probe in kind[most:])
+            yield "", Text(f"{sign} {len(kind) - most} more: {others}", style=style)
+    if passed and not is_proven:
+        yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
 
 
-def _reason_of(left_out: Sequence[Probe]) -> str:
-    """Why probes are left out, as the first of them says it."""
-    said = left_out[0].message.removeprefix(_LEFT_OUT).partition(",")[0] if left_out else ""
-    return visible(said)
+def _counts(probes: Sequence[Probe], n_passed: int, n_failed: int, n_open: int) -> list[str]:
+    """How many probes gave what, and why some were left out, as the first of them says it."""
+    left_out = [probe.message.removeprefix(_LEFT_OUT) for probe in probes if probe.message.startswith(_LEFT_OUT)]
+    n_others = len(probes) - n_passed - n_failed - n_open - len(left_out)
+    counts = [f"{n_passed} ok", f"{n_failed} not ok"]
+    counts += [f"{n_open} that judge nothing"] if n_open else []
+    counts += [f"{n_others} do{'es' if n_others == 1 else ''} not apply"] if n_others else []
+    return counts + [f"{len(left_out)} left out: {visible(left_out[0].partition(',')[0])}" for _ in left_out[:1]]
 
 
 def _tells(probe: Probe) -> bool:
@@ -172,19 +186,11 @@ def _tells(probe: Probe) -> bool:
     return probe.value is not None or probe.message.startswith(_RAISES)
 
 
-def _named(probe: Probe) -> str:
-    """Its name and number; 0 of what must be none is not said."""
-    if not probe.value:
-        return visible(probe.name)
-    number = f"{probe.value:,.0f}" if probe.value == int(probe.value) else f"{probe.value:.1g}"
-    return f"{visible(probe.name)} {number}"
-
-
-def _closing(examination: Examination) -> Iterator[Line]:
-    """The comparison, how near the catalogue came, what it printed, and the cost."""
+def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
+    """The comparison, how near the catalogue came, what it printed, what is to be done, and the cost."""
     if examination.comparison is not None:
         yield "compared", Text(visible(_compared(examination.comparison, examination)))
-    if examination.closest is not None:
+    if examination.closest is not None and not examination.closest.endswith(_NOWHERE):
         yield "closest", Text(visible(examination.closest))
     gone = examination.departure
     if gone is not None:
@@ -192,14 +198,25 @@ def _closing(examination: Examination) -> Iterator[Line]:
         yield "departs", Text(visible(f"it does not make the reference's {gone.site}{since}"))
         if gone.file is not None:
             place = gone.file if gone.line is None else f"{gone.file}:{gone.line}"
-            yield "", Text(visible(f"{place}  {gone.source.strip()}".rstrip()), style="dim")
+            yield "", Text(_code(f"{place}  {gone.source.strip()}", on), style="dim")
     for number, line in enumerate(_printed(examination.printed)):
         yield ("" if number else "printed"), Text(line, style="dim")
-    versions = [f"{name} {version}" for name, version in examination.environment]
+    if examination.verdict == "unknown":
+        yield "next", Text("\n".join(_NEXT if examination.against is None else _NEXT[1:]))
+    yield from _cost(examination, on)
+
+
+_NOWHERE = ("inf away", "nan away")
+"""How the closest that was tried ends where nothing can be said of a distance."""
+
+
+def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
+    """Its size, the time, and the versions, as far as they fit into a line."""
+    versions = [f"{name} {version}" for name, version in examination.environment if name != "python"]
     count = [count_of(examination.n_parameters, "parameter", grouped=True)] if examination.n_parameters else []
-    time = [f"took {seconds_text(examination.time_s)}"] if examination.time_s else []
+    time = [seconds_text(examination.time_s)] if examination.time_s else []
     if count or time or versions:
-        yield "", Text(visible(" · ".join([*count, *time, *versions])), style="dim")
+        yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")
 
 
 def _compared(found: Comparison, examination: Examination) -> str:

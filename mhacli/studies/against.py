@@ -50,7 +50,10 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
     assert request.against is not None
     one = ready(request.of, stage)
-    other = ready(_as_it_calls_them(request.against, stage), stage)
+    told = tuple(
+        (argument.name, argument.value) for argument in arguments_of(one.built) if argument.origin != "default"
+    )
+    other = ready(_as_it_calls_them(replace(request.against, arguments=told), stage), stage)
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
     best: list[_Gap] = []
@@ -131,8 +134,18 @@ def _pairs(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tupl
     if mine is None or theirs is None or not list(theirs.parameters()):
         yield one, other, Choice("weights", "there are no weights to carry over")
         return
-    source = randomised(mine, request.of.seed).to(one.dtype)
-    for made, said in _transferred(source, theirs, one, other, request):
+    try:
+        yield from _carried(one, other, request)
+    except MhaError:  # a bias that the other has not, for instance: what it has can be carried the other way
+        yield from ((first, second, said) for second, first, said in _carried(other, one, request))
+
+
+def _carried(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tuple[Subject, Subject, Choice]]:
+    """Both with random weights of the first."""
+    assert one.built.module is not None
+    assert other.built.module is not None
+    source = randomised(one.built.module, request.of.seed).to(one.dtype)
+    for made, said in _transferred(source, other.built.module, one, other, request):
         yield one.of(source, one.dtype), other.of(made.to(other.dtype), other.dtype), said
 
 
@@ -263,6 +276,8 @@ def _gap(
         a, b = ask(one, inputs, **(mine or {})), ask(other, inputs, **(theirs or {}))
     except Exception:  # a form that these sizes do not fit
         return _Gap(name, math.inf, TOLERANCE)
+    if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
+        a, b = a[inputs.real], b[inputs.real]  # nobody says what padding is to answer
     finite = a[a.isfinite()]
     tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
     if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):

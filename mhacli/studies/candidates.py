@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from mhacli.attention.stages import Layer, Pairing
 from mhacli.findings import Choice
 from mhacli.modules.arguments import Role, role_of
-from mhacli.modules.parameters import parts_of, read_name
+from mhacli.modules.parameters import is_norm, parts_of, read_name
 from mhacli.modules.readings import Reading, Widths, readings
 from mhacli.modules.request import CheckRequest
 from mhacli.modules.subject import Built, Subject
@@ -43,6 +44,7 @@ class Meant:
     scales: tuple[tuple[float | None, Choice | None], ...] = ((None, None),)
     thetas: tuple[float, ...] = (10000.0,)
     softcap: float | None = None
+    scale_words: tuple[str, ...] = ()
 
 
 def candidates(
@@ -62,10 +64,17 @@ def candidates(
 
 def _scales_of(base: Candidate, told: int | None, meant: Meant) -> tuple[tuple[float | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
-    weights = base.layer.weights
-    if told is None or weights is None or base.layer.n_heads == told:
+    weights, d_head = base.layer.weights, base.layer.d_head
+    if weights is None or d_head is None:
         return meant.scales
-    return (*meant.scales, ((weights.q.weight.shape[0] / told) ** -0.5, None))
+    widths = {"1 / d_head": 1 / d_head, "1 / √d_model": float(weights.q.weight.shape[1] ** -0.5)}
+    documented = [
+        (widths[said], Choice("scale", f"the scale is {said}, as its documentation says")) for said in meant.scale_words
+    ]
+    told_scale = (
+        [] if told in (None, base.layer.n_heads) else [((weights.q.weight.shape[0] / (told or 1)) ** -0.5, None)]
+    )
+    return (*meant.scales, *documented, *told_scale)
 
 
 def _with(
@@ -124,11 +133,7 @@ def _of(reading: Reading) -> list[Candidate]:
 
 def _around(made: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
     """The same with the norms of the module, before or behind, and with its input added."""
-    norms = [
-        (name, child)
-        for name, child in ([] if module is None else module.named_modules())
-        if "norm" in type(child).__name__.lower()
-    ]
+    norms = [(name, child) for name, child in ([] if module is None else module.named_modules()) if is_norm(child)]
     of_heads = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
     others = [child for name, child in norms if read_name(name)[0] not in ("q", "k")]
     for candidate in made:
@@ -202,7 +207,7 @@ def _is_count(value: object) -> bool:
 def meant_by(built: Built, module: nn.Module | None, request: CheckRequest, causal: tuple[bool, ...]) -> Meant:
     """What options, arguments and documentation say."""
     pairing = request.rope or documented_pairing(built.documentation)
-    rotary = _ROTARY.search(built.documentation + _source(built)) is not None
+    rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
     pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
     thetas = [value for _, value in _numbers(built, "theta")]
     return Meant(
@@ -212,6 +217,7 @@ def meant_by(built: Built, module: nn.Module | None, request: CheckRequest, caus
         tuple(_scales(built, module, request)),
         (*dict.fromkeys((*thetas, 10000.0)),),
         next((value for _, value in _numbers(built, "softcap")), None),
+        documented_widths(_docstrings(built)),
     )
 
 
@@ -223,7 +229,8 @@ def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
     return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _source(built: Built) -> str:
+def source_of(built: Built) -> str:
+    """What its author wrote, empty where there is nothing to read."""
     try:
         return inspect.getsource(built.thing)
     except (OSError, TypeError):
@@ -254,10 +261,12 @@ def _scales(
 
 _SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
 _UNSCALED = re.compile(
-    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are|being)\s*(?:not|n[o']t|never)\s+(?:scaled|divided)"
+    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are)\s*(?:not|n[o']t|never)\s+(?:being\s+)?(?:scaled|divided)"
     rf"|\b{_SCORES}\s+(?:isn[’']t|aren[’']t)\s+(?:scaled|divided)"
     r"|(?:without|no)\s+(?:any\s+)?(?:1\s*/\s*√\w+\s+|softmax\s+|score\s+)?scal(?:e|ing)\b(?!\s+(?:of|to|rate))"
-    r"|(?:without|not)\s+dividing|scaling\s+is\s+not\s+(?:applied|used|done))"
+    rf"|(?:does|do|did) not\s+(?:scale|divide)\s+(?:by|the\s+{_SCORES}|{_SCORES})|(?:does|do) not apply (?:any )?scaling"
+    r"|(?:without|not)\s+dividing|without\s+(?:the\s+)?1\s*/\s*(?:√|sqrt)|scaling\s+is\s+not\s+(?:applied|used|done)"
+    r"|(?:scale|scaling|√\S+|sqrt\S*)\s+is\s+(?:folded|absorbed)\s+into)"
 )
 _NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?(?![\d\w^]|\.\d|\s*(?:\*\*|\^|/))"
 _GIVEN = re.compile(
@@ -278,6 +287,29 @@ def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
         if value:
             said.setdefault(1 / value if divided else value, match[0])
     yield from said.items()
+
+
+_BY_HEAD = re.compile(r"(?i)1\s*/\s*d(?:_?head|_?k)?\b(?!\s*(?:\*\*|\^))|(?:divided|scaled)\s+by\s+d_?(?:head|k)\b")
+_BY_MODEL = re.compile(
+    r"(?i)(?:√|sqrt\s*\(?|root of\s+(?:the\s+)?)\s*\(?(?:d_?model|embed_dim|model(?:'s)? width)\b"
+    r"|d_?model\s*(?:\*\*|\^)\s*\(?-?(?:0?\.5|1/2)"
+)
+
+
+def documented_widths(documentation: str) -> tuple[str, ...]:
+    """Scales of the layer's own widths that a documentation states, other than the usual one."""
+    found = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
+    return tuple(said for said, pattern in found.items() if pattern.search(documentation))
+
+
+def _docstrings(built: Built) -> str:
+    """What its author says in docstrings alone: a comment beside a mistake may describe it."""
+    places = (
+        built.thing,
+        getattr(built.thing, "forward", None),
+        sys.modules.get(getattr(built.thing, "__module__", "")),
+    )
+    return "\n".join(text for place in places if (text := getattr(place, "__doc__", None)))
 
 
 _HALF = re.compile(

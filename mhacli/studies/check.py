@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import time
@@ -14,14 +15,14 @@ import torch
 
 import mhacli
 from mhacli.attention.stages import RIGHT
-from mhacli.findings import Choice, Comparison, Departure, Examination, Probe
+from mhacli.findings import Choice, Comparison, Departure, Examination
 from mhacli.modules.apart import Stage
 from mhacli.modules.calldocs import documented_meaning
 from mhacli.modules.request import CheckRequest, TargetRequest
 from mhacli.modules.subject import Built, MaskForm, Subject
 from mhacli.schema import decode
 from mhacli.studies.against import compare
-from mhacli.studies.candidates import Candidate, candidates, meant_by
+from mhacli.studies.candidates import Candidate, candidates, meant_by, source_of
 from mhacli.studies.diagnosis import Diagnosis, Known, diagnose, stated
 from mhacli.studies.evidence import observe
 from mhacli.studies.findings import findings_of
@@ -30,7 +31,13 @@ from mhacli.studies.probes import Probed, probe
 from mhacli.studies.ready import arguments_of, ready, with_own_weights
 from mhacli.studies.settling import by_other_sizes
 
-_CAUSAL = re.compile(r"(?i)causal|autoregress|\bmasked[ _]?(multi|self)|look.?ahead")
+_CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
+_NOT_CAUSAL = ("non", "not", "anti", "or", "bi", "un")
+_BACKWARD = re.compile(
+    r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
+)
+_CRITICAL = ("batch independence", "batch of one", "finite")
+"""Probes that no right attention fails."""
 
 
 def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
@@ -54,10 +61,13 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     causal = _open_causality(probed, subject, expects_causal)
     meant = meant_by(subject.built, examined.module, request, causal)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
-    sees = probed.facts.influence if probed.facts.visible == "other" else None
+    is_documented = _BACKWARD.search(subject.built.documentation) is not None
+    is_own = probed.facts.visible in ("other", "itself only") or (is_documented and probed.facts.visible != "full")
+    sees = probed.facts.influence if is_own else None
     known = Known(
         expects_causal,
         meant.is_pairing_known,
+        "inf" in source_of(subject.built).lower(),
         sees,
         _stated(subject.mask_forms, subject.built, request),
         _stated(subject.padding_forms, subject.built, request),
@@ -65,10 +75,11 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     diagnosis = diagnose(examined.subject, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
-        left = by_other_sizes((first, *others), subject.built, probed, causal, request)
+        left = by_other_sizes((first, *others), subject.built, probed, causal, request, stage)
         diagnosis.narrow(first, left)
     findings = findings_of(diagnosis, probed, examined, known, request)
-    verdict = "wrong" if findings else "right" if diagnosis.is_right else "unknown"
+    failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
+    verdict = "wrong" if findings else "right" if diagnosis.is_right and not failed else "unknown"
     return Examination(
         verdict=verdict,  # type: ignore[arg-type]
         target=request.of.target,
@@ -78,7 +89,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal),
         probes=probed.probes,
         comparison=_comparison(diagnosis, subject),
-        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed.probes),
+        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed),
         closest=_closest(diagnosis),
         departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
@@ -90,7 +101,11 @@ def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
     """Whether it is to be causal: by the option, by an argument, or by what it is called."""
     if request.causal or subject.causal_by is not None:
         return True
-    return bool(_CAUSAL.search(getattr(subject.built.thing, "__name__", "")))
+    words = [
+        word.lower()
+        for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", getattr(subject.built.thing, "__name__", ""))
+    ]
+    return any(word in _CAUSAL for word in words) and not any(word in _NOT_CAUSAL for word in words)
 
 
 def _open_causality(probed: Probed, subject: Subject, expects: bool) -> tuple[bool, ...]:
@@ -158,10 +173,11 @@ def _comparison(diagnosis: Diagnosis, subject: Subject) -> Comparison | None:
     if diagnosis.candidate is None or not diagnosis.scenes:
         return None
     scenes = diagnosis.scenes
-    gaps = [difference(diagnosis.candidate.layer, stages_with(diagnosis.made), scene) for scene in scenes]
-    largest = max(gaps, default=None)
+    stages = stages_with(diagnosis.made)
+    gaps = [(difference(diagnosis.candidate.layer, stages, scene), scene.tolerance) for scene in scenes]
+    largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
     dtype = str(subject.dtype).removeprefix("torch.")
-    return Comparison("reference", dtype, len(scenes), largest, min(scene.tolerance for scene in scenes))
+    return Comparison("reference", dtype, len(scenes), largest if math.isfinite(largest) else None, tolerance)
 
 
 def _closest(diagnosis: Diagnosis) -> str | None:
@@ -172,10 +188,14 @@ def _closest(diagnosis: Diagnosis) -> str | None:
     return f"the closest that was tried, if {made}, is {diagnosis.closest.error * scene.tolerance:.3g} away"
 
 
-def _reason(diagnosis: Diagnosis, found: list[Candidate], probes: tuple[Probe, ...]) -> str:
+def _reason(diagnosis: Diagnosis, found: list[Candidate], probed: Probed) -> str:
+    if probed.facts.visible == "itself only":
+        return "no token looks at another: this is no attention"
     if not found:
         return "its projections of queries, keys and values cannot be told from the names and shapes of its parameters"
-    failed = [probe.name for probe in probes if probe.ok is False]
+    failed = [probe.name for probe in probed.probes if probe.ok is False]
+    if diagnosis.candidate is not None and not diagnosis.unexplained:
+        return f"the reference answers the same, but probes fail that nothing explains: {', '.join(failed)}"
     told = f"nothing in the catalogue explains what it answers to: {'; '.join(diagnosis.unexplained)}"
     told += f"; probes that fail: {', '.join(failed)}" if failed else ""
     return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
@@ -185,7 +205,8 @@ def _departure(diagnosis: Diagnosis, subject: Subject, found: list[Candidate]) -
     """The first site of the likeliest layer whose numbers it does not make."""
     if not found or not diagnosis.scenes:
         return None
+    layer = found[0].layer if diagnosis.closest is None else diagnosis.closest.layer
     try:
-        return observe(subject, found[0].layer, RIGHT, diagnosis.scenes[0]).departure()
+        return observe(subject, layer, RIGHT, diagnosis.scenes[0]).departure()
     except Exception:  # what cannot be watched tells nothing
         return None

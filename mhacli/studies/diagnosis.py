@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mhacli.attention import replaced
-from mhacli.attention.mistakes import MISTAKES, Mistake, Way
-from mhacli.attention.replacedmasks import filled_with
+from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
+from mhacli.attention.replacedmasks import filled_with, lowered_by
 from mhacli.findings import Choice
 from mhacli.modules.subject import MaskForm, Subject
 from mhacli.studies.candidates import Candidate
-from mhacli.studies.hypotheses import Hypothesis, Made, pairs, singles, tried, ways_of
-from mhacli.studies.scenes import Scene, ask, core_scenes, large_scene, mask_scenes, padding_scenes
+from mhacli.studies.evidence import observe
+from mhacli.studies.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, ways_of
+from mhacli.studies.scenes import Scene, core_scenes, large_scene, mask_scenes, padding_scenes
 
-_LAYERS_FOR_ONE, _LAYERS_FOR_TWO = 60, 2
-"""How many readings are tried with one mistake, and with two."""
-_PAIRS_S = 4.0
-"""How long two mistakes at once are looked for, so that the whole examination answers in ten seconds."""
+_LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
+"""How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
 _FINITE = Made(
     Mistake("", "", "", "", "", stage="mask", site="scores"), Way("forbidden scores are −10⁹", filled_with(-1e9))
 )
@@ -33,14 +32,23 @@ _ACTING = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_ru
 @dataclass(frozen=True)
 class Known:
     """What is known before: whether it is meant to be causal, whether its documentation pairs the columns of rotary positions,
-    what is seen of which token moves which output, None where that is one of the usual patterns, and the forms of masks that
-    agree with what is stated of them."""
+    whether its source speaks of infinity, which token moves which output, None where that is one of the usual patterns, and the
+    forms of masks that agree with what is stated of them."""
 
     expects_causal: bool = False
     is_pairing_known: bool = False
+    may_be_infinite: bool = True
     sees: Tensor | None = None
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
+
+
+class Proof(NamedTuple):
+    """How near a hypothesis with a mistake came to what was answered, in which scenes."""
+
+    error: float
+    tolerance: float
+    scenes: tuple[Scene, ...]
 
 
 @dataclass
@@ -48,12 +56,12 @@ class Diagnosis:
     """What was found. `made` are the mistakes that together give what was answered, and `proofs` the hypothesis that showed each;
     `alternatives` are those that give the same. `unexplained` are inputs that no hypothesis explains, `closest` the one that came
     closest on the first of them. `n_nan_rows` are rows that are NaN where padding stands on the left of its own causal mask;
-    `is_cut_short`: not all pairs of mistakes were tried, for want of time."""
+    `is_cut_short`: not all pairs of mistakes were tried."""
 
     candidate: Candidate | None = None
     made: tuple[Made, ...] = ()
     alternatives: dict[str, tuple[Made, ...]] = field(default_factory=dict)
-    proofs: dict[str, tuple[float, float, str]] = field(default_factory=dict)
+    proofs: dict[str, Proof] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     scenes: list[Scene] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
@@ -91,8 +99,9 @@ def diagnose(subject: Subject, found: Sequence[Candidate], known: Known, seed: i
         make = mask_scenes if play == "mask" else padding_scenes
         if forms:
             _explain_masked(result, list(make(subject, seed, forms)), known)
-    _explain_large(result, subject, seed)
-    _look_at_left_padding(result, subject, seed)
+    for scene in _large_scenes(result, subject, seed):
+        _explain_large(result, subject, scene)
+    _look_at_left_padding(result)
     return result
 
 
@@ -101,12 +110,14 @@ def _pool(known: Known, candidate: Candidate) -> list[Made]:
     left_out = set()
     if not known.expects_causal:
         left_out.add("causal-missing")
+    if not known.may_be_infinite:
+        left_out.add("mask-not-finite")
     if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
         left_out |= {"qkv-order", "qk-swapped", "values-from-keys"}
     idle = ("project", "split", "merge", "project_out") if candidate.layer.weights is None else ()
     ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
     if candidate.layer.pairing is None:
-        return [made for made in ways if made.mistake.stage != "turn"]
+        return [made for made in ways if made.mistake.stage not in ("turn", "turn_values")]
     return [made for made in ways if known.is_pairing_known or made.way.replacement is not replaced.turned_other]
 
 
@@ -121,32 +132,47 @@ def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -
         if _noted(result, hypothesis):
             _settle(result, candidate, [hypothesis], scenes)
             return
+    if _is_own_pattern(result, found, known):
+        return
     for candidate in islice(found, _LAYERS_FOR_ONE):
         ones = [h for h in singles([candidate.layer], _pool(known, candidate), scenes, ()) if _noted(result, h)]
         if ones:
             _settle(result, candidate, ones, scenes)
             return
-    if known.sees is not None:
-        for candidate in found:
-            hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes[:1])
-            if _noted(result, hypothesis):
-                own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-                candidate = replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own))
-                result.scenes = scenes[:1]
-                _settle(result, candidate, [hypothesis], scenes[:1])
-                return
     _try_pairs(result, found, known)
 
 
+def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: Known) -> bool:
+    """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
+    causal does not count."""
+    if known.sees is None or (known.expects_causal and bool(known.sees.triu(1).any())):
+        return False
+    scenes = result.scenes[:1]
+    for candidate in found:
+        hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes)
+        if _noted(result, hypothesis):
+            own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
+            result.scenes = scenes
+            _settle(
+                result,
+                replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own)),
+                [hypothesis],
+                scenes,
+            )
+            return True
+    return False
+
+
 def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
-    """Two mistakes at once, as many as there is time for."""
-    end = time.monotonic() + _PAIRS_S
+    """Two mistakes at once, as many as can be tried in a few seconds."""
+    n_tried = 0
     for candidate in islice(found, _LAYERS_FOR_TWO):
         for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.scenes, ()):
             if _noted(result, hypothesis):
                 _settle(result, candidate, [hypothesis], result.scenes)
                 return
-            if time.monotonic() > end:
+            n_tried += 1
+            if n_tried >= _MOST_PAIRS:
                 result.is_cut_short = True
                 return
 
@@ -168,7 +194,7 @@ def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothes
     tolerance = max(scene.tolerance for scene in scenes)
     for made in fresh:
         code = made.mistake.code
-        result.proofs[code] = (first.error * tolerance, tolerance, ", ".join(scene.name for scene in scenes))
+        result.proofs[code] = Proof(first.error * tolerance, tolerance, tuple(scenes))
         others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
         if len(fresh) == 1 and others:
             result.alternatives[code] = tuple(others)
@@ -195,22 +221,46 @@ def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) ->
             matching = [h for h in search([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
             if matching:
                 result.scenes.append(scene)
-                _settle(result, candidate, matching, [scene])
+                _settle(result, candidate, _of_whose_padding(matching, scene), [scene])
                 return
     result.unexplained.append(scenes[0].name)
 
 
-def _explain_large(result: Diagnosis, subject: Subject, seed: int) -> None:
+def _of_whose_padding(matching: Sequence[Hypothesis], scene: Scene) -> Sequence[Hypothesis]:
+    """The hypotheses, the likelier first: padding that changes the rows of padding is not ignored, it lies along the queries."""
+    first, whole = matching[0], replace(scene, counted=None)
+    if first.made[-1].mistake.code != "padding-ignored" or tried(first.layer, first.made, [whole]).matches:
+        return matching
+    return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
+
+
+def _large_scenes(result: Diagnosis, subject: Subject, seed: int) -> Iterator[Scene]:
+    """The inputs with scores a million times as large, without masks and with each kind of them."""
+    for play in ("mask", "padding"):
+        yield from (large_scene(subject, seed, scene) for scene in result.scenes[:] if scene.play == play)
+    if not any(scene.play == "mask" for scene in result.scenes):
+        yield large_scene(subject, seed, result.scenes[0])
+
+
+def _explain_large(result: Diagnosis, subject: Subject, scene: Scene) -> None:
     """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
     candidate = result.candidate
     assert candidate is not None
-    likes = [scene for scene in result.scenes if scene.play == "mask"] or result.scenes[:1]
-    scene = large_scene(subject, seed, likes[-1])
     bases = (result.made, (*result.made, _FINITE))
     if any(tried(candidate.layer, base, [scene]).matches for base in bases):
         return
-    codes = ("softcap-after-mask", "mask-sentinel-too-small", "softmax-overflow")
-    pool = [made for made in ways_of(MISTAKES) if made.mistake.code in codes]
+    sentinel = BY_CODE["mask-sentinel-too-small"]
+    written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-1.0)
+    ways = [
+        way
+        for value in written
+        for way in (
+            Way(f"forbidden scores are set to {value:g}", filled_with(value)),
+            Way(f"{value:g} is added to forbidden scores", lowered_by(value)),
+        )
+    ]
+    pool = [made for made in ways_of(MISTAKES) if made.mistake.code in ("softcap-after-mask", "softmax-overflow")]
+    pool += [Made(sentinel, way) for way in (*ways, *sentinel.ways)]
     matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if h.matches]
     if matching:
         result.scenes.append(scene)
@@ -226,20 +276,9 @@ def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]
     )
 
 
-def _look_at_left_padding(result: Diagnosis, subject: Subject, seed: int) -> None:
+def _look_at_left_padding(result: Diagnosis) -> None:
     """Counts rows of NaN that it makes of its own causal mask and padding on the left, which leave the first tokens no key."""
-    padded = next((scene for scene in result.scenes if scene.padding is not None), None)
     assert result.candidate is not None
-    is_own = (
-        result.candidate.layer.causal and padded is not None and padded.rows.queries.shape == padded.rows.keys.shape
-    )
-    if (
-        padded is None
-        or not is_own
-        or padded.rows.real is None
-        or padded.padding is None
-        or padded.padding.kind == "lengths"
-    ):
-        return
-    answer = ask(subject, padded.inputs._replace(real=padded.rows.real.flip(1)), padding=padded.padding)
-    result.n_nan_rows = int(answer.isnan().any(dim=-1).sum()) if not padded.answer.isnan().any() else 0
+    padded = next((scene for scene in result.scenes if scene.play == "padding"), None)
+    if padded is not None and result.candidate.layer.causal and not result.made:
+        result.n_nan_rows = int(padded.answer.isnan().any(dim=-1).sum())

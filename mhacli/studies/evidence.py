@@ -44,6 +44,7 @@ _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "causal-off-by-one": ("tril", "triu"),
     "causal-transposed": ("tril", "triu"),
     "causal-top-left": ("tril", "triu", "scaled_dot_product_attention"),
+    "mask-sentinel-too-small": ("masked_fill", "masked_fill_", "where"),
     "gqa-tiled": ("repeat", "tile", "cat", "expand"),
     "qkv-order": ("chunk", "split", "unbind", "tensor_split"),
 }
@@ -55,7 +56,7 @@ _IN_SOURCE = {
     "mask-inverted": r"masked_fill|where\(",
     "dropout-in-eval": r"dropout\(",
     "dropout-not-rescaled": r"rand|bernoulli",
-    "state-kept-between-calls": r"self\.\w+\s*=(?!=).*(?:cat|detach|cache|mask)|\.append\(|\.copy_\(|if self\.\w+ is None",
+    "state-kept-between-calls": r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
 }
 """What to look for in the source where no operation tells, such as a mask that was made beforehand."""
 
@@ -103,6 +104,12 @@ class Observed:
             return [in_source]
         return list(dict.fromkeys(self.line_of(site) for site in sites))
 
+    def numbers_below(self, bound: float) -> list[float]:
+        """Finite numbers below a bound that operations were given, each once, such as what is put in a mask's place."""
+        given = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
+        given += [t.item() for op in self.operations for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        return list(dict.fromkeys(float(value) for value in given if -1e7 < value < bound))
+
     def _maker(self, site: str) -> Operation | None:
         wanted = self.sites.get(site)
         if wanted is None:
@@ -149,7 +156,7 @@ def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
 
 def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     """With −10⁹ and the like as −∞."""
-    return numbers.masked_fill(numbers < -1e3, -math.inf)
+    return numbers.masked_fill(numbers < -500.0, -math.inf)
 
 
 def observe(subject: Subject, layer: Layer, stages: Stages, scene: Scene) -> Observed:
@@ -166,15 +173,17 @@ def observe(subject: Subject, layer: Layer, stages: Stages, scene: Scene) -> Obs
 
 
 def line_in_source(built: Built, code: str) -> Line:
-    """The line of the class's or function's source that looks like a mistake of this code, nothing where none does."""
+    """The line of its source that looks like a mistake of this code, in what is called first; nothing where none does."""
     pattern = _IN_SOURCE.get(code)
-    try:
-        lines, first = inspect.getsourcelines(built.thing)
-    except (OSError, TypeError):
-        return Line()
-    for number, line in enumerate(lines, first):
-        if pattern and not line.lstrip().startswith(("#", "def ", "class ")) and re.search(pattern, line.split("#")[0]):
-            return Line(built.file, number, line.strip())
+    for part in (getattr(built.thing, "forward", None), built.thing):
+        try:
+            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            continue
+        for number, line in enumerate(lines, first):
+            plain = line.split("#")[0]
+            if pattern and not plain.lstrip().startswith(("def ", "class ", '"')) and re.search(pattern, plain):
+                return Line(built.file, number, line.strip())
     return Line()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from mhacli.attention.mistakes import BY_CODE, Mistake
 from mhacli.findings import Finding
-from mhacli.modules.arguments import stated
+from mhacli.modules.arguments import role_of, stated
 from mhacli.modules.parameters import parts_of
 from mhacli.modules.request import CheckRequest
 from mhacli.modules.subject import Subject
@@ -41,7 +41,8 @@ def _proven(diagnosis: Diagnosis, subject: Subject, request: CheckRequest) -> It
         settled = by_source(alike, observed, None if candidate.reading is None else candidate.reading.order)
         sites = settled.way.sites or ((settled.mistake.site,) if settled.mistake.site else ())
         line, *more = observed.lines_for(settled.mistake.code, sites, subject.built)
-        error, tolerance, where = diagnosis.proofs[made.mistake.code]
+        error, tolerance, scenes = diagnosis.proofs[made.mistake.code]
+        where = ", ".join(one.name for one in scenes)
         others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
         others_alone = stages_with(one for one in diagnosis.made if one is not made)
         small = smallest(subject, candidate.layer, others_alone, scene, request.of.seed)
@@ -64,8 +65,7 @@ def _shown(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> st
 
 def _scene_of(diagnosis: Diagnosis, made: Made) -> Scene:
     """The first scene in whose proof a mistake stands."""
-    where = diagnosis.proofs[made.mistake.code][2]
-    return next((scene for scene in diagnosis.scenes if scene.name in where), diagnosis.scenes[0])
+    return diagnosis.proofs[made.mistake.code].scenes[0]
 
 
 def _observed(diagnosis: Diagnosis, subject: Subject, scene: Scene) -> Observed:
@@ -131,12 +131,8 @@ def _from_probes(
         yield seen("dropout-in-eval", told[name])
     if facts.is_rescaled is False:
         yield seen("dropout-not-rescaled", told["dropout in training"])
-    if (
-        known.expects_causal
-        and diagnosis.candidate is None
-        and (facts.largest_future or 0) > 0
-        and not subject.mask_forms
-    ):
+    is_blind = diagnosis.candidate is None and not subject.mask_forms
+    if known.expects_causal and is_blind and (facts.largest_future or 0) > 0:
         yield seen("causal-missing", told["causality"])
 
 
@@ -149,22 +145,29 @@ def _of_widths(
     if n_heads == 1 or stated(built.arguments, "d_head") is not None or subject.is_function:
         return
     width, name = _width_of_queries(diagnosis, subject)
-    if width * n_heads == d_in:
+    candidate = diagnosis.candidate
+    layer = None if candidate is None else candidate.layer
+    has_output = layer is None or (layer.weights is not None and layer.weights.out is not None)
+    if width * n_heads == d_in and has_output and not _may_be_narrow(subject):
         yield seen(
             "head-width", f"{name} makes {width} columns of {d_in}; {n_heads} heads of {width} columns are {d_in}"
         )
-        return
-    candidate = diagnosis.candidate
-    if candidate is None or candidate.layer.n_heads == n_heads or candidate.layer.weights is None:
-        return
-    layer = candidate.layer
-    if layer.n_heads == 1:
+    elif layer is not None and layer.n_heads == 1 and has_output:
         yield seen("heads-missing", f"matches exactly if there is one head, where {n_heads} are told")
-    elif layer.d_head == n_heads:
+    elif layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads:
         told = f"{n_heads} heads of {layer.n_heads} columns are told"
         yield seen(
             "head-width", f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
         )
+
+
+def _may_be_narrow(subject: Subject) -> bool:
+    """Whether a number among its arguments may say that it is narrower inside, such as `downsample_rate=2`."""
+    numbers = [
+        name for name, value in subject.built.arguments.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and role_of(str(name).rpartition(".")[2]) is None
+    ]  # fmt: skip
+    return bool(numbers)
 
 
 def _width_of_queries(diagnosis: Diagnosis, subject: Subject) -> tuple[int, str]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.attention import replaced, replacedmasks
 from mhacli.attention.mistakes import Mistake, Way
-from mhacli.attention.replaced import Inapplicable
 from mhacli.attention.stages import RIGHT, Layer, Stages, run
 from mhacli.studies.scenes import Scene
 
@@ -55,8 +55,9 @@ def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
     Rows that are not counted, and queries that may attend to nothing, are left out: there is no right answer to them.
     """
     try:
-        out, keep = run(stages, layer, scene.rows)
-    except (Inapplicable, RuntimeError, ValueError, IndexError, ZeroDivisionError):
+        with torch.no_grad():
+            out, keep = run(stages, layer, scene.rows)
+    except Exception:  # a mistake that cannot be made here, or a norm of theirs that wants something else
         return math.inf
     if out.shape != scene.answer.shape:
         return math.inf
@@ -65,7 +66,13 @@ def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
     if not torch.equal(mine.isnan(), theirs.isnan()) or not mine.numel():
         return math.inf
     gap = (mine - theirs)[~mine.isnan()].abs()
-    return gap.max().item() if gap.numel() else 0.0
+    if gap.numel():
+        return gap.max().item()
+    return 0.0 if stages.mask in _MAKING_NAN or stages.softmax in _MAKING_NAN else math.inf
+
+
+_MAKING_NAN = (replacedmasks.times_infinity, replacedmasks.allowed_times_infinity, replaced.without_maximum)
+"""The mistakes that may be told by NaN alone."""
 
 
 def _counted(scene: Scene, keep: Tensor | None, out: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from mhacli.config import Config
 from mhacli.errors import UsageError
 from mhacli.modules.apart import Stage
 from mhacli.modules.calling import find_subject
+from mhacli.modules.parameters import parts_of
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, Operation, Subject
 from mhacli.modules.watching import watch
@@ -310,7 +311,7 @@ def _record(
     out = one.answer.out
     return Record(
         command=command,
-        config=_config(subject, request, asked, runs[0].sizes),
+        config=_config(subject, request, one, runs[0].sizes),
         sequences=(queries,) * asked.batch,
         context=None if keys is None else (keys,) * asked.batch,
         vocabulary=queries.tokens if keys is None else keys.tokens,
@@ -339,12 +340,16 @@ def _tokens(letter: str, n: int) -> TokenSequence:
     return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
 
 
-def _config(subject: Subject, request: TargetRequest, asked: Asked, sizes: Mapping[str, int]) -> Config:
-    """What is known of it as a config of ours; of what is not, one head."""
-    n_heads, d_head = sizes.get("head", 1), sizes.get("d_head")
+def _config(subject: Subject, request: TargetRequest, one: _Pass, sizes: Mapping[str, int]) -> Config:
+    """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
+    one, and of positions, which no config leaves open, none."""
+    asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")
     d_model = sizes.get("d_model", n_heads * (d_head or asked.d_in))
     dtype = str(subject.dtype).removeprefix("torch.")
+    parts = parts_of(subject.built.module, {})
     common: dict[str, Any] = {
+        "bias": any(part.bias is not None for part in parts),
+        "out_proj": "out" in one.sites.values(),
         "d_model": d_model,
         "positions": "none",
         "causal": request.causal,

@@ -39,10 +39,10 @@ def ready(request: TargetRequest, stage: Stage) -> Subject:
     stage(f"building {request.target}")
     built = build(target, request)
     stage(f"finding out how to call {request.target}")
-    return find_subject(_limited(built, stage), request)
+    return find_subject(limited(built, stage), request)
 
 
-def _limited(built: Built, stage: Stage) -> Built:
+def limited(built: Built, stage: Stage) -> Built:
     """The same, which says when a call of it begins, so that one that never ends can be ended, and when it is our turn."""
 
     def begin(*_: object) -> None:
@@ -131,7 +131,9 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
             continue
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if parameter.ndim == 1:
-            drawn = drawn * 0.5 if not _is_gain(parameter) else 1 + drawn * 0.2
+            drawn = drawn * 0.5 if not _is_gain(parameter) else (1 + drawn * 0.2).abs()
+        elif _is_gain(parameter):
+            drawn = (1 + drawn * 0.2).abs()
         else:
             drawn = drawn * 1.2 * sorted(parameter.shape)[-1] ** -0.5
         parameter.data.copy_(drawn)
@@ -139,7 +141,7 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
 
 
 def _is_gain(parameter: Tensor) -> bool:
-    """Whether a vector is one of ones, as the gain of a norm is before training."""
+    """Whether it is all ones, as the gain of a norm is before training, or a temperature."""
     return bool((parameter.detach() == 1).all())
 
 

@@ -80,12 +80,17 @@ class Draw:
         keep[..., torch.arange(q_len), torch.randint(k_len, (q_len,), generator=self.generator)] = True
         return keep
 
-    def real(self, inputs: Inputs) -> Tensor:
-        """Padding on the right, another number in each sequence, none in the first but one."""
+    def real(self, inputs: Inputs, *, on_the_right: bool = True) -> Tensor:
+        """Padding, other in each sequence: on the right, or anywhere, the first token of some sequences too."""
         batch, _, k_len = _lengths(inputs)
-        lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
-        lengths[-1] = k_len if batch > 1 else lengths[-1]
-        return torch.arange(k_len)[None] < lengths[:, None]
+        if on_the_right:
+            lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
+            lengths[-1] = k_len if batch > 1 else lengths[-1]
+            return torch.arange(k_len)[None] < lengths[:, None]
+        real = torch.rand(batch, k_len, generator=self.generator) < 0.7
+        real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
+        real[:, -1] |= ~real.any(dim=1)
+        return real
 
 
 def _lengths(inputs: Inputs) -> tuple[int, int, int]:
@@ -159,10 +164,11 @@ def padding_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> 
     """Padding written in every form that is accepted, one scene each."""
     draw = Draw(subject, seed)
     inputs = draw.inputs(other=subject.takes_context)
-    inputs = inputs._replace(real=draw.real(inputs))
+    holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
     for form in forms:
+        padded = inputs._replace(real=right if form.kind == "lengths" else holes)
         try:
-            yield make_scene("padding", _written(form), subject, inputs, padding=form)
+            yield make_scene("padding", _written(form), subject, padded, padding=form)
         except Exception:
             continue
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mhacli.modules.apart import Stage
 from mhacli.modules.arguments import role_of
 from mhacli.modules.calling import find_subject
 from mhacli.modules.request import CheckRequest
@@ -12,20 +13,21 @@ from mhacli.studies.candidates import candidates, meant_by
 from mhacli.studies.evidence import Observed, unpacks_in_order
 from mhacli.studies.hypotheses import Made, tried
 from mhacli.studies.probes import Probed
-from mhacli.studies.ready import with_own_weights
+from mhacli.studies.ready import limited, with_own_weights
 from mhacli.studies.scenes import core_scenes
 
 _BY_SOURCE = ("scale-not-root", "scale-twice", "scale-d-model")
 
 
 def by_other_sizes(
-    alike: Sequence[Made], built: Built, probed: Probed, causal: tuple[bool, ...], request: CheckRequest
+    alike: Sequence[Made], built: Built, probed: Probed, causal: tuple[bool, ...], request: CheckRequest, stage: Stage
 ) -> list[Made]:
     """Those of some mistakes that still give what is answered when it is built with another number of heads: √d_model and d_head
     are both 8 at 64 columns and 8 heads. All of them where it cannot be built so."""
     for changes in _other_heads(built):
         try:
-            subject = find_subject(built.rebuild(changes), request.of)
+            stage(f"building {built.name} with {', '.join(f'{name}={n}' for name, n in changes.items())}")
+            subject = find_subject(limited(built.rebuild(changes), stage), request.of)
             examined = with_own_weights(subject, probed, request.of.seed)
             meant = meant_by(subject.built, examined.module, request, causal)
             layers = [

@@ -68,7 +68,7 @@ MASKS = (
         "the mask hides what it should show and shows what it should hide",
         "scores.masked_fill(mask == 1, float('-inf'))  # where 1 means: may attend",
         "tokens attend only to what is forbidden",
-        "scores.masked_fill(mask == 0, float('-inf'))",
+        "scores.masked_fill(mask == 0, float('-inf'))  # where 1 means: may attend; mask == 1 where it means: hidden",
         "mask_rule",
         "scores",
         (Way("the mask is read the other way round", replacedmasks.opposite),),

@@ -9,7 +9,7 @@ from mhacli.attention.replaced import OTHER_ORDERS
 PROJECTIONS = (
     Mistake(
         "qkv-order",
-        "queries, keys and values are taken from another projection than its name says",
+        "queries, keys and values are taken from other projections than those that are named so",
         "k, q, v = self.qkv(x).chunk(3, dim=-1)",
         "queries, keys and values are taken for each other: weights of any published model give nonsense",
         "q, k, v = self.qkv(x).chunk(3, dim=-1)",
@@ -114,6 +114,16 @@ PROJECTIONS = (
             Way("queries are turned by neighbours and keys by halves", replaced.turned_as("interleaved", "half", None)),
             Way("columns are paired in the other way than is meant", replaced.turned_other),
         ),
+    ),
+    Mistake(
+        "rope-of-values",
+        "the values are turned by their places like queries and keys",
+        "q, k, v = apply_rotary(q), apply_rotary(k), apply_rotary(v)",
+        "what a token hands over depends on where it stands",
+        "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
+        "turn_values",
+        "v",
+        (Way("the values are turned too", replaced.turned_values),),
     ),
     Mistake(
         "rope-of-queries-only",
