@@ -307,12 +307,9 @@ def test_projections_that_cannot_be_told_are_not_carried_over(asked):
     assert error.hint == "queries, keys, values and output are found by names such as q_proj, wk, qkv, out_proj"
 
 
-def test_weights_of_each_head_are_not_carried_over_to_one_layer_for_all(asked):
-    refusal(asked, "Separate", "SharedByHeads")
-
-
-def test_biases_that_the_other_has_no_place_for_are_not_dropped(asked):
-    refusal(asked, "Biased", "Bare")
+@pytest.mark.parametrize(("one", "other"), [("Separate", "SharedByHeads"), ("Biased", "Bare")])
+def test_weights_that_the_other_has_no_place_for_are_not_dropped_but_carried_the_other_way(compared, one, other):
+    assert compared(one, other).verdict == compared(other, one).verdict == "right"
 
 
 # ------------------------------------------------------------------------------------------------------- carrying weights over

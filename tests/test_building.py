@@ -561,9 +561,48 @@ def test_what_a_constructor_raises_is_told_with_its_line() -> None:
 
     assert told(Exits)[0].endswith("must be buildable, got SystemExit: 4")
 
+    class Alone(Kept):
+        def __init__(self):
+            raise ValueError("no")
+
+    hint = told(Alone)[1]
+    assert hint is not None
+    assert hint.endswith('says: raise ValueError("no")')
+
     class Interrupted(Kept):
         def __init__(self):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         built(Interrupted)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system.", "No CUDA GPUs are available"],
+)
+def test_a_constructor_that_wants_cuda_is_told_so(said: str) -> None:
+    class Puts(Kept):
+        def __init__(self):
+            raise AssertionError(said)
+
+    message, hint = told(Puts)
+    assert message.startswith("Attention() of ")
+    assert message.endswith(f" needs a CUDA device, which this machine lacks, got AssertionError: {said}")
+    assert hint is not None
+    assert hint.endswith("says: raise AssertionError(said)")
+
+
+@pytest.mark.parametrize("thing", [Plain, Kept(), lambda x: x])
+def test_a_device_that_is_not_there_is_told_before_anything_is_built(
+    thing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(*size, device):
+        assert device == "cuda:9"
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(MhaError) as caught:
+        build(Target("a.py:A", thing, __file__, ""), TargetRequest("a.py:A", device="cuda:9"))
+    said = "device cuda:9 must be present, got none: AssertionError: Torch not compiled with CUDA enabled"
+    assert (caught.value.message, caught.value.code) == (said, "no-device")

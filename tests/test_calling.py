@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from mhacli.modules.calldocs import documented_meaning, stated_axes
 from mhacli.modules.calling import Caller, find_subject
 from mhacli.modules.callsignatures import signature_of
 from mhacli.modules.request import TargetRequest
-from mhacli.modules.subject import Built, Inputs, MaskForm
+from mhacli.modules.subject import Built, Guess, Inputs, MaskForm
 
 D, H = 32, 4
 
@@ -1264,26 +1265,28 @@ def test_a_mask_and_a_pattern_with_the_batch_last_are_found() -> None:
     assert torch.equal(answer.pattern, pattern.permute(2, 3, 0, 1))
 
 
-def test_each_call_of_the_search_is_told_before_it_is_made() -> None:
-    told: list[str] = []
+def test_the_search_leaves_the_random_numbers_of_its_caller_alone() -> None:
+    class Noisy(Projections):
+        def forward(self, x):
+            return self.run(x, x, x)[0] + torch.rand(1) * 0
 
-    def counting(x):
-        made.append(len(told))
-        return attended(x, x, x)[0]
-
-    made: list[int] = []
-    find_subject(built(counting), TargetRequest("a.py:A"), told.append)
-    assert made == list(range(1, len(made) + 1))
-    assert set(told) == {"calling counting to find out how"}
+    one = built(Noisy, SIZED)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    find_subject(one, TargetRequest("a.py:A"))
+    assert torch.equal(torch.rand(2), expected)
 
 
 # What cannot be called
 
 
-def refusal(thing: Any, arguments: dict[str, Any] | None = None, **request: Any) -> MhaError:
+def refusal(
+    thing: Any, arguments: dict[str, Any] | None = None, code: str = "cannot-examine", **request: Any
+) -> MhaError:
     with pytest.raises(MhaError) as refused:
         found(thing, arguments, **request)
-    assert refused.value.code == "cannot-examine"
+    assert refused.value.code == code
     return refused.value
 
 
@@ -1291,6 +1294,16 @@ def test_a_parameter_that_nobody_knows_is_asked_for_by_name() -> None:
     error = refusal(WantsNumber, SIZED)
     assert error.message == "parameter fudge of WantsNumber must be given, got nothing and no usual name to guess from"
     assert error.hint == "give it with --call-arg fudge=VALUE"
+
+
+def test_all_parameters_that_nobody_knows_are_asked_for_at_once() -> None:
+    def wants(x, *, wibble, mask=None, wobble, wubble=1):
+        return x
+
+    error = refusal(wants)
+    rule = "parameters wibble and wobble of wants must be given, got nothing and no usual name to guess from"
+    assert error.message == rule
+    assert error.hint == "give them with --call-arg wibble=VALUE --call-arg wobble=VALUE"
 
 
 def test_a_call_argument_that_there_is_no_parameter_for_is_refused() -> None:
@@ -1313,6 +1326,101 @@ def test_an_error_of_theirs_is_told_with_its_line() -> None:
     )
 
 
+def test_the_commonest_error_is_told_in_four_lines_with_the_number_of_the_others() -> None:
+    class Varied(Projections):
+        def forward(self, x):
+            if x.shape == (3, 7, 32):
+                raise KeyError("of the first way alone")
+            if x.ndim == 3:
+                raise ValueError(f"{len(x)} is " + "very " * 100 + "odd")
+            raise ValueError("of other axes; " + "; ".join("far too long a line" for _ in range(20)))
+
+    one = built(Varied, SIZED)
+    one = replace(one, guesses=(Guess("d_model", D, "a guess"), Guess("n_heads", H, "a guess")))
+    with pytest.raises(MhaError) as refused:
+        find_subject(one, TargetRequest("a.py:A"))
+    message, hint = refused.value.message, refused.value.hint
+    assert re.search(r": x \[\d, \d+, 32\] and \d+ more: ValueError: \d is very very ", message)
+    assert re.search(r"… \(line \d+: raise ValueError\(f.{30,40}\); and 2 other errors$", message)
+    assert len(textwrap.wrap(f"mha: error: {message}", 80)) <= 4
+    assert hint == "guessed were d_model=32, n_heads=4: give others with --arg NAME=VALUE"
+    assert refusal(Varied, SIZED).hint is None
+
+
+class Divides(Projections):
+    def __init__(self, d_model, n_heads, d_head=None):
+        super().__init__(d_model, n_heads)
+
+    def forward(self, x):
+        return self.run(x, x, x)[0]
+
+
+class Grouped(nn.Module):
+    def __init__(self, embed_dim, num_heads, kv_heads):
+        super().__init__()
+        self.k_proj, self.times = nn.Linear(embed_dim, embed_dim), (num_heads, kv_heads)
+
+    def forward(self, x):
+        k = self.k_proj(x).view(len(x), -1, *self.times)
+        return k.expand(len(x), 3, self.times[0], self.times[0])
+
+
+@pytest.mark.parametrize(
+    ("thing", "arguments", "rule", "fits"),
+    [
+        (Divides, {"d_model": 30, "n_heads": 4}, "d_model of Divides must be a multiple of n_heads, 4, got 30",
+         "--arg d_model=28 or --arg d_model=32 or --arg n_heads=3 or --arg n_heads=5 would fit"),
+        (Divides, {"d_model": 7, "n_heads": 8}, "d_model of Divides must be a multiple of n_heads, 8, got 7",
+         "--arg d_model=8 or --arg n_heads=7 would fit"),
+        (Grouped, {"embed_dim": 40, "num_heads": 8, "kv_heads": 3},
+         "num_heads of Grouped must be a multiple of kv_heads, 3, got 8",
+         "--arg num_heads=6 or --arg num_heads=9 or --arg kv_heads=2 or --arg kv_heads=4 would fit"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_are_told_with_those_nearby_that_do(
+    thing: Any, arguments: dict[str, Any], rule: str, fits: str
+) -> None:
+    error = refusal(thing, arguments)
+    assert error.message.startswith(f"argument {rule}: RuntimeError: shape '")
+    assert re.search(r" \(line \d+: .*view\(", error.message)
+    assert error.hint == fits
+
+
+def test_sizes_are_not_blamed_where_they_divide_or_something_else_is_wrong() -> None:
+    assert refusal(Raises, {"d_model": 30, "n_heads": 4}).message.startswith("Raises must accept rows")
+    assert refusal(Divides, {"d_model": 30, "n_heads": 4, "d_head": 5}).message.startswith("Divides must accept rows")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "code", "hint"),
+    [
+        (SystemExit(7), "must return when it is called, got SystemExit: 7", "cannot-examine", None),
+        (EOFError("EOF when reading a line"),
+         "must read nothing from stdin when it is called, got EOFError: EOF when reading a line",
+         "cannot-examine", None),
+        (AssertionError("Torch not compiled with CUDA enabled"),
+         "needs a CUDA device, which this machine lacks, got AssertionError: Torch not compiled with CUDA enabled",
+         "no-device", None),
+        (RuntimeError("Found no NVIDIA driver on your system."),
+         "needs a CUDA device, which this machine lacks, got RuntimeError: Found no NVIDIA driver on your system.",
+         "no-device", None),
+        (RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+         "must be on the device of its rows, cpu, got RuntimeError: Expected all tensors to be on the same device, "
+         "but found at least two devices, cuda:0 and cpu!", "cannot-examine", "--device cuda"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_call_or_wants_another_device_is_told_plainly(
+    fault: BaseException, message: str, code: str, hint: str | None
+) -> None:
+    class Stops(Projections):
+        def forward(self, x):
+            raise fault
+
+    error = refusal(Stops, SIZED, code=code)
+    where = f" (line {Stops.forward.__code__.co_firstlineno + 1}: raise fault)"
+    assert (error.message, error.hint) == (f"Stops {message}{where}", hint)
+
+
 class TurnsItsResult(Projections):
     """x: [batch, seq, d_model]"""
 
@@ -1322,7 +1430,7 @@ class TurnsItsResult(Projections):
 
 def test_a_result_of_other_axes_is_not_taken_for_the_output() -> None:
     assert (
-        "x [3, 7, 32] and 1 more: returned [7, 3, 32], where [3, 7, ·] was to come"
+        "x [3, 7, 32] and 19 more: returned [7, 3, 32], where [3, 7, ·] was to come; and 3 other errors"
         in refusal(TurnsItsResult, SIZED).message
     )
 
@@ -1406,6 +1514,75 @@ def test_only_a_clear_statement_says_what_true_in_a_mask_means(
     documentation: str, parameter: str, meaning: str | None
 ) -> None:
     assert documented_meaning(documentation, parameter) == meaning
+
+
+@pytest.mark.parametrize(
+    ("documentation", "meaning"),
+    [
+        ("mask: True unless the key is padding", "keep"),
+        ("mask: True at non padding positions", "keep"),
+        ("mask: True everywhere except padding", "keep"),
+        ("mask: True for all tokens but padding", "keep"),
+        ("mask: True for tokens other than padding", "keep"),
+        ("mask: 1 for every position apart from the padded ones", "keep"),
+        ("mask: True at non-padding positions", "keep"),
+        ("mask: True where there is no padding", "keep"),
+        ("mask: True for keys that are not padding", "keep"),
+        ("mask: True for keys that are neither padding nor in the future", "keep"),
+        ("mask: must not be True at padding", "keep"),
+        ("mask: never True at padding", "keep"),
+        ("mask: False for padding", "keep"),
+        ("mask: True up to the padding", "keep"),
+        ("mask: 1 for unpadded tokens", "keep"),
+        ("mask: False unless the key may be attended", "keep"),
+        ("mask: keys are ignored unless True", "keep"),
+        ("mask: positions where mask != 1 are ignored", "keep"),
+        ("mask: positions where mask == 0 are ignored", "keep"),
+        ("mask: positions that are not True are ignored", "keep"),
+        ("mask: True for real tokens but False for padding", "keep"),
+        ("mask: the padding mask is True for real tokens", "keep"),
+        ("mask: True for tokens without padding", "keep"),
+        ("mask: nonzero = attend", "keep"),
+        ("mask: True for anything but padding", "keep"),
+        ("mask: True unless the key is visible", "hide"),
+        ("mask: True everywhere except at visible keys", "hide"),
+        ("mask: True for all keys but the visible ones", "hide"),
+        ("mask: a key is visible unless True", "hide"),
+        ("mask: nothing is hidden except where True", "hide"),
+        ("mask: True for non-visible keys", "hide"),
+        ("mask: False unless the key is padding", "hide"),
+        ("mask: False at non padding positions", "hide"),
+        ("mask: positions where mask != 0 are ignored", "hide"),
+        ("mask: positions where mask > 0 are ignored", "hide"),
+        ("mask: True only at padding", "hide"),
+        ("mask: True where a key must not be seen", "hide"),
+        ("mask: True for padding but False for real tokens", "hide"),
+        ("mask: True marks keys that are not real", "hide"),
+        ("mask: 1 -> hidden", "hide"),
+        ("mask: visible -> 1", "keep"),
+        ("mask: 1 x T x T mask of allowed keys", None),
+        ("mask: T x 1 mask of hidden keys", None),
+        ("mask: 0 keeps a key, -10000 hides it", None),
+        ("mask: 0 keeps a key, −1e4 hides it", None),
+        ("mask: contains 0 for attended and large negative values for masked positions", None),
+        ("mask: is added to the scores. In mask, 0 keeps a key.", None),
+        ("mask: masked positions get a weight of 0", None),
+        ("mask: all keys but padding are 1", None),
+        ("mask: Unlike torch's masks, where True hides a key, this one keeps it.", None),
+        ("mask: True marks positions not belonging to any of the padding", None),
+        ("mask: no one may attend to padding", None),
+        ("mask: unless a key is padding it is True", None),
+        ("mask: 1 head may attend", None),
+        ("mask: all keys (except padding) are 1", None),
+        ("mask: True hides a key except its own", None),
+        ("mask: of shape 1, allowed keys", None),
+        ("mask: 1 = visible.\n# the mask is filled with -inf where 0", "keep"),
+        ("mask: True hides a key; the scores there get -1e9", "hide"),
+        ("mask: a boolean mask, added to the scores as -inf where True hides", "hide"),
+    ],
+)
+def test_exceptions_and_negations_are_understood_or_say_nothing(documentation: str, meaning: str | None) -> None:
+    assert documented_meaning(documentation, "mask") == meaning
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from test_render_check import ALIKE, RIGHT, STATE, UNKNOWN, WRONG
 from mhacli.commands import check as command
 from mhacli.errors import MhaError, UsageError
 from mhacli.modules import apart
+from mhacli.values import pairs
 
 MINE = """
 import torch
@@ -84,25 +85,30 @@ def test_what_is_wrong_ends_with_3_and_one_line_that_names_the_codes(monkeypatch
     out, _, fault, _ = told(monkeypatch, capsys, replace(WRONG, findings=(*WRONG.findings, STATE, STATE)))
     assert out.startswith("✗ wrong")
     assert (fault.exit_code, fault.code, fault.hint) == (3, "wrong", None)
-    assert (
-        fault.message
-        == "mine.py:MultiHeadAttention must answer as the reference does, got softmax-axis, state-kept-between-calls"
-    )
+    assert fault.message == "MultiHeadAttention must be right, got softmax-axis, state-kept-between-calls"
 
 
 def test_two_that_differ_end_with_3(monkeypatch, capsys):
     differ = replace(ALIKE, verdict="wrong", findings=(replace(STATE, code="differs"),))
     _, _, fault, _ = told(monkeypatch, capsys, differ)
-    assert fault.message == "mine.py:MultiHeadAttention must answer as theirs.py:Attention does, got differs"
+    assert fault.message == "MultiHeadAttention must answer as theirs.py:Attention does, got differs"
     assert fault.exit_code == 3
 
 
 def test_what_is_unknown_ends_with_1_says_why_and_shows_what_is_known(monkeypatch, capsys):
-    out, _, fault, _ = told(monkeypatch, capsys, UNKNOWN)
+    reason = f"{UNKNOWN.reason} to: rows that attend to themselves; probes that fail: row sums"
+    out, _, fault, _ = told(monkeypatch, capsys, replace(UNKNOWN, reason=reason))
     assert out.startswith("? unknown")
     assert "row sums" in out
-    assert (fault.exit_code, fault.code) == (1, "unknown")
-    assert fault.message.endswith("got as far as this: nothing in the catalogue explains what it answers")
+    assert "--against TARGET" in out
+    assert (fault.exit_code, fault.code, fault.hint) == (1, "unknown", None)
+    said = "nothing in the catalogue explains what it answers to"
+    assert fault.message == f"MultiHeadAttention must get a verdict, got none: {said}"
+
+
+def test_what_is_unknown_says_what_to_do_next_beside_a_document_too(monkeypatch, capsys):
+    _, _, fault, _ = told(monkeypatch, capsys, replace(UNKNOWN, reason=None), json=True)
+    assert fault.message == "MultiHeadAttention must get a verdict, got none"
     assert "--against TARGET" in fault.hint
 
 
@@ -164,8 +170,8 @@ def test_a_document_of_the_process_that_is_none_is_refused(monkeypatch, capsys):
 
 
 def test_pairs_keep_what_stands_behind_the_first_equals_sign():
-    assert command.pairs(["a=1", " b =x=y", "c.d="], "arg") == (("a", "1"), ("b", "x=y"), ("c.d", ""))
-    assert command.pairs(None, "arg") == ()
+    assert pairs(["a=1", " b =x=y", "c.d="], "arg") == (("a", "1"), ("b", "x=y"), ("c.d", ""))
+    assert pairs(None, "arg") == ()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_pairs_keep_what_stands_behind_the_first_equals_sign():
 )
 def test_a_pair_of_another_form_is_refused(word, message):
     with pytest.raises(UsageError) as caught:
-        command.pairs([word], "arg")
+        pairs([word], "arg")
     assert caught.value.message == message
 
 
@@ -188,7 +194,7 @@ def test_a_pair_of_another_form_is_refused(word, message):
     ("words", "code", "says"),
     [
         ([], 2, "target must be given: FILE.py:NAME or package.module:NAME"),
-        (["mine.py"], 2, "target must be"),
+        (["mine.py"], 2, "mine.py:Attention"),
         (["mine.py:"], 2, "target must end in the name of a class or function, got ''"),
         (["mine.py:a b"], 2, "target must end in the name of a class or function, got 'a b'"),
         (["nowhere.py:Attention"], 1, "nowhere.py"),

@@ -255,6 +255,24 @@ def test_torchs_own_attention_is_walked_inside(tmp_path: Path) -> None:
     assert not any(step.remark or step.file for step in record.trace)
 
 
+@pytest.mark.parametrize(
+    ("code", "name", "bias", "out_proj"),
+    [
+        (SEPARATE, "Attention", True, True),
+        (EINSUM, "Attention", False, True),
+        (PER_HEAD, "Attention", True, True),
+        (GROUPED, "Attention", False, True),
+        (FUNCTION, "attend", False, False),
+        (PER_HEAD, "Head", False, False),
+    ],
+)
+def test_the_config_has_its_biases_and_its_output_projection(
+    tmp_path: Path, code: str, name: str, bias: bool, out_proj: bool
+) -> None:
+    config = walked(tmp_path, code, name).config
+    assert (config.bias, config.out_proj) == (bias, out_proj)
+
+
 def test_a_record_of_a_walk_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
     record = walked(tmp_path, PER_HEAD)
     record.save(str(tmp_path / "walk.safetensors"))

@@ -116,7 +116,8 @@ def test_other_words_with_a_colon_are_texts(tmp_path: Path, words: tuple[str, ..
         (("the cat", "--arg", "d_model=8"), "--arg must come with a target, FILE.py:NAME or package.module:NAME, got none"),
         (("--time-limit", "3", "cat"),
          "--time-limit must come with a target, FILE.py:NAME or package.module:NAME, got none"),
-        (("my.py:Attention", "--arg", "d_model"), "arg must be NAME=VALUE, got 'd_model'"),
+        (("my.py:Attention", "--arg", "d_model"), "arg must be NAME=VALUE such as d_model=64, got 'd_model'"),
+        (("my.py:Attention", "--arg", "d=1", "--arg", "d=2"), "arg must name each argument once, got d twice"),
         *((("my.py:Attention", *option), f"{option[0]} must be left out with a target, which is walked as its own code has it")
           for option in (("--route", "fused"), ("--cell", "0,1,2"), ("--mask",), ("--heads", "4"), ("--file", "my.py"),
                          ("--dtype", "float16"), ("--context", "cat"), ("--keep", "z"), ("--save-weights", "w"))),
@@ -127,6 +128,26 @@ def test_what_does_not_go_together_is_a_usage_error(tmp_path: Path, words: tuple
     done = mha(tmp_path, *words, PYTHONPATH=str(tmp_path))
     assert done.stderr.splitlines()[0] == f"mha: error: {message}"
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("command", ["trace", "check"])
+def test_a_file_alone_is_refused_with_its_classes_and_is_not_run(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gpt.py").write_text(
+        "raise SystemExit(99)\nclass One:\n    pass\nclass Two:\n    pass\ndef f():\n    pass\n"
+    )
+    done = subprocess.run(
+        [MHA, command, "gpt.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "mha: error: target must be FILE.py:NAME or package.module:NAME, got 'gpt.py'", "hint: gpt.py:One; gpt.py:Two"
+    ]  # fmt: skip
+
+
+def test_the_name_of_no_file_and_a_file_beside_other_words_are_texts(tmp_path: Path) -> None:
+    for words in (("none.py",), ("the cat", "my.py"), ("a " * 5000 + "b.py",)):
+        done = mha(tmp_path, *words, "--mask", "--d-model", "8", "--heads", "2")
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

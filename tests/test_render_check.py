@@ -104,21 +104,15 @@ proof    matches exactly if the softmax runs over queries instead of keys: large
          seen with 1 sequence of 2 tokens: 0.31 off, in an output whose largest number is 1.24
 
 built    MultiHeadAttention(d_model=64, n_heads=8)
-guessed  n_heads=8: the number of heads (--arg n_heads=… says otherwise)
+guessed  n_heads=8: the number of heads · --arg n_heads=… says otherwise
 defaults dropout=0.1
 called   forward(x)[0]
 choices  no projection has a bias
-probes   3 ok · 1 not ok · 3 that judge nothing · 4 not asked
+probes   3 ok · 1 not ok · 3 that judge nothing · 2 do not apply · 2 left out: a call takes 0.2 s
          ✗ row sums: the rows of the returned pattern miss one by up to 2.3
-         · visible keys: every token sees every token
-         · causality: in 21 of 21 pairs the later token moves the earlier output, by up to 95%
-         · 300 tokens: raises RuntimeError: too long
-         ✓ determinism  ✓ float16 0.0007  ✓ parameters 16,640
-         left out as a call takes 0.2 s: keys permuted · one key
-         not asked: mask · padding
 compared with the reference that makes the same mistake, in float64, 12 inputs: largest difference
          2.20e-16, tolerance 5.00e-05; 117 hypotheses tried
-         16,640 parameters · took 2.5 s · mha 0.1.0 · torch 2.13.0
+         16,640 parameters · 2.5 s · mha 0.1.0 · torch 2.13.0
 """
     )
 
@@ -145,6 +139,57 @@ def test_what_is_unknown_says_why_how_near_the_catalogue_came_and_where_it_depar
         assert piece in shown
 
 
+def test_what_is_unknown_says_what_to_do_next():
+    shown = drawn(UNKNOWN)
+    assert "next     --against TARGET compares it with an attention that you trust\n         --heads, --scale," in shown
+    assert "--against" not in drawn(WRONG) + drawn(replace(UNKNOWN, against="theirs.py:Attention"))
+
+
+def test_a_distance_that_is_no_number_is_not_called_close():
+    assert "closest" not in drawn(
+        replace(UNKNOWN, closest="the closest that was tried, if nothing is mistaken, is inf away")
+    )
+
+
+@pytest.mark.parametrize("examination", [RIGHT, UNKNOWN, replace(WRONG, findings=(AXIS, STATE))])
+def test_where_not_all_is_proven_every_probe_that_was_asked_is_named(examination):
+    shown = drawn(examination)
+    assert "· visible keys: every token sees every token\n" in shown
+    assert "✓ determinism" in shown
+    if examination.verdict != "right":
+        assert "✓ determinism · float16 · parameters\n" in shown
+        assert "✗ row sums: the rows of the returned pattern miss one by up to 2.3\n" in shown
+
+
+def test_probes_that_do_not_apply_are_counted_and_not_named():
+    shown = drawn(RIGHT)
+    assert "1 ok · 0 not ok · 2 that judge nothing · 2 do not apply\n" in shown
+    assert "padding" not in shown
+
+
+def test_defaults_and_versions_never_take_more_than_a_line():
+    many = tuple(Argument(f"argument_{i}", "1.0", "default") for i in range(30))
+    shown = drawn(replace(RIGHT, arguments=many, environment=(("mha", "0.1.0"), ("torch", "2" * 90)))).splitlines()
+    (defaults,) = (number for number, line in enumerate(shown) if line.startswith("defaults"))
+    assert shown[defaults].endswith("…")
+    assert shown[defaults + 1].startswith("called")
+    assert shown[-1].endswith("…")
+    assert shown[-2].startswith("         tolerance")
+
+
+@pytest.mark.parametrize("width", range(24, 100))
+def test_code_is_broken_between_words_and_never_inside_them(width):
+    source = "weights = scores.masked_fill(torch.ones(n,n).triu(1).bool(),float('-inf')).softmax(dim=-1) * self.scale"
+    shown = drawn(replace(WRONG, findings=(replace(AXIS, source=source),)), width).splitlines()
+    first = next(number for number, line in enumerate(shown) if line.startswith("found"))
+    lines = shown[first : next(number for number, line in enumerate(shown) if line.strip() == "mine.py:31")]
+    assert max(map(len, lines)) <= width
+    pieces = "".join(line[9:] + "\n" for line in lines)
+    assert "".join(pieces.split()) == "".join(source.split())
+    for word in ("float(", "'-inf'", "masked_fill", "torch.ones", "softmax", "self.scale"):
+        assert word in pieces or width < 40
+
+
 def test_two_implementations_are_named_both():
     shown = drawn(ALIKE)
     assert shown.startswith(
@@ -158,6 +203,7 @@ def test_what_a_probe_alone_shows_is_not_called_proven():
     assert "state-kept-between-calls  not proven, seen by a probe\n" in shown
     assert "evidence the same input gives another output" in shown
     assert "that makes the same mistake" not in shown
+    assert "state-kept-between-calls  measured\n" in drawn(replace(ALIKE, verdict="wrong", findings=(STATE,)))
 
 
 def test_a_proof_without_words_of_its_own_gets_its_numbers():
@@ -193,7 +239,7 @@ def test_no_line_is_wider_than_the_screen(examination, width):
 
 @pytest.mark.parametrize("examination", [WRONG, RIGHT, UNKNOWN], ids=["wrong", "right", "unknown"])
 def test_a_report_fits_a_screen(examination):
-    assert len(drawn(examination).splitlines()) <= 40
+    assert len(drawn(examination).splitlines()) <= 26
 
 
 def test_colour_changes_no_letter():

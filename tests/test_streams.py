@@ -115,7 +115,7 @@ def test_the_number_of_colours_is_what_the_terminal_says(environment, variables,
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "cp1252"])
 def test_signs_of_ours_have_stand_ins_where_the_encoding_lacks_them(monkeypatch, encoding):
-    ours = "·×–−…⋮→Σ√─ᵀµ‹›␣◌∞ ▁▂▃▄▅▆▇█ ░▒▓"
+    ours = "·×–−…⋮→Σ√─ᵀµ‹›␣◌∞✓✗ ▁▂▃▄▅▆▇█ ░▒▓"
     text = drawn_on(monkeypatch, Text(ours), width=80, encoding=encoding)
     assert text.isascii()
     assert len(text.rstrip("\n")) == len(ours)

@@ -259,6 +259,17 @@ def test_what_is_no_target_is_a_usage_error_with_the_form(write: Write, target: 
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
+def test_names_that_the_hint_leaves_out_are_counted(write: Write) -> None:
+    write("many.py", "".join(f"class C{n}: pass\n" for n in range(19)))
+    with pytest.raises(UsageError) as caught:
+        find_target("many.py")
+    assert caught.value.hint == "; ".join([*(f"many.py:C{n}" for n in range(12)), "and 7 more"])
+    write("twelve.py", "".join(f"class C{n}: pass\n" for n in range(12)))
+    with pytest.raises(UsageError) as caught:
+        find_target("twelve.py")
+    assert caught.value.hint == "; ".join(f"twelve.py:C{n}" for n in range(12))
+
+
 def test_a_colon_in_a_folder_belongs_to_the_folder() -> None:
     assert split_target("odd:folder/mine.py:A.B") == ("odd:folder/mine.py", "A.B")
 

@@ -13,7 +13,7 @@ from torch import nn
 from mhacli.errors import MhaError, UsageError
 from mhacli.modules.arguments import Role, parse_value, role_of
 from mhacli.modules.configs import GuessedConfig, UnknownAttribute, UnknownItem, is_config_class, make_config, values_in
-from mhacli.modules.faults import shown_path, their_error
+from mhacli.modules.faults import lacks_cuda, said_by, shown_path, their_error
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.signatures import (
     EMPTY,
@@ -40,8 +40,10 @@ class _Words(NamedTuple):
 def build(target: Target, request: TargetRequest) -> Built:
     """What is examined, in eval, on its device. A class is called; a function, or an instance, is taken as it is.
 
-    Raises `MhaError` for arguments that are missing or unknown, for what cannot be built, and for what its constructor raises.
+    Raises `MhaError` for a device that is not there, for arguments that are missing or unknown, for what cannot be built, and
+    for what its constructor raises.
     """
+    _require_device(request.device)
     thing = target.thing
     if not inspect.isclass(thing):
         return _as_it_is(target, request)
@@ -68,6 +70,18 @@ def _given(request: TargetRequest) -> dict[str, object]:
             value = getattr(torch, value, value)
         given[name] = value
     return given
+
+
+def _require_device(name: str) -> None:
+    """Raises `MhaError` for a device that torch cannot put anything on."""
+    try:
+        torch.empty(0, device=name)
+    except Exception as fault:  # torch has a kind of its own for each reason
+        raise MhaError(
+            f"device {name} must be present, got none: {said_by(fault)}",
+            hint="--device cpu works everywhere",
+            code="no-device",
+        ) from fault
 
 
 def _require_buildable(target: Target) -> None:
@@ -320,12 +334,10 @@ def _refusal(target: Target, fault: BaseException, given: Mapping[str, Any]) -> 
         return describe_unknown(target.name, [f"{config}.{name}"])
     where = "" if target.file is None else f" of {shown_path(target.file)}"
     words = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
-    name = target.name.rpartition(":")[2]
-    advice = (
-        ""
-        if given
-        else f"its arguments are {described({p.name: p.default for p in parameters_of(target.thing).named})}"
-    )
-    return their_error(
-        f"{name}({words}){where} must be buildable", fault, target.file, code="build", advice=advice or None
-    )
+    subject = f"{target.name.rpartition(':')[2]}({words}){where}"
+    if lacks_cuda(said_by(fault)):
+        subject = f"{subject} needs a CUDA device, which this machine lacks"
+        return their_error(subject, fault, target.file, code="no-device")
+    named = {} if given else {p.name: p.default for p in parameters_of(target.thing).named}
+    advice = f"its arguments are {described(named)}" if named else None
+    return their_error(f"{subject} must be buildable", fault, target.file, code="build", advice=advice)

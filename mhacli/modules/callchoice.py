@@ -104,7 +104,7 @@ class Hints:
 
 
 def refuse_unknown(call: Call) -> None:
-    """Raises MhaError for a required parameter whose meaning nobody knows, and for a given one that there is none of."""
+    """Raises MhaError for required parameters whose meaning nobody knows, and for a given one that there is none of."""
     names = [parameter.name for parameter in call.signature.parameters]
     for name in call.fixed:
         if name not in names and not call.signature.takes_any and call.signature.known:
@@ -112,12 +112,16 @@ def refuse_unknown(call: Call) -> None:
                 f"--call-arg must name a parameter of {call.built.name}, got {name}",
                 hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=call.built.file,
             )  # fmt: skip
-    for parameter in call.free(*call.signature.parameters):
-        if parameter.required and parameter.role == "unknown":
-            raise MhaError(
-                f"parameter {parameter.name} of {call.built.name} must be given, got nothing and no usual name to guess from",
-                hint=f"give it with --call-arg {parameter.name}=VALUE", code="cannot-examine", path=call.built.file,
-            )  # fmt: skip
+    free = call.free(*call.signature.parameters)
+    unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
+    if unknown:
+        subject, it = ("parameter", "it") if len(unknown) == 1 else ("parameters", "them")
+        raise MhaError(
+            f"{subject} {' and '.join(unknown)} of {call.built.name} must be given, "
+            "got nothing and no usual name to guess from",
+            hint=f"give {it} with {' '.join(f'--call-arg {name}=VALUE' for name in unknown)}",
+            code="cannot-examine", path=call.built.file,
+        )  # fmt: skip
 
 
 def _arities(call: Call) -> list[tuple[Slot, ...]]:

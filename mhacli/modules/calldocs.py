@@ -12,25 +12,58 @@ from mhacli.modules.callsignatures import role_of
 Meaning = Literal["keep", "hide"]
 Axes = tuple[str, ...]
 
-_TRUE = re.compile(r"(?<![\w.=-])(True|1s?|1\.0?|ones?|non-?zeros?)(?![\w-]|\.\d)", re.I)
-_FALSE = re.compile(r"(?<![\w.-])(False|0s?|0\.0?|zeros?)(?![\w-]|\.\d)", re.I)
+_TRUE = re.compile(r"(?<![\w.=−-])(True|1s?|1\.0?|ones?|non[-\s]?zeros?)(?![\w-]|[.,]\d)", re.I)
+_FALSE = re.compile(r"(?<![\w.−-])(?<!non\s)(False|0s?|0\.0?|zeros?)(?![\w-]|[.,]\d)", re.I)
 _KEEP = (
     r"keep|keeps|kept|attend|attends|attended|visible|real|valid|allow|allows|allowed|allowing|unmasked|see|sees|seen|participates?"
-    r"|takes?\s+part|included?|permit(?:s|ted)?|retain(?:s|ed)?|actual|non-?pad(?:ding|ded)?|look(?:s|ed)?\s+at"
+    r"|takes?\s+part|included?|permit(?:s|ted)?|retain(?:s|ed)?|actual|look(?:s|ed)?\s+at"
+    r"|non[-\s]?(?:pad(?:ding|ded|s)?|masked|hidden|ignored|blocked)|un-?(?:padded|hidden|blocked)"
 )
 _HIDE = (
     r"masked|masks?\s+out|to\s+mask|ignor(?:e|es|ed|ing)|hides?|hidden|pad|pads|padding|padded|block|blocks|blocked|exclude[sd]?"
     r"|forbid|forbids|forbidden|disallow(?:s|ed)?|prevent(?:s|ed)?|prohibit(?:s|ed)?|invalid|drop|dropped|suppress(?:es|ed)?"
     r"|illegal|skip|skipped|filled\s+up|fill-?ups?|fillers?"
+    r"|non[-\s]?(?:valid|visible|real|attend(?:ed|able))|un(?:attended|seen)"
 )
 _VERDICT = re.compile(rf"(?<![\w-])(?:(?P<keep>{_KEEP})|(?P<hide>{_HIDE}))(?![\w-])", re.I)
-_NOT = re.compile(
-    r"\b(?:not|never|cannot|no|\w+n['’]t|prevent(?:s|ed)?|disallow(?:s|ed)?|forbid(?:s|den)?|prohibit(?:s|ed)?)\b"
-    r"(?:[\s*]+\w+){0,3}?[\s*]+$",
+_NEGATION = (
+    r"\b(?:not|never|cannot|no|nor|neither|none|nothing|nobody|lack(?:s|ing)?|\w+n['’]t|prevent(?:s|ed)?|disallow(?:s|ed)?"
+    r"|forbid(?:s|den)?|prohibit(?:s|ed)?)\b"
+)
+_NOT = re.compile(rf"{_NEGATION}(?:[\s*]+\w+){{0,3}}?[\s*]+$", re.I)
+_NOT_AT_ONCE = re.compile(rf"{_NEGATION}(?:\s+(?:be|being|equal|to|set|marked|a|the|value|of|with|where))*\s+$", re.I)
+_EXCEPT = re.compile(
+    r"\b(?:unless|except(?:s|ed|ing|ions?)?(?:\s+for)?|excluding|apart\s+from|aside\s+from|save\s+for)\b",
     re.I,
 )
+_OTHER_THAN = re.compile(
+    r"\b(?:other\s+than|without|outside|free\s+of|rather\s+than|instead\s+of|until|before|up\s+to|prior\s+to)\b", re.I
+)
+_ALL_BUT = re.compile(
+    r"\b((?:all|any\w*|every\w*|no\w*)(?:\s+\w+){0,3}?)\s+but\b(?!\s+(?:not|True|False|0|1|ones?|zeros?)\b)", re.I
+)
+_ELSEWHERE = re.compile(
+    r"\b(?:unlike|contrary\s+to|in\s+contrast|as\s+opposed|opposite|inverse|complement|negation|invert\w*)\b", re.I
+)
+"""Words of a passage that tells how it is not."""
+_UNEQUAL = re.compile(r"(?:!=|≠|<>|(?<![-=<])>|<(?![-=]))\s*$")
+_COUNTS = re.compile(
+    r"\s+(?:heads?|batch|sequence|quer(?:y|ies)|key|token|layer|step|row|dim\w*|channel|mask|x|by|times|of)\b", re.I
+)
+_SIZES = re.compile(
+    r"\b(?:shape|size|length|dims?|dimensions?|ax[ei]s|least|most|than|head|layer|step|fig\w*|table|eq\w*|section"
+    r"|sums?(?:\s+up)?\s+to|adds?(?:\s+up)?\s+to)\s+(?:of\s+)?$",
+    re.I,
+)
+_OF_PATTERNS = re.compile(r"\b(?:weights?|probabilit\w+|logits?|softmax|scores?|gradients?)\b", re.I)
+_ONE = re.compile(r"(?:\ba|\bvalues?|\bequals?|\bequal\s+to|\bset\s+to|\bvalue\s+of|[=:])\s*$", re.I)
 _CLAUSES = re.compile(r"[,;()]|\b(?:and|while|whereas|else|otherwise|but|or)\b|\.(?:\s|$)|(?<=\w)\s+/\s+(?=\w)", re.I)
-_ADDITIVE = re.compile(r"additive|[-−]\s?inf|[-−]\s?∞|[-−]1e\d|added\s+to|adds?\s+to", re.I)
+_ADDED = re.compile(r"\b(?:additive|added\s+to|adds?\s+to|bias)\b", re.I)
+_LOW = re.compile(
+    r"[-−–]\s?(?:float\W+)?(?:inf|∞)|[-−–]\s?1\.?0*e\+?\d|[-−–]\s?\d[\d_,]{3,}|finfo|(?:negative|minus)\s+(?:inf|∞|\d|number|value)"
+    r"|(?:large|big|huge|very|highly|strongly)(?:\s+\w+)?[\s-]+negative",
+    re.I,
+)
 _OWNER = re.compile(
     r"^\s*(?:[-*•]\s+|:param\s+(?:\w+\s+)?|@param\s+)?[`*]*(\w+)[`*]*\s*(?:\([^)]*\)|\[[^\]]*\])?\s*(?::|–|—|--?\s|=\s)"
 )
@@ -39,11 +72,17 @@ _OWNER = re.compile(
 def documented_meaning(documentation: str, parameter: str) -> Meaning | None:
     """What True, or 1, in the mask `parameter` stands for, where the documentation states it.
 
-    Statements about the parameter by its name count first; those about a mask without another name count after them.
+    Statements about the parameter by its name count first; those about a mask without another name count after them. Numbers of
+    masks that are added to the scores say nothing.
     """
     own, general = _passages(documentation, parameter)
-    for passages in (own, general):
-        said = {meaning for passage in passages for meaning in _meanings(passage)}
+    for passages, context in ((own, own), (general, [*own, *general])):
+        added = any(_ADDED.search(passage) for passage in context)
+        said = {
+            meaning
+            for passage in passages
+            for meaning in _meanings(passage, additive=added or _LOW.search(passage) is not None)
+        }
         if said:
             return said.pop() if len(said) == 1 else None
     return None
@@ -123,26 +162,58 @@ _NO_OWNERS = {
 """Words before a colon that are no parameter whose entry begins there."""
 
 
-def _meanings(passage: str) -> Iterator[Meaning]:
-    text = re.sub(r"\[[^\]]*\]|\((?:\s*[\w*]+\s*,)+\s*[\w*]*\s*\)|``|`|\*\*", " ", passage)
-    additive = bool(_ADDITIVE.search(text))
-    for clause in _CLAUSES.split(text):
-        truths, lies = list(_TRUE.finditer(clause)), list(_FALSE.finditer(clause))
+def _meanings(passage: str, *, additive: bool) -> Iterator[Meaning]:
+    if _ELSEWHERE.search(passage):
+        return
+    for clause in _CLAUSES.split(_plain(passage)):
+        truths, lies = (
+            [m for m in words.finditer(clause) if _is_value(m, additive=additive)] for words in (_TRUE, _FALSE)
+        )
         if bool(truths) == bool(lies):
             continue
         token = (truths or lies)[0]
-        if additive and token[0].lower() not in ("true", "false"):
-            continue
-        verdicts = _verdicts(clause[token.end() :]) or _verdicts(clause[: token.start()])
-        if len(verdicts) == 1:
-            kept = verdicts.pop() == bool(truths)
-            yield "keep" if kept else "hide"
+        verdicts = list(_VERDICT.finditer(clause))
+        nearest = [verdict for verdict in verdicts if verdict.start() >= token.end()] or verdicts
+        said = {_keeps(token, verdict, is_true=bool(truths)) for verdict in nearest}
+        if len(said) == 1 and None not in said:
+            yield "keep" if said.pop() else "hide"
 
 
-def _verdicts(text: str) -> set[bool]:
-    return {
-        (match["keep"] is not None) != bool(_NOT.search(text[: match.start()])) for match in _VERDICT.finditer(text)
-    }
+def _plain(passage: str) -> str:
+    """The passage without shapes, without marks of emphasis, and with the names of masks as masks."""
+    text = re.sub(r"\[[^\]]*\]|\((?:\s*[\w*]+\s*,)+\s*[\w*]*\s*\)|``|`|\*\*", " ", passage)
+    text = re.sub(r"\b\w+(?:\s+(?:x|by)\s+\w+)+\b|\b\w+(?:\s*×\s*\w+)+", " ", text)
+    text = re.sub(r"(?<!non )(?<!non-)\bpad(?:ding|ded)?[\s-]+masks?\b", "mask", text, flags=re.I)
+    return _ALL_BUT.sub(r"\1 except", text)
+
+
+def _is_value(token: re.Match[str], *, additive: bool) -> bool:
+    """Whether a word for true or false stands for what is in a mask, and is not a size, a count or a number of the pattern."""
+    word, before, after = token[0].lower(), token.string[: token.start()], token.string[token.end() :]
+    if word in ("true", "false"):
+        return True
+    if additive or _OF_PATTERNS.search(token.string) or _SIZES.search(before) or _COUNTS.match(after):
+        return False
+    return word != "one" or _ONE.search(before) is not None
+
+
+def _keeps(token: re.Match[str], verdict: re.Match[str], *, is_true: bool) -> bool | None:
+    """Whether a clause says that True keeps: each negation and each exception between the two words turns it round. None where
+    one stands elsewhere, or further off."""
+    clause = token.string
+    first, second = sorted((token, verdict), key=lambda match: match.start())
+    before, between, after = clause[: first.start()], clause[first.end() : second.start()], clause[second.end() :]
+    near, at_once = _NOT.search(before), _NOT_AT_ONCE.search(before)
+    if _EXCEPT.search(before) or _OTHER_THAN.search(before) or _EXCEPT.search(after):
+        return None
+    if first is token and near and not at_once:
+        return None
+    turned = _NOT.search(between) is not None
+    if not turned and re.search(_NEGATION, between, re.I):
+        return None
+    n_turns = turned + (near is not None) + len(_EXCEPT.findall(between)) + len(_OTHER_THAN.findall(between))
+    n_turns += _UNEQUAL.search(clause[: token.start()]) is not None
+    return ((verdict["keep"] is not None) == is_true) == (n_turns % 2 == 0)
 
 
 _AXIS_WORDS = {

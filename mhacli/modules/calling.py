@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,19 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError
-from mhacli.modules.arguments import parse_value
+from mhacli.modules.arguments import parse_value, role_of
 from mhacli.modules.callchoice import Call, found_trial
 from mhacli.modules.callextras import Recipe, Setting, told_rotation
 from mhacli.modules.callforms import MaskSearch
-from mhacli.modules.callsearch import Failure, Laboratory, Stage, Trial, close, is_lazy, of_each
+from mhacli.modules.callsearch import Failure, Laboratory, Trial, close, is_lazy, of_each
 from mhacli.modules.callsignatures import Parameter, signature_of
 from mhacli.modules.callsizes import known_of
 from mhacli.modules.callways import Way, Written, answer_of, raw, sides_of
+from mhacli.modules.faults import is_on_cuda, lacks_cuda, shortened
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.results import at, told
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Sizes
 
-_MOST_TOLD = 4
+_MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
 _NUDGE, _ROUGH = 1e-9, 1e-11
 
 
@@ -72,8 +74,8 @@ class Caller:
         return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
 
 
-def find_subject(built: Built, request: TargetRequest, stage: Stage = lambda _: None) -> Caller:
-    """How `built` is called, found with a few dozen calls of copies of it, each told to `stage` before it is made.
+def find_subject(built: Built, request: TargetRequest) -> Caller:
+    """How `built` is called, found with a few dozen calls of copies of it.
 
     Raises MhaError where no way of calling works.
     """
@@ -81,12 +83,12 @@ def find_subject(built: Built, request: TargetRequest, stage: Stage = lambda _: 
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
     call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
-    lab = Laboratory(built, device, request.seed, stage)
+    lab = Laboratory(built, device, request.seed)
     trial = found_trial(call, lab)
     if trial is None:
-        raise _refusal(built, lab.failures)
+        raise _refusal(call, device, lab.failures)
     if is_lazy(built.module):
-        lab = Laboratory(built, device, request.seed, stage)
+        lab = Laboratory(built, device, request.seed)
     trial = _with_causal(call, lab, trial)
     trial = _with_pattern(call, lab, trial)
     trial, masks, paddings = _with_masks(call, lab, trial)
@@ -191,7 +193,7 @@ def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
     except Exception:
         return built, lab.dtype
     whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
-    other = Laboratory(whole, lab.device, lab.seed, lab.stage)
+    other = Laboratory(whole, lab.device, lab.seed)
     other.dtype = torch.float64
     inputs = other.rows(trial)
     asked = other.ask(trial, inputs)
@@ -256,20 +258,70 @@ def _described(
     return f"{name}({', '.join(shown)}){told(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
-def _refusal(built: Built, failures: list[Failure]) -> MhaError:
-    """The error that lists the ways that were tried, those that failed alike together."""
-    alike: dict[str, list[str]] = {}
+_SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
+
+
+def _refusal(call: Call, device: torch.device, failures: list[Failure]) -> MhaError:
+    """The error that says why no way works: what is known to be the cause, or else the commonest of the exceptions."""
+    built, failures = call.built, failures or [Failure("no rows", "no rows of a size that fits")]
     for failure in failures:
-        alike.setdefault(failure.fault, []).append(failure.described)
-    told_ways = [
-        f"{ways[0]}{f' and {len(ways) - 1} more' if len(ways) > 1 else ''}: {fault}" for fault, ways in alike.items()
-    ]
-    more = f"; and {len(told_ways) - _MOST_TOLD} other errors" if len(told_ways) > _MOST_TOLD else ""
-    ids = any("scalar types: Long" in failure.fault for failure in failures)
-    advice = "; it looks up token ids: name the attention in it, which takes rows" if ids else ""
-    return MhaError(
-        f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each: "
-        + "; ".join(told_ways[:_MOST_TOLD]) + more,
-        hint="give arguments of the call with --call-arg NAME=VALUE, those of the constructor with --arg NAME=VALUE" + advice,
-        code="cannot-examine", path=built.file,
-    )  # fmt: skip
+        if lacks_cuda(failure.said):
+            message = f"{built.name} needs a CUDA device, which this machine lacks, got {_short(failure)}"
+            return MhaError(message, code="no-device", path=built.file)
+        if device.type == "cpu" and is_on_cuda(failure.said):
+            message = f"{built.name} must be on the device of its rows, cpu, got {_short(failure)}"
+            return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
+    message, hint = _ended(built, failures) or _indivisible(built, failures) or _commonest(built, failures)
+    return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
+
+
+def _short(failure: Failure) -> str:
+    """What was said, and the line, no longer than some two lines of a terminal."""
+    where = f" (line {failure.line[0]}: {shortened(failure.line[1], _MOST_SOURCE)})" if failure.line else ""
+    return shortened(failure.said, _MOST_SAID) + where
+
+
+def _ended(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+    """What to say of a call, the likeliest one, that ends the program or waits for somebody at the keyboard."""
+    rules = {"SystemExit": "return when it is called", "EOFError": "read nothing from stdin when it is called"}
+    rule = rules.get(failures[0].said.partition(":")[0])
+    return None if rule is None else (f"{built.name} must {rule}, got {_short(failures[0])}", None)
+
+
+def _indivisible(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+    """What to say where every call fails for its shapes, and the sizes that it was built with do not divide each other."""
+    sized: dict[str | None, tuple[str, int]] = {}
+    for name, value in built.arguments.items():
+        if type(value) is int and value > 0:
+            sized.setdefault(role_of(name.rpartition(".")[2]), (name, value))
+    whole = "d_out" if "d_out" in sized else "d_model"
+    pairs = [("n_heads", "n_kv_heads"), *([(whole, "n_heads")] if "d_head" not in sized else [])]
+    if not all(_SHAPES.search(failure.said) for failure in failures):
+        return None
+    for large, small in pairs:
+        if large in sized and small in sized and sized[large][1] % sized[small][1]:
+            (name, size), (of, part) = sized[large], sized[small]
+            fits = [f"--arg {name}={n}" for n in (size // part * part, size // part * part + part) if n]
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            below = [n for n in divisors if n < part][-1:]
+            fits += [f"--arg {of}={n}" for n in (*below, *[n for n in divisors if n > part][:1])]
+            rule = f"argument {name} of {built.name} must be a multiple of {of}, {part}, got {size}"
+            return f"{rule}: {_short(failures[0])}", f"{' or '.join(fits)} would fit"
+    return None
+
+
+def _commonest(built: Built, failures: list[Failure]) -> tuple[str, str | None]:
+    """What to say where nothing better is known: one of the errors that come most often but for the numbers in them."""
+    alike: dict[object, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((re.sub(r"\d+", "0", failure.said)[:_MOST_SAID], failure.line), []).append(failure)
+    most = max(alike.values(), key=len)
+    ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
+    rule = f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each"
+    more = f"; and {len(alike) - 1} other error{'s' * (len(alike) > 2)}" if len(alike) > 1 else ""
+    message = f"{rule}: {ways}: {_short(most[0])}{more}"
+    guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
+    hints = [f"guessed were {', '.join(guessed)}: give others with --arg NAME=VALUE"] if guessed else []
+    if any("scalar types: Long" in failure.said for failure in failures):
+        hints.append("it looks up token ids: name the attention in it, which takes rows")
+    return message, "; ".join(hints) or None

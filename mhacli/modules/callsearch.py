@@ -29,15 +29,17 @@ _MAX_COPIED = 4_000_000
 """Numbers in a module up to which each experiment has a copy of its own: what a call leaves behind does not reach the next."""
 
 
-Stage = Callable[[str], None]
-"""Hears what comes next, before each call."""
-
-
 class Failure(NamedTuple):
-    """A way that did not work: how it was called, and what came of it."""
+    """A way that did not work: how it was called, what was said, and at which line of the author's, `(15, "z = q @ k")`."""
 
     described: str
-    fault: str
+    said: str
+    line: tuple[int, str] | None = None
+
+    @property
+    def fault(self) -> str:
+        """What was said, with the line."""
+        return self.said + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ class Trial:
 class Laboratory:
     """Where trials are run. It counts calls, keeps the failures, and knows the time of the fastest call."""
 
-    def __init__(self, built: Built, device: torch.device, seed: int, stage: Stage) -> None:
-        self.built, self.device, self.seed, self.stage = built, device, seed, stage
+    def __init__(self, built: Built, device: torch.device, seed: int) -> None:
+        self.built, self.device, self.seed = built, device, seed
         self.dtype = native_dtype(built.module)
         self.n_calls, self.fastest_s = 0, 0.0
         self.failures: list[Failure] = []
         self._copies = _is_small(built.module) and not is_lazy(built.module)
+        self._sow = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
     @property
     def is_slow(self) -> bool:
@@ -94,13 +97,12 @@ class Laboratory:
     def ask(self, trial: Trial, inputs: Inputs, forms: Written = Written()) -> Asked | None:  # noqa: B008
         """What one call returns, None where it raises."""
         self.n_calls += 1
-        self.stage(f"calling {self.built.name} to find out how")
         call = copied(self.built.call) if self._copies else self.built.call
         began = time.perf_counter()
         asked: Asked | None
         try:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(self.seed)
+                self._sow(self.seed)
                 asked = raw(call, trial.way, inputs, self.setting(trial), forms)
         except (Exception, SystemExit) as fault:
             self._failed(trial, fault)
@@ -132,8 +134,8 @@ class Laboratory:
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
         place = place_of(fault, self.built.file)
-        where = f" (line {place.line}: {place.source})" if place is not None else ""
-        self.failures.append(Failure(described(trial), said_by(fault) + where))
+        line = None if place is None else (place.line, place.source)
+        self.failures.append(Failure(described(trial), said_by(fault), line))
 
 
 def native_dtype(module: nn.Module | None) -> torch.dtype:

@@ -89,6 +89,28 @@ def place_in_dump(dump: str) -> Place | None:
     return None
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+_NO_CUDA: Final = re.compile(
+    r"not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device"
+    r"|NVIDIA driver on your system|Attempting to deserialize object on a CUDA device but"
+)
+_TWO_DEVICES: Final = re.compile(r"Expected all tensors to be on the same device.*\bcuda\b", re.S)
+
+
+def lacks_cuda(said: str) -> bool:
+    """Whether an exception says that CUDA was asked for where torch has no device for it."""
+    return _NO_CUDA.search(said) is not None
+
+
+def is_on_cuda(said: str) -> bool:
+    """Whether an exception says that some tensors are on a CUDA device, and others are not."""
+    return _TWO_DEVICES.search(said) is not None
+
+
 def their_error(
     subject: str, fault: BaseException, file: str | None, *, code: str, advice: str | None = None
 ) -> MhaError:

@@ -101,7 +101,8 @@ def _without_colon(target: str) -> str:
     """What to write instead of a target without a colon."""
     names = _classes_of(target) if target.endswith(".py") else []
     if names:
-        return "; ".join(f"{target}:{name}" for name in names[:_MOST_LISTED])
+        more = [f"and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
+        return "; ".join([*(f"{target}:{name}" for name in names[:_MOST_LISTED]), *more])
     module, dot, last = target.rpartition(".")
     return f"{module}:{last}" if dot and last.isidentifier() and last != "py" else _FORM
 

@@ -20,7 +20,7 @@ _RAISES = ("raises ", "could not be asked")
 _LEFT_OUT = "left out: "
 _NEXT = (
     "--against TARGET compares it with an attention that you trust",
-    "--heads, --scale, --rope and --mask-means say what its code does not tell",
+    "--heads, --scale, --rope and --mask-means say what its code does not",
 )
 
 Line = tuple[str, Text]
@@ -133,7 +133,7 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
     given = [one for one in examination.arguments if one.origin == "given"]
     guessed = [one for one in examination.arguments if one.origin == "guessed"]
     defaults = [f"{one.name}={one.value}" for one in examination.arguments if one.origin == "default"]
-    if given or guessed:
+    if examination.arguments:
         name = examination.target.rpartition(":")[2]
         said = ", ".join(f"{one.name}={one.value}" for one in (*given, *guessed))
         yield "built", Text(visible(f"{name}({said})"))

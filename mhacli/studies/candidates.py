@@ -171,9 +171,9 @@ def head_counts(
     what divides the width."""
     n_kv = counts_of(built, module, "n_kv_heads")
     known = told_heads(built, module, request)
-    counts = (
-        [*known, 1, *(parts_width // n for n in known)] if known else [n for n in range(1, 65) if parts_width % n == 0]
-    )
+    counts = [n for n in range(1, 65) if parts_width % n == 0]
+    if known:
+        counts = known if request.n_heads else [*known, 1, *(parts_width // n for n in known)]
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
 

@@ -61,17 +61,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     causal = _open_causality(probed, subject, expects_causal)
     meant = meant_by(subject.built, examined.module, request, causal)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
-    is_documented = _BACKWARD.search(subject.built.documentation) is not None
-    is_own = probed.facts.visible in ("other", "itself only") or (is_documented and probed.facts.visible != "full")
-    sees = probed.facts.influence if is_own else None
-    known = Known(
-        expects_causal,
-        meant.is_pairing_known,
-        "inf" in source_of(subject.built).lower(),
-        sees,
-        _stated(subject.mask_forms, subject.built, request),
-        _stated(subject.padding_forms, subject.built, request),
-    )
+    known = _known(subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known)
     diagnosis = diagnose(examined.subject, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
@@ -89,11 +79,28 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal),
         probes=probed.probes,
         comparison=_comparison(diagnosis, subject),
-        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed),
+        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed, request, subject.sizes.d_in),
         closest=_closest(diagnosis),
         departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
+    )
+
+
+def _known(
+    subject: Subject, probed: Probed, request: CheckRequest, *, expects_causal: bool, is_pairing_known: bool
+) -> Known:
+    """What the diagnosis may rely on."""
+    built, facts = subject.built, probed.facts
+    is_documented = _BACKWARD.search(built.documentation) is not None and facts.visible != "full"
+    is_own = facts.visible in ("other", "itself only") or is_documented
+    return Known(
+        expects_causal,
+        is_pairing_known,
+        "inf" in source_of(built).lower(),
+        facts.influence if is_own else None,
+        _stated(subject.mask_forms, built, request),
+        _stated(subject.padding_forms, built, request),
     )
 
 
@@ -181,16 +188,22 @@ def _comparison(diagnosis: Diagnosis, subject: Subject) -> Comparison | None:
 
 
 def _closest(diagnosis: Diagnosis) -> str | None:
-    if diagnosis.closest is None or not diagnosis.unexplained:
+    """The hypothesis that came closest, where it came close: within a tenth of the output."""
+    if diagnosis.closest is None or not diagnosis.unexplained or not diagnosis.closest.made:
         return None
-    made = " and if ".join(one.way.said for one in diagnosis.closest.made) or "nothing is mistaken"
+    made = " and if ".join(one.way.said for one in diagnosis.closest.made)
     scene = diagnosis.scenes[0]
-    return f"the closest that was tried, if {made}, is {diagnosis.closest.error * scene.tolerance:.3g} away"
+    gap, finite = diagnosis.closest.error * scene.tolerance, scene.answer[scene.answer.isfinite()].abs()
+    if not finite.numel() or gap > 0.1 * finite.max().item():
+        return None
+    return f"the closest that was tried, if {made}, is {gap:.3g} away"
 
 
-def _reason(diagnosis: Diagnosis, found: list[Candidate], probed: Probed) -> str:
+def _reason(diagnosis: Diagnosis, found: list[Candidate], probed: Probed, request: CheckRequest, d_in: int) -> str:
     if probed.facts.visible == "itself only":
         return "no token looks at another: this is no attention"
+    if not found and request.n_heads and d_in % request.n_heads:
+        return f"{request.n_heads} heads, as told, do not divide the {d_in} columns of its rows"
     if not found:
         return "its projections of queries, keys and values cannot be told from the names and shapes of its parameters"
     failed = [probe.name for probe in probed.probes if probe.ok is False]

@@ -250,7 +250,7 @@ def _explain_large(result: Diagnosis, subject: Subject, scene: Scene) -> None:
     if any(tried(candidate.layer, base, [scene]).matches for base in bases):
         return
     sentinel = BY_CODE["mask-sentinel-too-small"]
-    written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-1.0)
+    written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-4.0)
     ways = [
         way
         for value in written

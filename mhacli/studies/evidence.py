@@ -49,6 +49,7 @@ _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "qkv-order": ("chunk", "split", "unbind", "tensor_split"),
 }
 """The operations that a mistake is made by, whatever their result."""
+_MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
 _IN_SOURCE = {
     "causal-off-by-one": r"tril|triu",
     "causal-transposed": r"tril|triu",
@@ -106,8 +107,9 @@ class Observed:
 
     def numbers_below(self, bound: float) -> list[float]:
         """Finite numbers below a bound that operations were given, each once, such as what is put in a mask's place."""
-        given = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
-        given += [t.item() for op in self.operations for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        masking = [op for op in self.operations if op.name.rstrip("_") in _MASKING]
+        given = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
+        given += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in given if -1e7 < value < bound))
 
     def _maker(self, site: str) -> Operation | None:
