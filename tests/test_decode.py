@@ -77,8 +77,10 @@ def test_steps_gather_the_arrays_of_one_run_over_everything(cache, variant, prom
 def require_same(record, whole):
     cells = np.broadcast_to(whole.arrays["allowed"], whole.arrays["pattern"].shape)
     assert record.arrays.keys() == whole.arrays.keys()
-    for name in ("allowed", "strongest_key"):
-        assert np.array_equal(record.arrays[name], whole.arrays[name]), name
+    assert np.array_equal(record.arrays["allowed"], whole.arrays["allowed"])
+    one, other = (np.maximum(each.arrays["strongest_key"], 0)[..., None] for each in (record, whole))
+    shares = [np.take_along_axis(whole.arrays["pattern"], key, axis=-1) for key in (one, other)]
+    assert np.abs(shares[0] - shares[1]).max() <= 1e-12  # the same key, or one of two like tokens
     for name in ("pattern", "z", "out", "entropy"):
         assert np.abs(record.arrays[name] - whole.arrays[name]).max() <= 1e-12, name
     for name in ("qk", "scores"):

@@ -113,7 +113,7 @@ def version() -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("mha t", {"trace"}), ("mha d", {"decode"}), ("mha run --vi", {"--view"})]
+    ("words", "expected"), [("mha t", {"trace"}), ("mha d", {"decode", "doctor"}), ("mha run --vi", {"--view"})]
 )
 def test_the_shell_completes_commands_and_options(words: str, expected: set[str]) -> None:
     asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

@@ -95,7 +95,9 @@ def diagnose(subject: Subject, found: Sequence[Candidate], known: Known, seed: i
     if result.candidate is None:
         result.unexplained.append(result.scenes[0].name)
         return result
-    for play, forms in (("mask", known.mask_forms), ("padding", known.padding_forms)):
+    general = {form.parameter for form in known.mask_forms}
+    paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else it is asked already
+    for play, forms in (("mask", known.mask_forms), ("padding", paddings)):
         make = mask_scenes if play == "mask" else padding_scenes
         if forms:
             _explain_masked(result, list(make(subject, seed, forms)), known)
@@ -206,6 +208,8 @@ def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothes
 def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) -> None:
     """The form of the mask under which all is well; else the mistake under the likeliest form."""
     candidate = result.candidate
+    if result.made:  # where a mistake has left nothing but NaN, another cannot be told
+        scenes = [scene for scene in scenes if scene.answer.isfinite().any()]
     if not scenes or candidate is None:
         return
     for scene in scenes:
