@@ -116,19 +116,19 @@ class _Watcher(TorchFunctionMode):
             which = {} if is_one else {"output": number}
             seen = _Seen(name, list(inputs), output, {**arguments, **which}, place or _Place())
             self.seen.append(seen)
-            for address in {_address(tensor) for tensor in (*inputs, output)} - {0}:
+            for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
                 self.holders.setdefault(address, []).append(seen)
 
     def _kept(self, inputs: Sequence[Tensor], changed: Tensor | None) -> list[Tensor]:
         """The inputs of an operation that writes into the memory of `changed`, as they are before; and so for all operations
         that hold a tensor there."""
-        address = 0 if changed is None else _address(changed)
+        address = 0 if changed is None else address_of(changed)
         if not address:
             return list(inputs)
         copies: dict[int, Tensor] = {}
 
         def kept(tensor: Tensor) -> Tensor:
-            if _address(tensor) != address:
+            if address_of(tensor) != address:
                 return tensor
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor.detach().clone()
@@ -156,7 +156,7 @@ def _tensors_of(answer: Any) -> Iterator[Tensor]:
             yield one
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     """Where the memory of a tensor begins; 0 where it has none that could be asked."""
     try:
         return tensor.untyped_storage().data_ptr()

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from mhacli.modules.subject import Operation
+from mhacli.modules.watching import address_of
 
 PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *PRODUCTS)
@@ -93,19 +92,12 @@ def _is_nothing(operation: Operation) -> bool:
         return False
     source, output = operation.inputs[0], operation.output
     return output is source or (
-        _address(output) == _address(source)
+        (address_of(output) or id(output)) == (address_of(source) or id(source))
         and output.shape == source.shape
         and output.stride() == source.stride()
         and output.storage_offset() == source.storage_offset()
         and output.dtype == source.dtype
     )
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
 
 
 # --------------------------------------------------------------------------------------------------------------- roles

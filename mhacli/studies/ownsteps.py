@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.modules.subject import Operation
+from mhacli.modules.watching import address_of
 from mhacli.parts import Parameter, Step, Values
 from mhacli.studies.capture import summarise
 from mhacli.studies.ownflow import Flow, Roles
@@ -103,18 +104,11 @@ def _view_of(walked: Walked, index: int) -> str | None:
     operation = walked.flow.operations[index]
     if operation.name == "setitem" or operation.name.endswith("_"):
         return walked.flow.name_of(index, 0, walked.sites)
-    address = _address(operation.output)
+    address = address_of(operation.output)
     for place, tensor in enumerate(operation.inputs):
-        if address and _address(tensor) == address:
+        if address and address_of(tensor) == address:
             return walked.flow.name_of(index, place, walked.sites)
     return None
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _parameters(flow: Flow, index: int) -> list[Parameter]:

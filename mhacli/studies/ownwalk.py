@@ -21,7 +21,7 @@ from mhacli.modules.calling import find_subject
 from mhacli.modules.parameters import parts_of
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, Operation, Subject
-from mhacli.modules.watching import watch
+from mhacli.modules.watching import address_of, watch
 from mhacli.parts import OwnModule, SelfCheck, TokenSequence
 from mhacli.record import Record
 from mhacli.schema import decode
@@ -221,7 +221,7 @@ def _names(
         for tensor in operation.inputs:
             if id(tensor) in made or id(tensor) in names:
                 continue
-            name = owned.get(_address(tensor))
+            name = owned.get(address_of(tensor))
             if name is not None:
                 names[id(tensor)] = name
                 parameters.add(id(tensor))
@@ -236,17 +236,17 @@ def _owned(subject: Subject) -> dict[int, str]:
     """The module's parameters, buffers, and other tensors that it holds, by the address of their memory."""
     module, call = subject.built.module, subject.built.call
     held = vars(call) if hasattr(call, "__dict__") else {}
-    found = {_address(value): name for name, value in held.items() if isinstance(value, Tensor)}
+    found = {address_of(value): name for name, value in held.items() if isinstance(value, Tensor)}
     if module is not None:
         named = (*module.named_buffers(), *module.named_parameters())
-        found |= {_address(tensor): name for name, tensor in named}
+        found |= {address_of(tensor): name for name, tensor in named}
     return {address: name for address, name in found.items() if address}
 
 
 def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: Asked) -> str | None:
     """Which of the rows that were given a tensor is, also where the call wanted them turned; or that it is the mask."""
     for name, rows in given:
-        if _address(rows) == _address(tensor):
+        if address_of(rows) == address_of(tensor):
             return name
     for name, rows in given:
         if _is_copy(tensor, rows):
@@ -260,13 +260,6 @@ def _is_copy(tensor: Tensor, rows: Tensor) -> bool:
     if tensor.dtype != rows.dtype or tensor.ndim != rows.ndim or rows.ndim < 2:
         return False
     return any(tensor.shape == other.shape and torch.equal(tensor, other) for other in (rows, rows.transpose(0, 1)))
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _sites(flow: Flow, roles: Roles) -> dict[int, str]:
