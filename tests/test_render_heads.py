@@ -26,10 +26,11 @@ from mhacli.plan import BASE_BYTES
 from mhacli.render import csv
 from mhacli.render import json as json_view
 from mhacli.render.cells import places_of
+from mhacli.render.headmaps import FORBIDDEN, levels
 from mhacli.render.heads import heads_view
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.overview import GLYPHS
-from mhacli.render.pooled import FORBIDDEN, renormalised, scaled
+from mhacli.render.pooled import renormalised
 from mhacli.render.terminal import run_view
 from mhacli.render.words import percent_text, share_text, short_text
 
@@ -374,7 +375,7 @@ def test_by_hand_a_map_without_the_first_token_of_each_text(name, rows, cell, re
             assert found.block == cell
             assert found.shares.shape == expected.shape == (-(-record.facts.q_len // cell), -(-n_keys // cell))
             assert np.abs(found.shares[is_open] - expected[is_open]).max(initial=0) <= 2e-6
-            assert np.abs(found.sinks - sinks).max() <= 1e-6
+            assert np.abs(found.sink_shares - sinks).max() <= 1e-6
             assert np.abs(expected[~is_open]).max(initial=0) == 0
 
 
@@ -397,19 +398,19 @@ def test_columns_that_do_not_fit_are_put_together_too(records):
 
 def test_by_hand_the_three_scales():
     shares = np.array([[0.0, FORBIDDEN, 0.001], [0.1, 1.0, 0.01]])
-    assert scaled(shares, "linear").tolist() == [[0, -1, 0], [26, 255, 3]]
+    assert levels(shares, "linear").tolist() == [[0, -1, 0], [26, 255, 3]]
     # decades below the largest: −∞, −3 → 0; −1 → 2/3; 0 → 1; −2 → 1/3
-    assert scaled(shares, "log").tolist() == [[0, -1, 0], [170, 255, 85]]
-    assert scaled(shares, "rank").tolist() == [[0, -1, 64], [191, 255, 128]]
+    assert levels(shares, "log").tolist() == [[0, -1, 0], [170, 255, 85]]
+    assert levels(shares, "rank").tolist() == [[0, -1, 64], [191, 255, 128]]
 
 
 @pytest.mark.parametrize("scale", ["linear", "log", "rank"])
 def test_scales_of_nothing_or_one_number_are_numbers(scale):
     for shares in ([[FORBIDDEN]], [[0.0]], [[0.5]], [[FORBIDDEN, 0.0], [0.3, 0.3]]):
-        levels = scaled(np.array(shares), scale)
-        assert np.isfinite(levels).all()
-        assert ((levels == FORBIDDEN) == (np.array(shares) == FORBIDDEN)).all()
-        assert levels.max() <= 255
+        found = levels(np.array(shares), scale)
+        assert np.isfinite(found).all()
+        assert ((found == FORBIDDEN) == (np.array(shares) == FORBIDDEN)).all()
+        assert found.max() <= 255
 
 
 @pytest.mark.parametrize("scale", ["linear", "log", "rank"])
@@ -441,7 +442,7 @@ def test_the_lines_of_a_map_are_its_rows(records):
     record = records["small"]
     lines = view(record, 80, maps=(1,))
     start = next(i for i, line in enumerate(lines) if line.startswith("sequence 0 · head 1 ·"))
-    sinks = renormalised(record, 1, 0, rows=99, columns=99).sinks
+    sinks = renormalised(record, 1, 0, rows=99, columns=99).sink_shares
     for row in range(13):
         found = lines[start + 2 + row].split(maxsplit=2)
         assert found[:2] == [str(row), f"{100 * sinks[row]:.0f}"]

@@ -11,15 +11,18 @@ from mhacli.layers import LayerChoice
 
 View = Literal["matrix", "heatmap", "top", "none"]
 Scale = Literal["linear", "log", "rank"]
+Figure = Literal["head", "grid", "walk"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
 """Queries of a text: those of which the model made the next token, the last one, or places."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads),
-    `map_scale` and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a
-    number; `rows` are the queries that are drawn of each text (None: all); `words` merges the parts of a word."""
+    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads)
+    and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a number; `rows`
+    are the queries that are drawn of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for
+    cells, log for maps. Of files, `figure` says what is drawn (None: what was chosen), `hide_sinks` renormalises what is left
+    beside sinks, and `full` puts every cell into a page."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -28,11 +31,14 @@ class ViewOptions:
     precision: int = 2
     everything: bool = False
     maps: tuple[int, ...] = ()
-    map_scale: Scale = "log"
+    map_scale: Scale | None = None
     sort: str = "head"
     layers: tuple[LayerChoice, ...] | None = None
     rows: Rows | None = None
     words: bool = False
+    figure: Figure | None = None
+    hide_sinks: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True)

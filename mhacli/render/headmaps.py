@@ -1,0 +1,300 @@
+"""What one head gives to which keys, as numbers to draw: the map that pages, pictures, the viewer and the terminal share.
+
+Where a record holds the pattern, a map has its cells; where it holds sums of blocks alone, the blocks. Both are the same thing:
+the mean share that the queries of a row give to the keys of a column. So cells can be put together to blocks, and sinks taken out
+of either, by the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mhacli.heads import HeadStatistics
+from mhacli.layers import InspectedLayer
+from mhacli.parts import TokenSequence
+from mhacli.record import Array, Record
+from mhacli.render.cells import places_of, where
+from mhacli.render.matrix import Head
+from mhacli.render.options import Scale, ViewOptions, chosen
+from mhacli.render.stack import chosen_layers, require_inspected_heads
+from mhacli.render.words import token_text
+
+FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
+DECADES = 3
+"""What a log scale spans below the largest share; smaller ones are as dark as nothing."""
+_NOTHING = 1e-6
+"""Where less than this is left of a row, it is not blown up: it would be rounding."""
+_LIFT = 2.0
+"""A key that the record names as a sink is taken out from so many times its uniform share on: of few keys each has much."""
+
+
+@dataclass(frozen=True)
+class DrawableHead:
+    """A head that can be drawn: the record of its layer, where it stands there on the head axis, its number, and what is said of
+    it, if anything is. `layer` is None for a layer of our own."""
+
+    view: Record
+    place: int
+    head: int
+    said: HeadStatistics | None = None
+    layer: InspectedLayer | None = None
+
+    @property
+    def label(self) -> str:
+        """`layer 3 · head 5`, or `head 5`."""
+        return where(self.view, 0, "" if self.layer is None else self.layer.label, self.head).removeprefix(
+            "sequence 0 · "
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its cells are in the record, or else sums of blocks."""
+        survey = self.view.survey
+        return "pattern" in self.view.arrays or (survey is not None and survey.block == 1)
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """`shares` `[row, column]`: the mean share that the queries of a row give to the keys of a column, `FORBIDDEN` where no cell
+    may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the places `first`
+    on, which are negative for padding.
+
+    `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a learned sink takes and no
+    key gets, None where there is none; `n_queries` `[row]` are those that see a key. `taken` `[row]` is what was taken out of
+    rows that were renormalised, None where nothing was.
+    """
+
+    queries: TokenSequence
+    keys: TokenSequence
+    shares: Array
+    of_sinks: Array
+    learned: Array | None
+    n_queries: Array
+    sinks: tuple[int, ...]
+    block: int = 1
+    first: tuple[int, int] = (0, 0)
+    taken: Array | None = None
+
+    @property
+    def is_open(self) -> Array:
+        """Where a row's queries may attend to a column's keys."""
+        is_open: Array = self.shares != FORBIDDEN
+        return is_open
+
+    @property
+    def largest(self) -> float:
+        """The top of its scale: the largest share of a row that had a choice of columns, 0 where there is none."""
+        with_choice = self.is_open.sum(axis=1, keepdims=True) > 1
+        return float(np.where(with_choice & np.isfinite(self.shares), self.shares, 0.0).max(initial=0.0))
+
+    @property
+    def sink_shares(self) -> Array:
+        """What sinks get of each row, `[row]`, taken out or not."""
+        shares: Array = self.of_sinks.sum(axis=1) if self.taken is None else self.taken
+        return shares
+
+    @property
+    def sink_mass(self) -> float:
+        """The mean share that sinks get, of all queries that see a key; those that were taken out too."""
+        return self._mean(self.sink_shares)
+
+    @property
+    def learned_mass(self) -> float | None:
+        """The mean share that a learned sink takes; None where there is none."""
+        return None if self.learned is None else self._mean(self.learned)
+
+    def _mean(self, rows: Array) -> float:
+        return float((np.nan_to_num(rows) * self.n_queries).sum() / max(1.0, float(self.n_queries.sum())))
+
+    def pooled(self, factor: int) -> HeadMap:
+        """Blocks of `factor` × `factor` cells: means over the queries that see a key, of sums over keys. One NaN makes NaN."""
+        if factor == 1:
+            return self
+        n_queries = sums(self.n_queries, factor)
+        per_query = np.maximum(n_queries, 1)
+        learned = None if self.learned is None else sums(self.learned * self.n_queries, factor) / per_query
+        taken = None if self.taken is None else sums(self.taken * self.n_queries, factor) / per_query
+
+        def means(cells: Array) -> Array:
+            rows = sums(cells * self.n_queries[:, None], factor)
+            return sums(rows, factor, axis=1) / per_query[:, None]
+
+        is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
+        shares = np.where(is_open, means(np.where(self.is_open, self.shares, 0.0)), FORBIDDEN)
+        return replace(
+            self,
+            shares=shares,
+            of_sinks=means(self.of_sinks),
+            learned=learned,
+            n_queries=n_queries,
+            block=self.block * factor,
+            taken=taken,
+        )
+
+    def without_sinks(self) -> HeadMap:
+        """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`."""
+        sinks = self.of_sinks.sum(axis=1)
+        taken = sinks if self.learned is None else sinks + self.learned
+        left = (1 - taken)[:, None]
+        rest = np.clip(self.shares - self.of_sinks, 0, None)
+        drawn = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
+        return replace(self, shares=np.where(self.is_open, drawn, FORBIDDEN), of_sinks=np.zeros_like(rest), taken=sinks)
+
+    def fitting(self, rows: int, columns: int) -> HeadMap:
+        """The map in blocks large enough that no more than `rows` × `columns` are needed."""
+        return self.pooled(max(1, -(-self.shares.shape[0] // rows), -(-self.shares.shape[1] // columns)))
+
+    def query_name(self, row: int) -> str:
+        """The token of a row, or the places that it stands for, such as `16–31`."""
+        return self._name(self.queries, row, self.first[0])
+
+    def key_name(self, column: int) -> str:
+        """The token of a column, or its places."""
+        return self._name(self.keys, column, self.first[1])
+
+    def _name(self, text: TokenSequence, cell: int, first: int) -> str:
+        begin = cell * self.block + first
+        if self.block == 1:
+            return token_text(text, begin)
+        return f"{max(0, begin)}–{min(len(text.tokens), begin + self.block) - 1}"
+
+
+def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
+    """The heads that options choose, or all, in the order of execution: those of which the record holds the pattern or a map.
+
+    Raises `UsageError` for a head or layer that it does not have.
+    """
+    if record.model is None:
+        return tuple(_of_our_own(record, options))
+    layers = chosen_layers(record, options)
+    require_inspected_heads(layers, options.heads or ())
+    return tuple(
+        DrawableHead(layer.view, place, said.head, said, layer.said)
+        for layer in layers
+        for place, said in enumerate(layer.view.heads)
+        if (options.heads is None or said.head in options.heads) and {"pattern", "map"} & {*layer.view.arrays}
+    )
+
+
+def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
+    said = {head.head: head for head in record.heads}
+    if "pattern" in record.arrays:
+        heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
+        return [DrawableHead(record, head, head, said.get(head)) for head in heads]
+    if "map" not in record.arrays:
+        return []
+    places = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
+    return [DrawableHead(record, place, record.heads[place].head, record.heads[place]) for place in places]
+
+
+def head_map(drawn: DrawableHead, sequence: int) -> HeadMap:
+    """The map of a head of a sequence: its cells where the record holds them, without padding; else blocks."""
+    return _cells(drawn, sequence) if "pattern" in drawn.view.arrays else block_map(drawn.view, drawn.place, sequence)
+
+
+def _cells(drawn: DrawableHead, sequence: int) -> HeadMap:
+    record = drawn.view
+    queries, keys = record.sequences[sequence], record.keys[sequence]
+    head, first = Head(record, sequence, drawn.place, "pattern"), record.first_key(sequence)
+    columns = slice(first, first + len(keys.tokens))
+    allowed, shares = head.allowed[:, columns], head.shares[:, columns].astype(np.float64)
+    n_queries = np.asarray(allowed.any(axis=1), dtype=np.float64)
+    has_learned = drawn.said is not None and drawn.said.learned_sink is not None
+    sinks = sink_places(drawn.said, sequence, keys, first)
+    of_sinks = np.zeros_like(shares)
+    of_sinks[:, sinks] = np.where(allowed, shares, 0.0)[:, sinks]
+    return HeadMap(
+        queries=queries,
+        keys=keys,
+        shares=np.where(allowed, shares, FORBIDDEN),
+        of_sinks=of_sinks,
+        learned=np.where(n_queries, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        n_queries=n_queries,
+        sinks=sinks,
+    )
+
+
+def sink_places(said: HeadStatistics | None, sequence: int, keys: TokenSequence, first: int = 0) -> tuple[int, ...]:
+    """The keys that count as sinks, by their place in the text: the first token of it, or of each document, and those that the
+    head gives more than the record's share for sinks, and at least twice what uniform attention would. `first` is the column
+    where the text begins."""
+    found = {index for index, place in enumerate(keys.places) if place == 0}
+    for sink in () if said is None else said.sinks:
+        if sink.sequence == sequence and sink.share >= _LIFT * sink.uniform:
+            found.add(sink.key - first)
+    return tuple(sorted(place for place in found if 0 <= place < len(keys.tokens)))
+
+
+def block_map(record: Record, place: int, sequence: int) -> HeadMap:
+    """The map that a look at heads kept, padding included. Of sinks it knows what the first token of a text or document got."""
+    assert record.survey is not None, "a map is of a record of heads"
+    block, arrays = record.survey.block, record.arrays
+    sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
+    seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
+    n_queries = sums(seen.astype(np.float64), block)
+    shares = arrays["map"][sequence, place].astype(np.float64)
+    uniform = arrays["uniform_map"][sequence]
+    is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
+    of_sinks = _first_tokens(record, sequence, sink, shares.shape) / np.maximum(n_queries, 1)[:, None]
+    has_learned = record.heads[place].learned_sink is not None
+    keys = record.keys[sequence]
+    return HeadMap(
+        queries=record.sequences[sequence],
+        keys=keys,
+        shares=np.where(is_open, shares, FORBIDDEN),
+        of_sinks=of_sinks,
+        learned=np.where(n_queries > 0, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        n_queries=n_queries,
+        sinks=sink_places(None, sequence, keys),
+        block=block,
+        first=(-record.first_query(sequence), -record.first_key(sequence)),
+    )
+
+
+def _first_tokens(record: Record, sequence: int, sink: Array, shape: tuple[int, ...]) -> Array:
+    """What the first token of each query's text or document got, in the cells of the map: sums over queries."""
+    assert record.survey is not None
+    queries, keys = record.sequences[sequence], record.keys[sequence]
+    documents = keys.documents or (0,) * len(keys.tokens)
+    begins = {document: index for index, document in reversed(list(enumerate(documents)))}
+    of_query = queries.documents or (0,) * len(queries.tokens)
+    firsts = np.array([begins.get(document, 0) for document in of_query]) + record.first_key(sequence)
+    columns = record.first_query(sequence) + np.arange(len(of_query))
+    taken = np.zeros(shape)
+    np.add.at(taken, (columns // record.survey.block, firsts // record.survey.block), sink[columns])
+    return taken
+
+
+def sums(numbers: Array, size: int, axis: int = 0) -> Array:
+    """Sums of `size` neighbours along an axis; the last may be of fewer."""
+    return np.add.reduceat(numbers, np.arange(0, numbers.shape[axis], size), axis=axis)
+
+
+def largest_of_maps(maps: Iterable[HeadMap]) -> float:
+    """The top of the common scale of some maps."""
+    return max((drawn.largest for drawn in maps), default=0.0) or 1.0
+
+
+def levels(shares: Array, scale: Scale, largest: float | None = None) -> Array:
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest share), `log` over the decades below it,
+    `rank` by the share of open cells that are smaller. `FORBIDDEN` stays, NaN is `NOT_A_NUMBER`."""
+    is_open = (shares != FORBIDDEN) & ~np.isnan(shares)
+    top = largest or float(shares.max(initial=0.0, where=is_open)) or 1.0
+    known = np.where(is_open, shares, 0.0)
+    if scale == "rank":
+        order = np.sort(shares[is_open])
+        found = np.searchsorted(order, known) / max(1, len(order) - 1)
+    elif scale == "log":
+        found = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
+    else:
+        found = known / top
+    drawn = np.where(is_open, np.rint(255 * np.clip(found, 0, 1)), FORBIDDEN)
+    return np.where(np.isnan(shares), NOT_A_NUMBER, drawn)
+
+
+def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
+    """The scale that was asked for; else linear for cells, and log for maps, whose shares lie further apart."""
+    return options.map_scale or ("linear" if all(drawn.is_exact for drawn in heads) else "log")
