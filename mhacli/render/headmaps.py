@@ -107,7 +107,9 @@ class HeadMap:
         return None if self.learned is None else self._mean(self.learned)
 
     def _mean(self, rows: Array) -> float:
-        return float((np.nan_to_num(rows) * self.n_queries).sum() / max(1.0, float(self.n_queries.sum())))
+        """Over all queries that see a key, without those whose shares are not numbers."""
+        n_queries = np.where(np.isnan(rows), 0.0, self.n_queries)
+        return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
 
     def pooled(self, factor: int) -> HeadMap:
         """Blocks of `factor` × `factor` cells: means over the queries that see a key, of sums over keys. One NaN makes NaN."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.heads import NEAR, HeadStatistics, Survey, in_order
+from mhacli.heads import NEAR, SINK_TOKENS, HeadStatistics, Survey, in_order
 from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
 from mhacli.render.cells import corner_view, key_name, places_of, strong_places, strongest_keys
@@ -85,9 +85,11 @@ def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
 
 def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
     """What the headings that are shown mean, and which are not shown."""
-    survey = survey_of(record)
+    survey = survey_of(record) if record.survey is not None or record.layers else None
+    n_sinks, steps, patterns = (
+        (SINK_TOKENS, (), ()) if survey is None else (survey.sink_tokens, survey.steps, survey.patterns)
+    )
     shown, left_out = column_names(record, listed, options, screen)
-    steps = survey.steps
     distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
     meanings = {
         "H": "H entropy in nats",
@@ -97,13 +99,13 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
         "50%": "50% 90% 99% of the mass lie within so many tokens",
         "sink": "mass on: sink the first token",
         LEARNED: f"{LEARNED} learned sink: the share that no key gets",
-        f"≤{survey.sink_tokens}": f"≤{survey.sink_tokens} the first {survey.sink_tokens}",
+        f"≤{n_sinks}": f"≤{n_sinks} the first {n_sinks}",
         "diag": "diag itself",
         "prev": "prev the token before",
         "dup": "dup the same token",
         "ind": "ind the token after one like it",
         f"±{NEAR}": f"±{NEAR} near tokens",
-        **{f"p{index + 1}": f"p{index + 1} {visible(pattern)}" for index, pattern in enumerate(survey.patterns)},
+        **{f"p{index + 1}": f"p{index + 1} {visible(pattern)}" for index, pattern in enumerate(patterns)},
         "max": "max the largest score",
     }
     parts = [meaning for name, meaning in meanings.items() if name in shown]

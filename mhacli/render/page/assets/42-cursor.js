@@ -1,0 +1,153 @@
+// The cell that is looked at: its outline, its names on the axes, and what is known of it in words.
+
+// The cell under the pointer, or else the chosen one: {query, key} items, or a strip.
+function cellInView() {
+  if (pointed?.side === "cell") return pointed;
+  if (pointed?.side === "query" || pointed?.side === "key") return null;
+  const { shown } = matrix.layout;
+  const row = cellOf(shown, "query", choice.query), column = cellOf(shown, "key", choice.key);
+  return { row, column };
+}
+
+function drawCursor() {
+  const { layout } = matrix, pen = penOf(matrix.overlay, layout.width, layout.height);
+  const own = { row: cellOf(layout.shown, "query", choice.query), column: cellOf(layout.shown, "key", choice.key) };
+  if (pointed === null || pointed.side === "cell") drawOutline(pen, layout, own, pointed === null);
+  if (pointed?.side === "cell") drawOutline(pen, layout, pointed, true);
+  if (pointed?.side === "query") drawBand(pen, layout, "query", pointed.query);
+  if (pointed?.side === "key") drawBand(pen, layout, "key", pointed.key);
+}
+
+function clipToPlot(pen, layout) {
+  pen.beginPath();
+  pen.rect(layout.left - 2, layout.top - 2, layout.plot.width + 4, layout.plot.height + 4);
+  pen.clip();
+}
+
+function drawOutline(pen, layout, { row, column, strip }, isNamed) {
+  const y = yOf(layout, row), { high } = layout;
+  const [x, wide] = strip === undefined ? [xOf(layout, column), layout.wide] : [strip.x, strip.width];
+  pen.save();
+  if (strip === undefined) clipToPlot(pen, layout);
+  if (isNamed && layout.wide < 40) {
+    pen.fillStyle = "rgb(255 255 255 / 22%)";
+    pen.fillRect(layout.left, y, layout.plot.width, Math.max(1, high));
+    pen.fillRect(x, layout.top, Math.max(1, wide), layout.plot.height);
+  }
+  const gap = layout.wide >= GRIDDED ? 1 : 0, grown = Math.max(0, 5 - Math.min(wide, high)) / 2;
+  const box = [x - grown, y - grown, wide - gap + 2 * grown, high - gap + 2 * grown];
+  pen.lineWidth = isNamed ? 4 : 2.5;
+  pen.strokeStyle = "#000";
+  pen.strokeRect(...box);
+  pen.lineWidth = isNamed ? 2 : 1.2;
+  pen.strokeStyle = "#fff";
+  pen.strokeRect(...box);
+  pen.restore();
+  if (!isNamed) return;
+  drawName(pen, layout, "query", row);
+  if (strip === undefined) drawName(pen, layout, "key", column);
+}
+
+// All cells of a query, or of a key.
+function drawBand(pen, layout, side, item) {
+  const cell = cellOf(layout.shown, side, item.from), last = cellOf(layout.shown, side, item.to);
+  const { left, top, plot } = layout;
+  pen.save();
+  clipToPlot(pen, layout);
+  const box =
+    side === "query"
+      ? [left, yOf(layout, cell), plot.width, (last - cell + 1) * layout.high]
+      : [xOf(layout, cell), top, (last - cell + 1) * layout.wide, plot.height];
+  for (const [width, colour] of [[3, "#000"], [1.5, "#fff"]]) {
+    pen.lineWidth = width;
+    pen.strokeStyle = colour;
+    pen.strokeRect(...box);
+  }
+  pen.restore();
+  drawName(pen, layout, side, cell);
+}
+
+// The name of a row or column on a plate, readable where other names have no room.
+function drawName(pen, layout, side, cell) {
+  const { from, to } = placesOf(layout.shown, side, cell);
+  const own = layout.shown.block === 1 && from === to ? `${from} ${wordsOf(side)[from]}` : cellLabel(layout.shown, side, cell);
+  const text = cut(pen, own, side === "query" ? Math.max(layout.margins.left - 10, 90) : 150);
+  const width = pen.measureText(text).width + 10;
+  const y = side === "query" ? yOf(layout, cell + 0.5) : layout.top - 13;
+  const middle = side === "query" ? layout.margins.left - 2 - width / 2 : xOf(layout, cell + 0.5);
+  const x = Math.max(0, Math.min(layout.width - width, middle - width / 2));
+  if (side === "query" && (y < layout.top || y > layout.top + layout.plot.height)) return;
+  pen.fillStyle = themed("--ink");
+  pen.beginPath();
+  pen.roundRect(x, y - 9, width, 18, 4);
+  pen.fill();
+  pen.fillStyle = themed("--card");
+  pen.textAlign = "center";
+  pen.fillText(text, x + width / 2, y + 0.5);
+}
+
+// `query 5 “mat”`, or `queries 16–23`.
+function named(side, item) {
+  const words = wordsOf(side);
+  if (item.from > item.to) return ["padding"];
+  if (item.from !== item.to) return [`${side === "query" ? "queries" : "keys"} ${rangeText(item.from, item.to)}`];
+  return [`${side} ${item.from} “`, tokenElement(words[item.from]), "”"];
+}
+
+// Two lines of a fixed height, so that the matrix stays where it is under the pointer.
+function drawReadout() {
+  const cell = cellInView();
+  const [names, reading] = cell === null ? partsOfItem() : cell.strip === undefined ? partsOfCell(cell) : partsOfStrip(cell);
+  byId("readout").replaceChildren(make("span", { class: "names" }, ...names), make("span", { class: "reading" }, ...reading));
+  matrix.canvas.setAttribute("aria-label", matrixLabel());
+}
+
+function matrixLabel() {
+  const { queries, keys } = chosen, sinks = choice.hideSinks ? ", sinks taken out" : "";
+  return `${HEADS[choice.head].label}: ${queries.length} queries as rows, ${keys.length} keys as columns, ${choice.scale} scale${sinks}`;
+}
+
+function partsOfItem() {
+  const { side } = pointed, item = pointed[side];
+  const { entries, isPart } = side === "query" ? rowOf(item) : columnOf(item);
+  const open = entries.filter((entry) => entry.share !== FORBIDDEN);
+  const strongest = open.reduce((best, entry) => (entry.share > (best?.share ?? -1) ? entry : best), null);
+  if (strongest === null) return [[...named(side, item), ": "], [side === "query" ? "sees no key" : "no query sees it"]];
+  const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", isPart ? " is given most, of what is known, by " : " is given most by "];
+  const names = [...named(side, item), verb, ...named(to, strongest), ": "];
+  return [names, [value(strongest.share, strongest.isExact), exactness(strongest)]];
+}
+
+function partsOfCell({ row, column }) {
+  const { shown, drawn } = matrix.layout;
+  const query = placesOf(shown, "query", row), key = placesOf(shown, "key", column), at = row * shown.columns + column;
+  const names = [...named("query", query), " → ", ...named("key", key), ": "], reading = [];
+  const share = shown.cells[at];
+  const known = shown.block === 1 && query.from <= query.to && key.from <= key.to ? tokenShare(query.from, key.from) : null;
+  if (share === FORBIDDEN) return [names, [make("strong", {}, "not allowed"), " by the mask"]];
+  if (known) reading.push(value(known.share, known.isExact), exactness(known));
+  else reading.push(value(share, shown.code === "f32", true), " of a query’s attention, the mean of this block");
+  if (hasSink(key)) reading.push(make("span", { class: "sink" }, shown.block === 1 ? " · a sink" : " · holds a sink"));
+  if (choice.hideSinks && !Number.isNaN(share)) reading.push(` · ${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
+  return [names, reading];
+}
+
+function partsOfStrip({ row, strip }) {
+  const { layout } = matrix, shares = stripShares(layout, strip.name);
+  const words = strip.name === "sinks" ? "sinks, taken out" : "the learned sink, which is no key";
+  return [[...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `], [value(shares[row], layout.shown.block === 1)]];
+}
+
+// A number as it stands in the record where it is known exactly; else in as many digits as are sure.
+function value(share, isExact, isMean = false) {
+  if (Number.isNaN(share)) return make("strong", { class: "bad" }, "not a number");
+  if (isExact && !isMean) return make("strong", {}, exactText(share));
+  return make("strong", {}, (isExact ? "" : "≈ ") + shareText(share, share < 0.01 ? 5 : 3));
+}
+
+function exactness({ share, isExact, error }) {
+  if (Number.isNaN(share)) return "";
+  if (isExact) return RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
+  const bits = chosen.map.code === "u8" ? 8 : 16;
+  return error === undefined ? "" : ` ± ${tickText(Number(error.toPrecision(1)))} (kept in ${bits} bits)`;
+}

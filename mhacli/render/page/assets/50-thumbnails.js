@@ -1,0 +1,137 @@
+// All heads at a glance: one small picture each, on one scale.
+
+const THUMBNAIL = 48;
+const thumbnails = { buttons: [], small: new Map(), drawn: "", turn: 0, focused: 0 };
+
+function buildThumbnails() {
+  const grid = make("div", { class: "grid", role: "group", "aria-label": "heads: arrow keys move, Enter chooses" });
+  const layers = [...new Set(HEADS.map((head) => head.layer))], isTable = layers.length > 1;
+  const numbers = [...new Set(HEADS.map((head) => head.head))].sort((a, b) => a - b);
+  thumbnails.shape = { layers, numbers, isTable };
+  if (isTable) {
+    grid.classList.add("table");
+    grid.append(make("span", { class: "corner" }), ...numbers.map((number) => make("span", { class: "column-name" }, String(number))));
+  }
+  for (const layer of layers) {
+    if (isTable) grid.append(make("span", { class: "row-name" }, RECORD.layers[layer].label.replace("layer ", "")));
+    for (const number of isTable ? numbers : HEADS.map((head) => head.head)) {
+      const index = HEADS.findIndex((head) => head.layer === layer && head.head === number);
+      grid.append(index < 0 ? make("span") : makeThumbnail(index, isTable));
+    }
+  }
+  byId("thumbnails").append(make("div", { class: "scroll" }, grid), make("p", { id: "thumbnails-note", class: "note" }));
+  grid.addEventListener("keydown", pressOnThumbnails);
+  sizeThumbnails();
+}
+
+function makeThumbnail(index, isTable) {
+  const head = HEADS[index], canvas = make("canvas", { width: 1, height: 1 });
+  const entropy = Number.isFinite(head.entropy) ? ` · entropy ${head.entropy.toPrecision(3)} nats` : "";
+  const label = `${head.label}${head.kind ? ` · ${head.kind}` : ""}${entropy}`;
+  const button = make("button", { type: "button", "data-head": index, "aria-label": label, title: label, tabindex: -1 }, canvas);
+  const name = isTable ? head.sign : `head ${head.head} ${head.sign}`;
+  button.append(make("span", { class: "name", "aria-hidden": "true" }, name));
+  button.addEventListener("click", () => choose({ head: index }));
+  thumbnails.buttons[index] = button;
+  return button;
+}
+
+// As large as the room allows, so that all heads of a model of ordinary size are seen at once.
+function sizeThumbnails() {
+  const { numbers, layers, isTable } = thumbnails.shape, area = byId("thumbnails");
+  const room = area.clientWidth - (isTable ? 2 + longestName(layers) * 7 : 0);
+  const size = isTable
+    ? Math.max(18, Math.min(64, Math.floor(room / numbers.length) - 3, Math.max(26, Math.floor(520 / layers.length) - 15)))
+    : Math.max(56, Math.min(92, Math.floor(room / Math.min(4, HEADS.length)) - 14));
+  area.style.setProperty("--thumbnail", `${size}px`);
+  area.style.setProperty("--heads", String(numbers.length));
+}
+
+const longestName = (layers) => Math.max(...layers.map((layer) => RECORD.layers[layer].label.length - 5), 2);
+
+// Pictures are made a few at a time, so that the page answers meanwhile.
+async function drawThumbnails() {
+  markThumbnail();
+  const wanted = [choice.sequence, choice.scale, choice.hideSinks].join();
+  if (thumbnails.drawn === wanted) return;
+  thumbnails.drawn = wanted;
+  const turn = ++thumbnails.turn;
+  delete document.documentElement.dataset.thumbnails;
+  let top = 0, paused = performance.now();
+  for (let head = 0; head < HEADS.length; head++) {
+    const small = await smallMap(mapIndex(head));
+    if (turn !== thumbnails.turn) return;
+    top = Math.max(top, small.top);
+    paintThumbnail(head, small, top);
+    if (performance.now() - paused < 24) continue;
+    await new Promise((resume) => setTimeout(resume));
+    paused = performance.now();
+  }
+  for (let head = 0; head < HEADS.length; head++) paintThumbnail(head, await smallMap(mapIndex(head)), top);
+  if (turn !== thumbnails.turn) return;
+  tellThumbnails(top);
+  document.documentElement.dataset.thumbnails = "true";
+}
+
+// A head's map in few blocks, with or without its sinks.
+async function smallMap(index) {
+  const key = `${index} ${choice.hideSinks}`;
+  if (thumbnails.small.has(key)) return thumbnails.small.get(key);
+  const { hideSinks } = choice, map = await loadMap(index);
+  const blocks = pooled(map, Math.max(1, Math.ceil(Math.max(map.rows, map.columns) / THUMBNAIL)));
+  const drawn = hideSinks ? withoutSinks(blocks) : blocks;
+  const { rows, columns, cells, block } = drawn, { largest, largest_without_sinks: rest } = RECORD.scale;
+  const common = block === map.block ? (hideSinks ? rest : largest) : undefined;
+  const small = { rows, columns, cells, block, top: common ?? largestOf(drawn) };
+  thumbnails.small.set(key, small);
+  return small;
+}
+
+function paintThumbnail(head, small, top) {
+  const canvas = thumbnails.buttons[head].firstChild, { rows, columns } = small;
+  Object.assign(canvas, { width: columns, height: rows });
+  const image = imageOf(small, leveller(small, choice.scale, top || 1), { row: 0, column: 0, rows, columns });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+function tellThumbnails(top) {
+  const most = Math.max(...HEADS.map((_, head) => thumbnails.small.get(`${mapIndex(head)} ${choice.hideSinks}`)?.block ?? 1));
+  const size = most > 1 ? ` · a cell is ${most} × ${most} tokens` : "";
+  const scale = choice.scale === "rank" ? "rank among a head’s cells" : `${choice.scale}, up to ${tickText(top)}`;
+  const kinds = new Map(HEADS.filter((head) => head.sign && head.kind).map((head) => [head.sign, head.kind]));
+  const signs = [...kinds].map(([sign, kind]) => make("span", { class: "pair" }, `${sign} ${kind}`));
+  byId("thumbnails-note").replaceChildren(make("span", {}, `one scale for all: ${scale}${size}`), ...signs);
+}
+
+// One of the pictures is reached by Tab, the others by arrow keys.
+function markThumbnail() {
+  thumbnails.focused = choice.head;
+  thumbnails.buttons.forEach((button, head) => {
+    button.setAttribute("aria-pressed", head === choice.head);
+    button.tabIndex = head === choice.head ? 0 : -1;
+  });
+}
+
+function pressOnThumbnails(event) {
+  const next = nextThumbnail(event.key);
+  if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  thumbnails.buttons[thumbnails.focused].tabIndex = -1;
+  thumbnails.focused = next;
+  thumbnails.buttons[next].tabIndex = 0;
+  thumbnails.buttons[next].focus();
+}
+
+// The neighbour in a row, or the head of that number in the next layer that has it.
+function nextThumbnail(key) {
+  const at = thumbnails.focused, { layer, head } = HEADS[at], last = HEADS.length - 1;
+  const found = {
+    ArrowLeft: () => Math.max(0, at - 1),
+    ArrowRight: () => Math.min(last, at + 1),
+    Home: () => HEADS.findIndex((one) => one.layer === layer),
+    End: () => HEADS.findLastIndex((one) => one.layer === layer),
+    ArrowUp: () => HEADS.findLastIndex((one) => one.layer < layer && one.head === head),
+    ArrowDown: () => HEADS.findIndex((one) => one.layer > layer && one.head === head),
+  }[key]?.();
+  return found === -1 ? at : found;
+}

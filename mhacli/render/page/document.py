@@ -1,0 +1,146 @@
+"""The page of a record: one HTML file with its style, its script and its numbers, that asks no network for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+
+from mhacli.record import Record
+from mhacli.render.headmaps import drawable_heads, scale_of
+from mhacli.render.model import checks_view, model_header
+from mhacli.render.options import Screen, ViewOptions, chosen
+from mhacli.render.ownmodule import module_header
+from mhacli.render.page import assets
+from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, exact_maps, fitting_maps, wanted_rows
+from mhacli.render.page.markup import Html, joined, lines_of, tag, text
+from mhacli.render.page.notes import notes, quantised_text
+from mhacli.render.page.payload import View, payload
+from mhacli.render.page.statistics import statistics
+from mhacli.render.page.walkthrough import walkthrough
+from mhacli.render.provenance import provenance
+from mhacli.render.words import configuration, count_of
+from mhacli.text.escape import visible
+
+_RESERVE = 6 << 10
+"""Bytes for what is said of the maps."""
+_LEAST_ROOM = LIMIT_BYTES // 4
+"""Bytes that maps get although tokens and tables alone fill the page."""
+_WIDE = Screen(width=10_000, colour=False)
+_TITLE = 80
+_NO_SCRIPT = (
+    "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
+)
+
+
+def page(record: Record, options: ViewOptions) -> str:
+    """The whole page, as text to write to a file. Raises `UsageError` for a head, layer or sequence that the record lacks.
+
+    It weighs at most `LIMIT_BYTES`, if that can be, unless `options.full`; it says in words what that cost.
+    """
+    heads = drawable_heads(record, options)
+    sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
+    view = View(heads, sequences, scale_of(options, heads), options.hide_sinks)
+    drawn = [Drawn(head, b, wanted_rows(head, b, options.rows)) for head in heads for b in sequences]
+    frame = _Frame(record, options, view, drawn)
+    if options.full or not drawn:
+        return frame.whole(exact_maps(drawn))
+    room = LIMIT_BYTES - len(frame.whole(exact_maps([])).encode()) - _RESERVE
+    maps = fitting_maps(drawn, max(room, _LEAST_ROOM), rows_first=options.rows is not None)
+    return frame.whole(replace(maps, is_small=maps.n_bytes <= room))
+
+
+class _Frame:
+    """Everything of a page but its maps."""
+
+    def __init__(self, record: Record, options: ViewOptions, view: View, drawn: Sequence[Drawn]) -> None:
+        self._record, self._options, self._view, self._drawn = record, options, view, drawn
+        self._title = _title(record)
+        self._tables = joined([statistics(record, options, view.heads), walkthrough(record)])
+
+    def whole(self, maps: Maps) -> str:
+        """The page with these maps, or none of them."""
+        view = replace(self._view, quantised=quantised_text(maps))
+        drawn = self._drawn if maps.maps else []
+        told = [*notes(self._record, self._options, view, drawn, maps)]
+        sections = _drawn_sections() if view.heads else [_nothing_section(told.pop(0))]
+        sections += [self._tables, *([_notes_section(told)] if told else []), _provenance(self._record)]
+        content = tag("script", payload(view, maps), type="application/json", id="record")
+        script, style = assets.script(), assets.style()
+        body = joined(
+            [*_top(self._record, self._title), tag("main", joined(sections)), content, tag("script", Html(script))]
+        )
+        head = _head(self._title, assets.policy(script, style), style)
+        return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{body}\n</body>\n</html>\n'
+
+
+def _head(title: str, policy: str, style: str) -> Html:
+    metas = (
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="referrer" content="no-referrer">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    )
+    return joined(
+        [Html("<head>"), *map(Html, metas), tag("title", text(title)), tag("style", Html(style)), Html("</head>")]
+    )
+
+
+def _title(record: Record) -> str:
+    """What the page is about, in a line: the model, the module, or the first text."""
+    if record.module is not None:
+        return f"shapes of {visible(record.module.target)}"
+    what = "decoding" if record.decoding is not None else "attention"
+    if record.config.random is not None and record.model is None:
+        return f"{what} over random rows"
+    words = visible(" ".join(record.sequences[0].text.split()))
+    cut = words if len(words) <= _TITLE else words[: _TITLE - 1].rstrip() + "…"
+    more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""
+    model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
+    return f"{what}{model}: “{cut}”{more}"
+
+
+def _top(record: Record, title: str) -> list[Html]:
+    """What stands above everything: the title, what was computed, and room for controls."""
+    said: RenderableType = configuration(record, _WIDE.width)
+    if record.module is not None:
+        said = module_header(record, record.module, _WIDE)
+    elif record.model is not None:
+        said = model_header(record, record.model, _WIDE)
+    origin = tag("div", *(tag("p", line) for line in lines_of(said, _WIDE.width)), id="origin")
+    skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip", data_script="", hidden="")
+    controls = tag("div", id="controls", hidden="")
+    return [
+        skip,
+        tag("header", tag("h1", tag("bdi", text(title))), origin, controls, id="top"),
+        tag("noscript", tag("p", text(_NO_SCRIPT), class_="warning")),
+    ]
+
+
+def _nothing_section(why: str) -> Html:
+    return tag("section", tag("p", text(why), class_="warning"), id="nothing")
+
+
+def _drawn_sections() -> list[Html]:
+    """What the script fills: small maps of all heads, the chosen one, its tokens."""
+    readout = tag("p", id="readout", role="status", aria_live="polite")
+    chosen_one = [tag("h2", id="chosen-title"), tag("div", id="matrix-area"), readout]
+    return [
+        tag("section", tag("h2", text("heads")), tag("div", id="thumbnails"), id="heads", data_script="", hidden=""),
+        tag("section", *chosen_one, id="chosen", data_script="", hidden=""),
+        tag("section", tag("h2", text("tokens")), tag("div", id="tokens-area"), id="tokens", data_script="", hidden=""),
+    ]
+
+
+def _notes_section(told: Sequence[str]) -> Html:
+    items = tag("ul", *(tag("li", text(sentence)) for sentence in told))
+    return tag("section", tag("h2", text("how it was drawn")), items, id="notes")
+
+
+def _provenance(record: Record) -> Html:
+    rows = (tag("tr", tag("th", text(word), scope="row"), tag("td", text(line))) for word, line in provenance(record))
+    whole = tag("table", tag("caption", text("what made this page")), tag("tbody", *rows))
+    checks = [] if record.model is None else [*lines_of(checks_view(record, _WIDE), _WIDE.width)]
+    said = (tag("p", line) for line in checks)
+    return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *said, id="provenance")

@@ -1,0 +1,184 @@
+"""One map of a head as a page carries it: its cells in a code, what sinks got of them, and single numbers kept exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from mhacli.record import Array
+from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap, head_map
+from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
+
+NO_KEY = 0xFFFFFFFF
+MOST_KEYS = 8
+"""How many of each query's strongest keys are kept at most."""
+
+
+@dataclass(frozen=True)
+class Fineness:
+    """How a record's cells are put into a page: in which code, and how many of them per side make one of the page."""
+
+    code: CodeName
+    factor: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the page has what the record has."""
+        return self == EXACT
+
+
+EXACT = Fineness("f32", 1)
+
+
+@dataclass(frozen=True)
+class StrongKeys:
+    """The `k` strongest keys of some queries with their shares, both `[query, k]`, encoded. `places` are the queries, None for
+    all; `NO_KEY` stands where fewer may be attended."""
+
+    k: int
+    keys: str
+    shares: str
+    places: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """All shares of some queries, `[query, key]`, encoded; `FORBIDDEN` where not allowed."""
+
+    places: tuple[int, ...]
+    shares: str
+
+
+@dataclass(frozen=True)
+class EncodedMap:
+    """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
+    what sinks get of all its attention, `learned_mass` what a learned sink takes."""
+
+    mask: int
+    block: int
+    first: tuple[int, int]
+    exact: bool
+    code: CodeName
+    largest: float
+    cells: str
+    sinks: tuple[int, ...]
+    sink_columns: tuple[int, ...]
+    of_sinks: str
+    learned: str | None
+    seen: str
+    removed: float
+    learned_mass: float | None
+    top: StrongKeys | None = None
+    rows: KeptRows | None = None
+    asked: StrongKeys | None = None
+
+    @property
+    def json(self) -> str:
+        """The map as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is to be said of a map besides: the tops of its scale with sinks and without, how far a share in the page is from that
+    in the record at most, how many cells are no number, how many may not be attended, and how many queries see a key."""
+
+    largest: float
+    largest_without_sinks: float
+    error: float
+    n_missing: int
+    n_forbidden: int
+    n_queries: float
+
+
+def shown_map(drawn: DrawableHead, sequence: int, fineness: Fineness) -> HeadMap:
+    """The map at the size at which the page shows it."""
+    return head_map(drawn, sequence).pooled(fineness.factor)
+
+
+def encoded(shown: HeadMap, mask: int, fineness: Fineness) -> tuple[EncodedMap, Measured]:
+    """The map in a code, and what is to be said of it.
+
+    Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
+    sinks are taken out.
+    """
+    is_exact = fineness.code == "f32"
+    beside = shown.shares if is_exact else shown.shares - shown.of_sinks
+    cells = np.where(shown.is_open, np.clip(beside, 0, None), 0.0)
+    top = float(cells.max(initial=0.0, where=np.isfinite(cells)))
+    numbers = coded(cells, top, fineness.code)
+    columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
+    one = EncodedMap(
+        mask=mask,
+        block=shown.block,
+        first=shown.first,
+        exact=is_exact and shown.block == 1,
+        code=fineness.code,
+        largest=top,
+        cells=b64z(numbers),
+        sinks=shown.sinks,
+        sink_columns=tuple(columns.tolist()),
+        of_sinks=floats(shown.of_sinks[:, columns]),
+        learned=None if shown.learned is None else floats(shown.learned),
+        seen=floats(shown.n_queries),
+        removed=shown.sink_mass,
+        learned_mass=shown.learned_mass,
+    )
+    difference = np.abs(decoded(numbers, top, fineness.code) - cells)
+    return one, _measured(shown, float(np.nan_to_num(difference).max(initial=0.0)))
+
+
+def _measured(shown: HeadMap, error: float) -> Measured:
+    return Measured(
+        largest=shown.largest,
+        largest_without_sinks=shown.without_sinks().largest,
+        error=error,
+        n_missing=int((np.isnan(shown.shares) & shown.is_open).sum()),
+        n_forbidden=int((~shown.is_open).sum()),
+        n_queries=float(shown.n_queries.sum()),
+    )
+
+
+def strongest(cells: HeadMap, k: int) -> tuple[Array, Array]:
+    """The `k` strongest keys of each query and their shares, both `[query, k]`, the strongest first; `NO_KEY` and 0 where there
+    are fewer. `cells` is a map of single cells. A row that holds NaN has none."""
+    open_shares = np.where(np.isnan(cells.shares).any(axis=1, keepdims=True), FORBIDDEN, cells.shares)
+    k = min(k, open_shares.shape[1])
+    found = np.sort(np.argpartition(-open_shares, k - 1, axis=1)[:, :k], axis=1)
+    shares = np.take_along_axis(open_shares, found, axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    keys, shares = np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
+    missing = shares == FORBIDDEN
+    return np.where(missing, NO_KEY, keys).astype(np.uint32), np.where(missing, 0.0, shares).astype(np.float32)
+
+
+def with_keys(one: EncodedMap, keys: Array, shares: Array, k: int) -> EncodedMap:
+    """The map with the `k` strongest of the keys of each query, as `strongest` gives them."""
+    n = min(k, keys.shape[1])
+    return replace(one, top=StrongKeys(n, b64z(keys[:, :n]), floats(shares[:, :n])))
+
+
+def with_rows(one: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
+    """The map with some rows, exact; as it is where there are none."""
+    return replace(one, rows=KeptRows(tuple(places), floats(rows))) if len(places) else one
+
+
+def asked_keys(drawn: DrawableHead, sequence: int) -> StrongKeys | None:
+    """What the queries that a look at heads was asked for looked at; None where it was not."""
+    record, survey = drawn.view, drawn.view.survey
+    if survey is None or "top_keys" not in record.arrays:
+        return None
+    n, first_query, first_key = (
+        len(record.sequences[sequence].tokens),
+        record.first_query(sequence),
+        record.first_key(sequence),
+    )
+    own = [i for i, query in enumerate(survey.kept.queries) if 0 <= query - first_query < n]
+    keys = record.arrays["top_keys"][sequence, drawn.place][own]
+    shares = record.arrays["top_shares"][sequence, drawn.place][own]
+    named = np.where(keys < 0, NO_KEY, keys - first_key).astype(np.uint32)
+    places = tuple(survey.kept.queries[i] - first_query for i in own)
+    return StrongKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, shares)), places) if own else None

@@ -1,0 +1,197 @@
+"""What was done to a record to draw it, in words: what a cell is, how exact, which scale, what sinks took, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mhacli.files import format_size
+from mhacli.record import Record
+from mhacli.render.cells import key_name
+from mhacli.render.headmaps import DECADES, DrawableHead
+from mhacli.render.options import Rows, ViewOptions
+from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
+from mhacli.render.page.maps import EXACT, Fineness
+from mhacli.render.page.payload import View
+from mhacli.render.stack import chosen_layers, names_of, ranges
+from mhacli.render.words import count_of, number_text, percent_text
+from mhacli.text.escape import visible
+
+_MOST_SINKS = 6
+_LIMIT = format_size(LIMIT_BYTES)
+
+
+def notes(record: Record, options: ViewOptions, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """The sentences, each a thing to know before a picture is believed; where no head is drawn, the first says why."""
+    if drawn:
+        yield _cell(view.heads, maps.fineness)
+        yield _exactness(view, maps)
+        yield from _kept(view, maps, options.rows)
+        yield _scale(view, maps)
+        yield from _sinks(record, view, drawn, maps)
+        yield from _learned(maps)
+        yield from _signs(record, drawn, maps)
+    yield from _missing(record, options, view)
+
+
+def quantised_text(maps: Maps) -> str | None:
+    """What coarse codes and blocks did to the shares, in a sentence; None where the page has what the record has."""
+    if maps.fineness == EXACT:
+        return None
+    code, factor = maps.fineness.code, maps.fineness.factor
+    blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
+    return (
+        f"shares are {blocks}stored in {code[1:]} bits, so that the page stays below {_LIMIT}: a number marked ≈ is at most "
+        f"{number_text(maps.error)} off, and where sinks are taken out, that over what is left of its row. --full puts every "
+        "cell in, exactly"
+    )
+
+
+def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
+    blocks = sorted(
+        {fineness.factor if "pattern" in head.view.arrays else _block(head) * fineness.factor for head in heads}
+    )
+    if blocks == [1]:
+        return "a cell is the share of its attention that a query, a row, gives to a key, a column"
+    sizes = " or ".join(f"{n} × {n}" for n in blocks)
+    return f"a cell stands for {sizes} tokens: what the queries of a row give, on average, to all keys of a column together"
+
+
+def _block(head: DrawableHead) -> int:
+    return head.view.survey.block if head.view.survey is not None else 1
+
+
+def _exactness(view: View, maps: Maps) -> str:
+    said = quantised_text(maps)
+    if said is None:
+        rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
+        return f"shares are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
+    return said if maps.is_small else f"{said}. It did not stay below: there are too many heads or tokens for that"
+
+
+def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
+    """What is exact beside coarse maps."""
+    if maps.fineness == EXACT or all("pattern" not in head.view.arrays for head in view.heads):
+        return
+    parts = []
+    if maps.n_keys:
+        several = f"{maps.n_keys} strongest keys" if maps.n_keys > 1 else "strongest key"
+        parts.append(f"the {several} of every query")
+    if maps.n_rows:
+        parts.append(
+            "the row of the last query" if rows is None else f"rows of asked queries, at most {maps.n_rows} a text"
+        )
+    said = " and ".join(parts) or "nothing"
+    left = (
+        f"; {maps.n_wanted - maps.n_rows} asked rows had no room"
+        if maps.n_wanted - maps.n_rows > 0 < maps.n_rows
+        else ""
+    )
+    yield f"exact besides: {said}{left}"
+
+
+def _scale(view: View, maps: Maps) -> str:
+    top = maps.top(hide_sinks=view.hide_sinks)
+    kinds = {
+        "linear": f"linear, 0 … {number_text(top)}",
+        "log": f"log, {number_text(top / 10**DECADES)} or less … {number_text(top)}",
+        "rank": "rank: the share of a head's open cells that are smaller",
+    }
+    same = (
+        "" if view.scale == "rank" else ", the same for all heads; its top is the largest share of a row with a choice"
+    )
+    return f"scale at first: {kinds[view.scale]}{same}"
+
+
+def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """Which keys count as sinks, and what they get."""
+    masses = [
+        (one.removed, measured.n_queries)
+        for one, measured in zip(maps.maps, maps.measured, strict=True)
+        if measured.n_queries and not measured.n_missing
+    ]
+    if not masses:
+        return
+    first = "of each document" if any(sequence.documents for sequence in record.keys) else "of each text"
+    found: dict[str, int] = {}
+    for one, own in zip(drawn, maps.maps, strict=True):
+        for place in own.sinks:
+            if one.head.view.keys[one.sequence].places[place]:
+                name = key_name(one.head.view, one.sequence, place)
+                found[name] = found.get(name, 0) + 1
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
+    more = f" and {count_of(len(ordered) - _MOST_SINKS, 'other')}" if len(ordered) > _MOST_SINKS else ""
+    besides = f", and keys that a head gives much more than their share: {named}{more}" if named else ""
+    way = "taken out at first" if view.hide_sinks else "shown at first"
+    yield (
+        f"sinks: the first token {first}{besides}. They get {percent_text(_mean(masses))} of all attention drawn, and are {way}; "
+        "where they are taken out, the rest of each row is renormalised, and what they got stands in a column of its own"
+    )
+
+
+def _learned(maps: Maps) -> Iterator[str]:
+    masses = [
+        (one.learned_mass, measured.n_queries)
+        for one, measured in zip(maps.maps, maps.measured, strict=True)
+        if one.learned_mass is not None and measured.n_queries and not measured.n_missing
+    ]
+    if masses:
+        taken = f"learned sinks, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
+        yield f"{taken}: such rows sum to less than 1"
+
+
+def _mean(masses: Sequence[tuple[float, float]]) -> float:
+    """The mean of shares, each over so many queries."""
+    return sum(mass * n for mass, n in masses) / sum(n for _, n in masses)
+
+
+def _signs(record: Record, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """What cells without a share mean, and which shares these are."""
+    if any(one.n_forbidden for one in maps.measured):
+        yield "hatched cells may not be attended; that is another thing than a small share"
+    missing = sum(one.n_missing for one in maps.measured)
+    if missing:
+        yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
+    if record.config.train:
+        p = record.config.dropout
+        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
+    if any("pattern" not in one.head.view.arrays for one in drawn) and record.facts.padded:
+        yield "padding takes part in blocks, and gets nothing"
+    elif record.facts.padded:
+        yield "padding is left out"
+
+
+def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+    """What the record, or the page, does not show, and how to see it."""
+    if record.module is not None:
+        yield "a walk through somebody's own attention keeps shapes and no matrices, so no head is drawn"
+        return
+    drawn = {id(head.view) for head in view.heads}
+    if record.model is not None:
+        layers = chosen_layers(record, options)
+        without = [layer.said for layer in layers if not {"pattern", "map"} & {*layer.view.arrays}]
+        if without:
+            yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
+        types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
+        if types:
+            yield f"without an attention matrix: {', '.join(types)}"
+    elif not drawn:
+        yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
+    if any("pattern" not in head.view.arrays and _block(head) > 1 for head in view.heads):
+        yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
+    if any("corner" in head.view.arrays for head in view.heads):
+        yield "the part that was kept cell by cell is not drawn here; mha show prints it"
+    if options.words:
+        yield "tokens are drawn as they are; words are put together in the terminal only"
+    yield from _left_out(record, options, view)
+
+
+def _left_out(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+    """What the options left out."""
+    if options.heads is not None:
+        yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} alone, as asked"
+    if options.layers is not None:
+        yield f"drawn are {names_of([layer.said for layer in chosen_layers(record, options)])} alone, as asked"
+    if len(view.sequences) < len(record.sequences):
+        noun = "sequences" if len(view.sequences) > 1 else "sequence"
+        yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} alone, as asked"

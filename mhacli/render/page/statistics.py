@@ -1,0 +1,83 @@
+"""The statistics of heads as a table: that of the terminal, with all its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.heads import HeadStatistics, in_order
+from mhacli.record import Record
+from mhacli.render.headmaps import DrawableHead
+from mhacli.render.heads import legend
+from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.overview import overview
+from mhacli.render.page.markup import Html, joined, tag, text
+from mhacli.render.stack import chosen_heads, chosen_layers
+
+_WIDE = Screen(width=10_000, colour=False)
+_DECIMALS = 3
+_NONE = "–"
+_NAMES, _WORDS = ("layer", "head"), ("kind", "distance →")
+
+
+def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
+    """A section with a row for each head that was looked at, uniform attention below; nothing where no head was."""
+    listed = in_order(_listed(record, options), options.sort)
+    if not listed:
+        return Html("")
+    exact = replace(options, precision=max(options.precision, _DECIMALS))
+    drawn = overview(record, listed, exact, _WIDE)
+    places = {_key(head.said): place for place, head in enumerate(heads) if head.said is not None}
+    body, foot = _rows(drawn, [places.get(_key(head)) for head in listed])
+    names = [str(column.header) for column in drawn.columns]
+    head = tag("thead", tag("tr", *(tag("th", text(name), scope="col") for name in names)))
+    caption = tag("caption", text("means over all queries that see a key, of all sequences"))
+    whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
+    title = tag("h2", text("statistics"))
+    return tag("section", title, tag("div", whole, class_="scroll"), *_legend(record, listed, exact), id="statistics")
+
+
+def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
+    if record.model is not None:
+        return chosen_heads(chosen_layers(record, options), options)
+    return tuple(head for head in record.heads if options.heads is None or head.head in options.heads)
+
+
+def _key(head: HeadStatistics) -> tuple[int, str, int]:
+    return head.layer, head.attention, head.head
+
+
+def _rows(drawn: Table, places: Sequence[int | None]) -> tuple[list[Html], list[Html]]:
+    """The rows of heads, each with its place among those that are drawn, and the rows below them."""
+    columns = [(str(column.header), list(column.cells)) for column in drawn.columns]
+    rows = []
+    for row in range(drawn.row_count):
+        cells = [_cell(name, _plain(own[row])) for name, own in columns]
+        at = places[row] if row < len(places) else None
+        rows.append(tag("tr", *cells, **({} if at is None else {"data_head": str(at)})))
+    return rows[: len(places)], rows[len(places) :]
+
+
+def _cell(name: str, words: str) -> Html:
+    """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
+    if name in _NAMES:
+        return tag("th", text(words), scope="row")
+    if name in _WORDS:
+        return tag("td", text(words), class_="word")
+    number = "" if words == _NONE else words.replace(",", "").removesuffix("%")
+    return tag("td", text(words), **({} if number == words else {"data_value": number}))
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
+def _legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions) -> Iterator[Html]:
+    """What the headings mean."""
+    if record.survey is None and not record.layers:
+        return
+    lines = [line.plain for line in legend(record, listed, options, _WIDE)]
+    yield joined(tag("p", text(line), class_="dim") for line in lines)
