@@ -1,0 +1,237 @@
+"""Heads as small maps on one scale: a row per layer, or of one layer as many to a row as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.record import Array, Record
+from mhacli.render.figures.axes import Side, left_side, top_side
+from mhacli.render.figures.caption import caption, map_notes, sink_text, unverified
+from mhacli.render.figures.cells import cell_colours, cell_said
+from mhacli.render.figures.raster import image
+from mhacli.render.figures.shading import Shading, hex_of, scale_bar, shading
+from mhacli.render.figures.shapes import (
+    FAINT,
+    INK,
+    MONO_EM,
+    SOFT,
+    Piece,
+    characters,
+    element,
+    heading,
+    mono_width,
+    paragraph,
+    placed,
+    rectangle,
+    stacked,
+    value_text,
+    written,
+)
+from mhacli.render.figures.sheet import Sheet
+from mhacli.render.figures.subjects import Subject, chosen_subjects, one_sequence, subject
+from mhacli.render.headmaps import scale_of
+from mhacli.render.options import ViewOptions
+from mhacli.render.overview import GLYPHS
+from mhacli.render.stack import names_of, ranges
+from mhacli.render.words import count_of, filled, share_text, short_text
+from mhacli.text.escape import visible
+
+_LEAST = 560.0
+_SIZES = ((16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
+"""Up to so many heads: how large each is drawn, and its cells a side."""
+_COLUMNS = ((12, 4), (1 << 30, 8))
+"""Up to so many heads of one layer: how many stand beside each other."""
+_ACROSS = 32
+"""Heads in a row of a layer; more take another row."""
+_GAP, _NAME, _KINDS = 10.0, 10.0, 10.5
+_NARROW, _WIDE = 60.0, 120.0
+"""The widths of a map from which on its name has room for a word, and for its kind."""
+_TOLD = 3
+"""Digits of a mass that a pointer is told."""
+_SHAPES = 2500
+"""Up to so many cells in all each is a shape that tells its share."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Heads that stand beside each other, with the name of their layer."""
+
+    name: str
+    places: tuple[int, ...]
+
+
+def grid_figure(record: Record, options: ViewOptions) -> Sheet:
+    """The picture of all heads that were chosen, on one scale."""
+    heads = chosen_subjects(record, options)
+    side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
+    sequence = one_sequence(record, options)
+    subjects = [subject(head, sequence, options, most=most) for head in heads]
+    shaded = shading([one.shown for one in subjects], scale_of(options, heads))
+    body = _body(record, subjects, shaded, side)
+    has_sinks = any(one.hidden_columns for one in subjects)
+    legend = scale_bar(shaded, options.precision, what="share, all heads", has_sinks=has_sinks)
+    notes = [*map_notes(record, subjects, shaded), *_removed(subjects, options), *_of_layers(record, subjects, options)]
+    width = max(_LEAST, body.width, legend.width)
+    title = _name_of(subjects, sequence)
+    kinds = paragraph(filled(_kinds(subjects), int(width / (MONO_EM * _KINDS))), _KINDS, fill=SOFT)
+    pieces = [stacked([heading(title, 16), kinds], 3), body, legend, caption(record, notes, width)]
+    return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [one.label for one in subjects])
+
+
+def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
+    """The layers, how many heads, and the sequence where there are several."""
+    layers = {(said.layer, said.name): said for one in subjects if (said := one.head.layer) is not None}
+    parts = [names_of([*layers.values()])] if layers else []
+    parts += [count_of(len(subjects), "head")]
+    parts += [f"sequence {sequence}"] if len(subjects[0].head.view.sequences) > 1 else []
+    return " · ".join(parts)
+
+
+def _kinds(subjects: Sequence[Subject]) -> list[str]:
+    """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
+    kinds = [one.head.said.kind for one in subjects if one.head.said is not None]
+    return [f"{GLYPHS[kind][0]} {kind} {kinds.count(kind)}" for kind in GLYPHS if kind in kinds] or [""]
+
+
+def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+    """What was taken out, over all heads that are drawn."""
+    learned = [one.whole.learned_mass for one in subjects if one.whole.learned_mass is not None]
+    taken = f"{share_text(float(np.mean(learned)), options.precision)} of all attention" if learned else ""
+    if options.hide_sinks:
+        mass = sink_text(subjects, options.precision)
+        also = f", and learned sinks with {taken}" if learned else ""
+        yield (
+            f"sinks are hidden: {mass} of these heads{also} taken out (each head's own stands in its "
+            "title); the rest of each row is renormalised"
+        )
+    elif learned:
+        yield f"learned sinks take {taken}: no key gets it, so rows sum to less than 1"
+
+
+def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+    """The layers that are not verified, and those of the model that have no attention matrix."""
+    for layer in dict.fromkeys(one.head.layer for one in subjects):
+        if layer is not None and not layer.verified:
+            yield f"! {layer.label}: {unverified(layer)}"
+    without = () if record.model is None or options.layers is not None else record.model.without
+    for kind in dict.fromkeys(other.type for other in without):
+        numbers = [other.layer for other in without if other.type == kind]
+        yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
+
+
+def _rows(record: Record, subjects: Sequence[Subject]) -> Iterator[_Row]:
+    layers: dict[tuple[int, str], list[int]] = {}
+    for place, one in enumerate(subjects):
+        said = one.head.layer
+        layers.setdefault((0, "") if said is None else (said.layer, said.name), []).append(place)
+    if len(layers) == 1:
+        (places,) = layers.values()
+        across = min(len(places), next(n for most, n in _COLUMNS if len(places) <= most))
+        yield from (_Row("", tuple(places[i : i + across])) for i in range(0, len(places), across))
+        return
+    for places in layers.values():
+        said = subjects[places[0]].head.layer
+        name = "" if said is None else said.label + ("" if said.verified else " !")
+        yield from (_Row(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
+
+
+def _body(record: Record, subjects: Sequence[Subject], shaded: Shading, side: float) -> Piece:
+    rows = [*_rows(record, subjects)]
+    cells = {place: _cell_size(one, side) for place, one in enumerate(subjects)}
+    names = _names(subjects, cells[0]) if len(set(cells.values())) == 1 else None
+    layer = max(mono_width(f"{row.name}  ", _NAME) if row.name else 0.0 for row in rows)
+    left = layer if names is None else layer + names.left.width
+    is_small = sum(one.shown.shares.size for one in subjects) <= _SHAPES
+    content, y, width = "", 0.0, 0.0
+    for row in rows:
+        thumbs = [_thumb(subjects[i], shaded.levels[i], cells[i], names, side, is_small=is_small) for i in row.places]
+        top = thumbs[0].height - subjects[row.places[0]].shown.shares.shape[0] * cells[row.places[0]]
+        step = max(thumb.width for thumb in thumbs) + _GAP
+        if row.name:
+            middle = (top + thumbs[0].height) / 2 + 0.35 * _NAME
+            content += written(layer - 8, y + middle, row.name, _NAME, fill=INK, text_anchor="end")
+        content += "" if names is None else placed(names.left, layer, y + top)
+        content += "".join(placed(thumb, left + place * step, y) for place, thumb in enumerate(thumbs))
+        y += max(thumb.height for thumb in thumbs) + _GAP
+        width = max(width, left + len(thumbs) * step - _GAP)
+    return Piece(content, width, y - _GAP)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of rows and columns that all heads have in common, where there is room for them; the last of a row reaches
+    further to the right by `reach`."""
+
+    left: Piece
+    top: Piece
+    reach: float
+
+
+def _names(subjects: Sequence[Subject], cell: float) -> _Names | None:
+    """None where cells are too small, or the heads read different texts."""
+    one = subjects[0]
+    names = [one.query_name(row) for row in range(one.shown.shares.shape[0])]
+    rows = Side(names, cell, one.shown.first[0], one.shown.block, "")
+    keys = [one.shown.key_name(column) for column in range(one.shown.shares.shape[1])]
+    columns = Side(keys, cell, one.shown.first[1], one.shown.block, "")
+    texts = {(id(other.shown.queries), id(other.shown.keys)) for other in subjects}
+    if not rows.is_named or not columns.is_named or len(texts) > 1:
+        return None
+    return _Names(left_side(rows), *top_side(columns))
+
+
+def _cell_size(one: Subject, side: float) -> float:
+    return max(1.0, float(side // max(*one.shown.shares.shape)))
+
+
+def _thumb(one: Subject, found: Array, cell: float, names: _Names | None, side: float, *, is_small: bool) -> Piece:
+    """A head's map with its number and the sign of its kind above it."""
+    rows, columns = found.shape
+    colours = cell_colours(one, found)
+    width, height = columns * cell, rows * cell
+    cells = image(0, 0, colours, (cell, cell)) if not is_small else _shapes(one, colours, cell)
+    frame = rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)
+    y = _NAME + 5
+    content = element("title", characters(_said(one))) + written(0, _NAME, _short(one, side), _NAME, fill=INK)
+    if names is not None:
+        content += placed(names.top, 0, y)
+        y += names.top.height
+        width += names.reach
+    content += element("g", cells, frame, transform=f"translate(0 {value_text(y)})")
+    return Piece(element("g", content), max(width, side), y + height)
+
+
+def _shapes(one: Subject, colours: Array, cell: float) -> str:
+    """Each cell as a shape that tells its share."""
+    return "".join(
+        rectangle(
+            j * cell,
+            i * cell,
+            cell,
+            cell,
+            hex_of(colours[i, j].tolist()),
+            cell_said(one, i, j),
+            shape_rendering="crispEdges",
+        )
+        for i in range(colours.shape[0])
+        for j in range(colours.shape[1])
+    )
+
+
+def _short(one: Subject, side: float) -> str:
+    kind = "" if one.head.said is None else one.head.said.kind
+    sign = GLYPHS[kind][0] if kind else ""
+    if side > _WIDE:
+        return f"head {one.head.head}  {sign} {kind}".rstrip()
+    return f"{'head ' if side > _NARROW else ''}{one.head.head} {sign}".rstrip()
+
+
+def _said(one: Subject) -> str:
+    said = one.head.said
+    parts = [one.label]
+    if said is not None:
+        parts += [said.kind] + ([] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"])
+    return " · ".join([*parts, f"sinks get {sink_text([one], _TOLD)}"])

@@ -1,0 +1,153 @@
+"""The colours of maps that share a scale, and the bar that tells what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.record import Array
+from mhacli.render.colours import RAMP, ramp_colour, sink_shade
+from mhacli.render.figures.shapes import FAINT, INK, SOFT, Piece, beside, element, mono_width, rectangle, written
+from mhacli.render.headmaps import DECADES, FORBIDDEN, NOT_A_NUMBER, HeadMap, largest_of_maps, levels
+from mhacli.render.options import Scale
+from mhacli.render.words import count_of, number_text, share_text
+
+Colour = tuple[int, int, int]
+BLANK: Colour = (228, 228, 228)
+"""A cell that may not be attended: lighter than any of the ramp but its end, and without a hue."""
+UNKNOWN: Colour = (214, 39, 40)
+"""A cell that is not a number: red, which the ramp has nowhere."""
+_RAMP = np.array([ramp_colour(level) for level in range(256)], np.uint8)
+_BAR, _HIGH, _SIZE = 220.0, 12.0, 10.0
+_DARK = 110
+"""The luminance up to which text on a colour is white, as on terminals."""
+
+
+@dataclass(frozen=True)
+class Shading:
+    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which shares of queries
+    without a choice can exceed (`is_exceeded`)."""
+
+    scale: Scale
+    largest: float
+    levels: tuple[Array, ...]
+    n_open: int
+    is_exceeded: bool
+    has_unknown: bool
+    has_blank: bool
+    is_empty: bool
+
+    @property
+    def range(self) -> str:
+        """The kind of the scale and its range: `linear, 0 … .62`."""
+        top = number_text(self.largest)
+        ranges = {
+            "linear": f"0 … {top}",
+            "log": f"{number_text(self.largest / 10**DECADES)} or less … {top}",
+            "rank": f"the smallest … the largest of {count_of(self.n_open, 'cell', grouped=True)}",
+        }
+        return f"{self.scale}, {ranges[self.scale]}" + (" or more" if self.is_exceeded else "")
+
+
+def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
+    """The common scale of some maps: ranks are among the cells of all of them."""
+    shares = np.concatenate([one.shares.ravel() for one in maps])
+    largest = largest_of_maps(maps)
+    found = levels(shares, scale, largest)
+    ends = np.cumsum([one.shares.size for one in maps])[:-1]
+    parts = np.split(found, ends)
+    return Shading(
+        scale=scale,
+        largest=largest,
+        levels=tuple(part.reshape(one.shares.shape) for part, one in zip(parts, maps, strict=True)),
+        n_open=int((found >= 0).sum()),
+        is_exceeded=scale != "rank" and bool((np.nan_to_num(shares) > largest).any()),
+        has_unknown=bool((found == NOT_A_NUMBER).any()),
+        has_blank=bool((found == FORBIDDEN).any()),
+        is_empty=not bool((np.nan_to_num(shares) > 0).any()),
+    )
+
+
+def colours_of(found: Array) -> Array:
+    """Red, green and blue of levels, `[…, 3]`."""
+    colours: Array = _RAMP[np.clip(found, 0, 255).astype(int)]
+    colours[found == FORBIDDEN] = BLANK
+    colours[found == NOT_A_NUMBER] = UNKNOWN
+    return colours
+
+
+def sink_colours(shares: Array) -> Array:
+    """Red, green and blue of what sinks get, from 0 to 1: another colour than any of the ramp."""
+    found = np.rint(255 * np.clip(np.nan_to_num(shares), 0, 1)).astype(int)
+    drawn = [_sink_colour(level) for level in found.ravel().tolist()]
+    colours: Array = np.array(drawn, np.uint8).reshape(*found.shape, 3)
+    colours[np.isnan(shares)] = UNKNOWN
+    return colours
+
+
+def _sink_colour(level: int) -> Colour:
+    background = sink_shade(level).bgcolor
+    assert background is not None
+    assert background.triplet is not None
+    return background.triplet.red, background.triplet.green, background.triplet.blue
+
+
+def hex_of(colour: Sequence[int]) -> str:
+    """A colour as attributes have it.
+
+    >>> hex_of((68, 1, 84))
+    '#440154'
+    """
+    return "#" + "".join(f"{int(part):02x}" for part in colour)
+
+
+def ink_on(colour: Sequence[int]) -> str:
+    """Black or white, whichever can be read on a colour."""
+    red, green, blue = (int(part) for part in colour)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > _DARK else "#ffffff"
+
+
+def scale_bar(shaded: Shading, precision: int, *, what: str, has_sinks: bool = False) -> Piece:
+    """The legend of a picture: the ramp with its kind and range, and the colours that are none of it."""
+    pieces = [_ramp(shaded, what)]
+    pieces += [_swatch(BLANK, "not allowed", "0")] if shaded.has_blank else []
+    pieces += [_swatch(UNKNOWN, "not a number", "?")] if shaded.has_unknown else []
+    pieces += [_sink_ramp(precision)] if has_sinks else []
+    return beside(pieces, 22)
+
+
+def _ramp(shaded: Shading, what: str) -> Piece:
+    stops = [
+        element("stop", offset=f"{100 * place / (len(RAMP) - 1):.4f}%", stop_color=hex_of(colour))
+        for place, colour in enumerate(RAMP)
+    ]
+    gradient = element("linearGradient", *stops, id="ramp")
+    bar = rectangle(0, 0, _BAR, _HIGH, "url(#ramp)", stroke=FAINT, stroke_width=0.5)
+    said = f"{what}: {shaded.range}"
+    return Piece(
+        element("defs", gradient) + bar + written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK),
+        max(_BAR, mono_width(said, _SIZE)),
+        _HIGH + 1.6 * _SIZE,
+    )
+
+
+def _swatch(colour: Colour, said: str, sign: str) -> Piece:
+    side = 2 * _HIGH
+    box = rectangle(0, 0, side, _HIGH, hex_of(colour), stroke=FAINT, stroke_width=0.5)
+    fill = SOFT if colour == BLANK else ink_on(colour)
+    box += written(side / 2, _HIGH - 2.5, sign, _SIZE, fill=fill, text_anchor="middle")
+    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
+    return Piece(box + text, max(side, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)
+
+
+def _sink_ramp(precision: int) -> Piece:
+    ends = [
+        element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(_sink_colour(level))) for level in (0, 255)
+    ]
+    bar = rectangle(0, 0, _BAR / 2, _HIGH, "url(#sinks)", stroke=FAINT, stroke_width=0.5)
+    said = f"sink: linear, 0 … {share_text(1.0, precision)}"
+    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
+    gradient = element("defs", element("linearGradient", *ends, id="sinks"))
+    return Piece(gradient + bar + text, max(_BAR / 2, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)

@@ -1,0 +1,18 @@
+"""A finished picture, before it is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mhacli.render.figures.shapes import Piece
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A picture with its `title`, what is `said` of it in sentences, and the names of what is `drawn`."""
+
+    body: Piece
+    title: str
+    said: Sequence[str]
+    drawn: Sequence[str]
