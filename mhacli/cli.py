@@ -28,7 +28,9 @@ COMMANDS: Mapping[str, str] = {
     "check": "Say whether somebody's attention is right, and if not, which mistake it makes, where, and what mends it.",
     "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
     "weights": "Say what a checkpoint or a weights file holds, and convert one attention layer to a file of ours or back.",
+    "view": "Look at a record, a text or a checkpoint interactively: heads, matrix, tokens, by keys or mouse.",
     "show": "Draw a saved record, with every view of run. Does not need torch.",
+    "diff": "Compare two saved records: where they first depart, what changes in each head. Does not need torch.",
 }
 """The commands with their help. `mhacli.commands.NAME` holds each as a function, or a group of commands, of the same name."""
 

@@ -26,6 +26,8 @@ _PLAIN = str.maketrans(
         (pair[0], pair[2])
         for pair in [
             "·=-",
+            '“="',
+            '”="',
             "×=x",
             "–=-",
             "−=-",

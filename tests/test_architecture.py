@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "mhacli"
 ROWS = (
-    ("cli", "__main__", "commands", "options", "values", "streams", "interrupts"),
+    ("cli", "__main__", "commands", "viewer", "options", "values", "streams", "interrupts"),
     ("studies", "render"),
     ("models", "modules"),
     ("attention",),
@@ -30,6 +30,7 @@ ROWS = (
         "health",
         "patterns",
         "comparison",
+        "differences",
         "text",
         "plan",
         "checkpoints",
@@ -44,7 +45,18 @@ ROWS = (
     ),
     ("__init__",),
 )
-NEVER_TORCH = {"__main__", "interrupts", "cli", "commands", "options", "values", "streams", "render", *ROWS[-2]}
+NEVER_TORCH = {
+    "__main__",
+    "interrupts",
+    "cli",
+    "commands",
+    "viewer",
+    "options",
+    "values",
+    "streams",
+    "render",
+    *ROWS[-2],
+}
 NEVER_SCREEN = {"studies", "models", "modules", "attention", *ROWS[-2]}
 
 

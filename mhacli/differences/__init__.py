@@ -1,0 +1,1 @@
+"""Two records beside each other: where they first depart, and what changes in each head. Numpy alone."""
