@@ -34,7 +34,7 @@ from mhacli.config import (
 )
 from mhacli.files import format_size
 from mhacli.heads import SORTS
-from mhacli.render.options import Scale, View
+from mhacli.render.options import View
 from mhacli.streams import ColourChoice
 from mhacli.values import integer, real, size, whole
 
@@ -299,7 +299,6 @@ class HeadsViewOptions:
     map: Annotated[
         str | None, option(_VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
     ] = None
-    map_scale: Annotated[Scale, option(_VIEW, "How shades follow shares in a map.")] = "log"
     sort: Annotated[
         str,
         option(

@@ -12,12 +12,12 @@ import pytest
 
 from mhacli import options
 from mhacli.cli import COMMANDS
-from mhacli.commands import check, decode, doctor, heads, show, trace, vocab, weights
+from mhacli.commands import check, decode, diff, doctor, heads, pictures, show, trace, view, vocab, weights
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, check, decode, doctor, heads, show, trace, vocab, weights)
+    for room in (options, check, decode, diff, doctor, heads, pictures, show, trace, view, vocab, weights)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -42,15 +42,23 @@ def test_every_option_says_what_it_does(group: type) -> None:
 @pytest.mark.parametrize(
     ("command", "panels"),
     [
-        ("run", ["Text", "Attention", "Positions", "Mask and scores", "Device", "View", "Output"]),
-        ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output"]),
-        ("decode", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output"]),
+        ("run", ["Text", "Attention", "Positions", "Mask and scores", "Device", "View", "Output", "Pictures"]),
+        ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output", "Pictures"]),
+        (
+            "decode",
+            ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output", "Pictures"],
+        ),
         ("bench", ["What", "Sizes", "How", "Against a baseline", "Output"]),
-        ("heads", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Heads", "View", "Output"]),
+        (
+            "heads",
+            ["Text", "Attention", "Positions", "Mask and scores", "Device", "Heads", "View", "Output", "Pictures"],
+        ),
         ("check", ["What", "What its author meant", "How", "Output"]),
         ("doctor", ["Checkpoint", "Device", "Output"]),
         ("vocab", ["Text", "Output"]),
-        ("show", ["View", "Output"]),
+        ("show", ["View", "Output", "Pictures"]),
+        ("view", ["Text", "Attention", "Positions", "Mask and scores", "Device"]),
+        ("diff", ["View", "Output"]),
     ],
 )
 def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
@@ -61,7 +69,8 @@ def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert set(COMMANDS) == {"run", "heads", "trace", "decode", "bench", "check", "doctor", "vocab", "weights", "show"}
+    words = "run heads trace decode bench check doctor vocab weights show view diff"
+    assert set(COMMANDS) == set(words.split())
 
 
 @pytest.mark.parametrize(

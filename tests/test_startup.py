@@ -83,6 +83,19 @@ def test_show_does_not_load_torch(record: Path, words: list[str]) -> None:
     assert "torch" not in loaded
 
 
+def test_pictures_and_a_comparison_do_not_load_torch(record: Path, tmp_path: Path) -> None:
+    pictures = ["--html", "p.html", "--svg", "p.svg", "--png", "p.png"]
+    for words in (["show", str(record), *pictures], ["diff", str(record), str(record)]):
+        code, loaded = loaded_by(*words, cwd=tmp_path)
+        assert code == 0
+        assert "torch" not in loaded
+    assert {path.name for path in tmp_path.iterdir()} == {"p.html", "p.svg", "p.png"}
+
+
+def test_the_viewer_says_without_torch_or_textual_that_it_needs_a_terminal(record: Path) -> None:
+    assert_light(loaded_by("view", str(record)), 1)
+
+
 def test_a_file_that_is_no_record_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\x00" * 7)
     code, loaded = loaded_by("run", "the cat", "--weights", "w.safetensors", cwd=tmp_path)
@@ -113,7 +126,7 @@ def version() -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("mha t", {"trace"}), ("mha d", {"decode", "doctor"}), ("mha run --vi", {"--view"})]
+    ("words", "expected"), [("mha t", {"trace"}), ("mha d", {"decode", "diff", "doctor"}), ("mha run --vi", {"--view"})]
 )
 def test_the_shell_completes_commands_and_options(words: str, expected: set[str]) -> None:
     asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

@@ -12,6 +12,7 @@ from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.headcounts import head_counts
 from mhacli.checkpoints.request import ModelRequest, is_hub_id
 from mhacli.commands.output import output, require_self_check, tell_notes
+from mhacli.commands.pictures import PictureOptions, write_pictures
 from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_texts, record_command
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target
@@ -286,11 +287,13 @@ def finish(
     options: ViewOptions,
     machine: MachineOptions,
     save: SaveOptions,
+    pictures: PictureOptions,
     colour: ColourOptions,
 ) -> None:
-    """Saves and shows a record of a checkpoint, and says whether it holds together."""
+    """Saves, draws and shows a record of a checkpoint, and says whether it holds together."""
     if save.save is not None:
         record.save(save.save, force=save.force)
+    drawn = write_pictures(record, options, pictures, force=save.force)
     output(record, options, machine, colour)
     require_self_check(record)
-    tell_notes(record, notes)
+    tell_notes(record, (*notes, *drawn))

@@ -19,6 +19,7 @@ from mhacli.commands.checkpoint import (
     require_without_model,
 )
 from mhacli.commands.output import output, require_self_check, tell_notes
+from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
@@ -101,21 +102,17 @@ def decode(
     going_on: GenerateOptions,
     decoding: DecodeOptions,
     save: SaveOptions,
+    pictures: PictureOptions,
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `decode` or that of a checkpoint, its steps out."""
     compared = counts(decoding.lengths, "lengths")
-    options = ViewOptions(
-        heads=index_list(decoding.head, "head"),
-        sequences=index_list(decoding.sequence, "sequence"),
-        precision=decoding.precision,
-        everything=decoding.all,
-    )
+    options = with_pictures(_drawn(decoding), pictures, force=save.force)
     if model.model is not None:
         reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
         require_configured_heads(options.heads, of_model)
-        _decode_checkpoint(of_model, options, decoding, save, colour)
+        _decode_checkpoint(of_model, options, decoding, save, pictures, colour)
         return
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
@@ -140,9 +137,19 @@ def decode(
             options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
+    drawn = write_pictures(record, options, pictures, force=save.force)
     output(record, options, MachineOptions(json=decoding.json), colour)
     require_self_check(record)
-    tell_notes(record, request.notes)
+    tell_notes(record, (*request.notes, *drawn))
+
+
+def _drawn(decoding: DecodeOptions) -> ViewOptions:
+    return ViewOptions(
+        heads=index_list(decoding.head, "head"),
+        sequences=index_list(decoding.sequence, "sequence"),
+        precision=decoding.precision,
+        everything=decoding.all,
+    )
 
 
 def _require_own_cache(decoding: DecodeOptions) -> None:
@@ -153,7 +160,12 @@ def _require_own_cache(decoding: DecodeOptions) -> None:
 
 
 def _decode_checkpoint(
-    request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, save: SaveOptions, colour: ColourOptions
+    request: ModelRequest,
+    options: ViewOptions,
+    decoding: DecodeOptions,
+    save: SaveOptions,
+    pictures: PictureOptions,
+    colour: ColourOptions,
 ) -> None:
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
@@ -165,4 +177,4 @@ def _decode_checkpoint(
         look, notes = prepare_checkpoint(request)
     with life("computing"):
         record = decode_checkpoint(look, decoding.prompt_len)
-    finish(record, notes, options, MachineOptions(json=decoding.json), save, colour)
+    finish(record, notes, options, MachineOptions(json=decoding.json), save, pictures, colour)

@@ -16,6 +16,7 @@ from mhacli.commands.checkpoint import (
     require_without_model,
 )
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
+from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.commands.sources import record_command
 from mhacli.commands.watch import watch
 from mhacli.config import MAX_LENGTH
@@ -124,15 +125,17 @@ def heads(
     model: ModelOptions,
     reading: ModelTextOptions,
     files: HeadsOutput,
+    pictures: PictureOptions,
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `heads` or the look at a checkpoint, its overview out."""
     require_one_format(json=files.json, csv=files.csv)
     shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
     options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
+    options = with_pictures(options, pictures, force=files.force, has_maps=bool(options.maps))
     save = SaveOptions(save=files.save, force=files.force)
     if model.model is not None:
-        _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, options, colour)
+        _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, pictures, options, colour)
         return
     require_without_model(**vars(model), **vars(reading))
     from mhacli.commands.sources import make_request, save_files
@@ -152,9 +155,10 @@ def heads(
     _watched(run, len(run.heads), "heads", options, files, colour)
     record = run.record()
     save_files(record, request, save)
+    drawn = write_pictures(record, options, pictures, force=save.force)
     output(record, options, MachineOptions(json=files.json, csv=files.csv), colour)
     require_self_check(record)
-    tell_notes(record, request.notes)
+    tell_notes(record, (*request.notes, *drawn))
 
 
 def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
@@ -294,6 +298,7 @@ def _of_checkpoint(
     reading: ModelTextOptions,
     save: SaveOptions,
     files: HeadsOutput,
+    pictures: PictureOptions,
     options: ViewOptions,
     colour: ColourOptions,
 ) -> None:
@@ -313,4 +318,5 @@ def _of_checkpoint(
     if longest * run.n_layers > _WORTH_TELLING_TOKENS:
         note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
     _watched(run, run.n_layers, "layers", options, files, colour)
-    finish(run.record(), notes, options, MachineOptions(json=files.json, csv=files.csv), save, colour)
+    machine = MachineOptions(json=files.json, csv=files.csv)
+    finish(run.record(), notes, options, machine, save, pictures, colour)

@@ -27,7 +27,6 @@ def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOpti
         precision=drawing.precision,
         everything=drawing.all,
         maps=index_list(ranking.map, "map") or (),
-        map_scale=ranking.map_scale,
         sort=ranking.sort,
     )
 

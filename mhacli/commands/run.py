@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from mhacli.checkpoints.request import ModelRequest
 from mhacli.commands.checkpoint import (
     LayerDrawing,
     ModelOptions,
     ModelTextOptions,
     finish,
+    layer_list,
     model_request,
     require_configured_heads,
     require_without_model,
     row_choice,
 )
 from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
+from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.heads import Wanted
 from mhacli.layers import kinds_of
 from mhacli.options import (
@@ -34,6 +36,22 @@ from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.rows import drawn_texts, require_generated, require_rows
 from mhacli.streams import life
 
+if TYPE_CHECKING:
+    from mhacli.record import Record
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is computed: the option groups that `run` and `view` share."""
+
+    source: SourceOptions
+    text: TextOptions
+    layer: LayerOptions
+    device: DeviceOptions
+    model: ModelOptions
+    reading: ModelTextOptions
+    save: SaveOptions
+
 
 @command
 def run(
@@ -47,25 +65,36 @@ def run(
     of_layers: LayerDrawing,
     machine: MachineOptions,
     save: SaveOptions,
+    pictures: PictureOptions,
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `inspect` or the look at a checkpoint, the view of a run out."""
-    options = view_options(drawing, HeadsViewOptions())
     require_one_format(json=machine.json, csv=machine.csv)
+    options = with_pictures(view_options(drawing, HeadsViewOptions()), pictures, force=save.force)
+    asked = Asked(source, text, layer, device, model, reading, save)
     if model.model is not None:
         rows = row_choice(of_layers.queries)
         require_generated(rows, is_generated=reading.generate is not None)
-        wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
-        of_model = model_request(model, reading, source, text, layer, device, save, wanted)
-        require_configured_heads(options.heads, of_model)
-        shown = replace(options, layers=of_model.layers, rows=rows, words=of_layers.words)
-        _of_checkpoint(of_model, shown, machine, save, colour)
+        shown = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
+        record, notes = computed_of_checkpoint(asked, shown)
+        finish(record, notes, shown, machine, save, pictures, colour)
         return
-    require_without_model(**vars(model), **vars(reading), words=of_layers.words, from_=of_layers.queries)
+    require_without_model(words=of_layers.words, from_=of_layers.queries)
+    record, notes = computed(asked, options)
+    drawn = write_pictures(record, options, pictures, force=save.force)
+    output(record, options, machine, colour)
+    require_self_check(record)
+    tell_notes(record, (*notes, *drawn))
+
+
+def computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of a layer of our own, saved where that was asked for, and what is to be told of it. Raises `MhaError`, before
+    torch is loaded, for what cannot work."""
+    require_without_model(**vars(asked.model), **vars(asked.reading))
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
 
-    request = make_request(source, text, layer, device, save)
-    require_memory(request, save)
+    request = make_request(asked.source, asked.text, asked.layer, asked.device, asked.save)
+    require_memory(request, asked.save)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with life("loading torch"):
         from mhacli.studies import inspect as study
@@ -74,22 +103,20 @@ def run(
             request.encoded,
             request.config,
             source=request.source,
-            options=study_options(request, layer, device, save),
+            options=study_options(request, asked.layer, asked.device, asked.save),
         )
-        save_files(record, request, save)
-    output(record, options, machine, colour)
-    require_self_check(record)
-    tell_notes(record, request.notes)
+        save_files(record, request, asked.save)
+    return record, request.notes
 
 
-def _of_checkpoint(
-    request: ModelRequest,
-    options: ViewOptions,
-    machine: MachineOptions,
-    save: SaveOptions,
-    colour: ColourOptions,
-) -> None:
-    """The same of the layers of a checkpoint."""
+def computed_of_checkpoint(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of the layers of a checkpoint, and what is to be told of it; `options` are checked against the texts that these
+    layers read. Raises `MhaError`, before torch is loaded, for what cannot work."""
+    wanted = Wanted(allow_nonfinite=asked.layer.allow_nonfinite)
+    request = model_request(
+        asked.model, asked.reading, asked.source, asked.text, asked.layer, asked.device, asked.save, wanted
+    )
+    require_configured_heads(options.heads, request)
     with life("loading torch"):
         from mhacli.studies.prepare import prepare_checkpoint
     with life("loading the checkpoint"):
@@ -98,4 +125,4 @@ def _of_checkpoint(
     require_rows(options.rows, drawn_texts(kinds, look.inputs.sequences, look.inputs.context, options))
     with life("computing"):
         look.run()
-    finish(look.record(), notes, options, machine, save, colour)
+    return look.record(), tuple(notes)

@@ -9,6 +9,7 @@ import typer
 
 from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
+from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
 from mhacli.render.options import ViewOptions, require_choices
@@ -25,6 +26,15 @@ class RecordOptions:
     record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
 
 
+@dataclass(frozen=True)
+class OverwriteOptions:
+    """Whether files may be replaced."""
+
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel="Output")] = (
+        False
+    )
+
+
 @command
 def show(
     file: RecordOptions,
@@ -33,6 +43,8 @@ def show(
     choice: LayerChoiceOptions,
     of_layers: LayerDrawing,
     machine: MachineOptions,
+    pictures: PictureOptions,
+    files: OverwriteOptions,
     colour: ColourOptions,
 ) -> None:
     """A record's file in, any view of it out."""
@@ -42,6 +54,7 @@ def show(
         rows=row_choice(of_layers.queries),
         words=of_layers.words,
     )
+    options = with_pictures(options, pictures, force=files.force, has_maps=bool(options.maps))
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 
@@ -54,8 +67,9 @@ def show(
         )
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
+    drawn = write_pictures(record, options, pictures, force=files.force)
     output(record, options, machine, colour)
-    tell_notes(record, ())
+    tell_notes(record, drawn)
 
 
 def _require_rows(record: Record, options: ViewOptions) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -18,6 +19,7 @@ from mhacli.commands.checkpoint import (
 )
 from mhacli.commands.output import require_self_check, tell_notes
 from mhacli.commands.ownmodule import OwnOptions, require_of_target, target_in, walk_target
+from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
 from mhacli.options import (
@@ -29,6 +31,7 @@ from mhacli.options import (
     TextOptions,
     command,
 )
+from mhacli.render.options import ViewOptions
 from mhacli.streams import draw, life, note, read_key, screen, write_pieces
 from mhacli.values import triple, whole
 
@@ -78,6 +81,20 @@ class WalkOptions:
     ] = False
 
 
+_OPTIONS = ViewOptions(figure="walk")
+"""What pictures of a walk show, unless another figure is asked for."""
+
+
+class _Telling(NamedTuple):
+    """How a record is told, and where it goes."""
+
+    walking: WalkOptions
+    options: ViewOptions
+    pictures: PictureOptions
+    save: SaveOptions
+    colour: ColourOptions
+
+
 @command
 def trace(
     source: SourceOptions,
@@ -88,17 +105,19 @@ def trace(
     own: OwnOptions,
     walking: WalkOptions,
     save: SaveOptions,
+    pictures: PictureOptions,
     colour: ColourOptions,
 ) -> None:
     """Options in, the study `walk`, that of a checkpoint's layer or of somebody's attention, the walkthrough out."""
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
+    telling = _Telling(walking, with_pictures(_OPTIONS, pictures, force=save.force), pictures, save, colour)
     if model.model is not None:
         _require_of_checkpoint(walking, own)
         wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
-        _walk_checkpoint(of_model, cell, walking, save, colour)
+        _walk_checkpoint(of_model, cell, telling)
         return
     require_without_model(**vars(model))
     target = target_in(source, own)
@@ -107,25 +126,26 @@ def trace(
             (walking, ("values", "step", "json")), (source, ("text",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
-        _finish(walk_target(target, own, layer=layer, device=device, values=walking.values), walking, save, colour)
+        record = walk_target(target, own, layer=layer, device=device, values=walking.values)
+        _save(record, save)
+        _tell(record, telling, ())
         return
-    _walk_ours(cell, source=source, text=text, layer=layer, device=device, walking=walking, save=save, colour=colour)
+    _walk_ours(cell, telling, source=source, text=text, layer=layer, device=device)
 
 
 def _walk_ours(
     cell: tuple[int, int, int] | None,
+    telling: _Telling,
     *,
     source: SourceOptions,
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
-    walking: WalkOptions,
-    save: SaveOptions,
-    colour: ColourOptions,
 ) -> None:
     """Texts, and a layer of our own: its walkthrough, or its mask alone."""
+    walking, save = telling.walking, telling.save
     if walking.mask:
-        _require_no_layer(walking, layer, save)
+        _require_no_layer(telling, layer)
     from mhacli.commands.sources import make_request, require_memory, save_files, study_options
     from mhacli.plan import Place, require_inside
 
@@ -134,7 +154,7 @@ def _walk_ours(
     if place is not None:
         require_inside(place, request.encoded, request.config)
     if walking.mask:
-        _draw_mask(request, walking, colour)
+        _draw_mask(request, walking, telling.colour)
         return
     require_memory(request, save)
     with life("loading torch"):
@@ -150,15 +170,7 @@ def _walk_ours(
             options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
-    _tell(record, walking, colour)
-    tell_notes(record, request.notes)
-
-
-def _finish(record: Record, walking: WalkOptions, save: SaveOptions, colour: ColourOptions) -> None:
-    """Somebody's attention: saved where that is asked for, and told. What is odd about it is no fault of the walk."""
-    if save.save is not None:
-        record.save(save.save, force=save.force)
-    _show(record, walking, colour)
+    _tell(record, telling, request.notes)
 
 
 def _require_of_checkpoint(walking: WalkOptions, own: OwnOptions) -> None:
@@ -171,13 +183,7 @@ def _require_of_checkpoint(walking: WalkOptions, own: OwnOptions) -> None:
         raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
 
 
-def _walk_checkpoint(
-    request: ModelRequest,
-    cell: tuple[int, int, int] | None,
-    walking: WalkOptions,
-    save: SaveOptions,
-    colour: ColourOptions,
-) -> None:
+def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, telling: _Telling) -> None:
     """The same of a layer of a checkpoint, the first where none is chosen."""
     from mhacli.plan import Place
 
@@ -187,38 +193,42 @@ def _walk_checkpoint(
         from mhacli.studies.prepare import prepare_checkpoint
     with life("loading the checkpoint"):
         look, notes = prepare_checkpoint(request)
-    place = None if cell is None else Place(walking.sequence, *cell)
+    place = None if cell is None else Place(telling.walking.sequence, *cell)
     with life("computing"):
-        record = walk_checkpoint(look, values=walking.values, place=place)
+        record = walk_checkpoint(look, values=telling.walking.values, place=place)
+    _save(record, telling.save)
+    _tell(record, telling, notes)
+
+
+def _save(record: Record, save: SaveOptions) -> None:
     if save.save is not None:
         record.save(save.save, force=save.force)
-    _tell(record, walking, colour)
-    tell_notes(record, notes)
 
 
-def _tell(record: Record, walking: WalkOptions, colour: ColourOptions) -> None:
-    """The record on stdout, and whether it holds together."""
-    _show(record, walking, colour)
-    require_self_check(record)
-
-
-def _show(record: Record, walking: WalkOptions, colour: ColourOptions) -> None:
-    """The record on stdout, as JSON or as a walkthrough."""
-    if walking.json:
+def _tell(record: Record, telling: _Telling, notes: Sequence[str]) -> None:
+    """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
+    What is odd about somebody's own attention is no fault of the walk."""
+    drawn = write_pictures(record, telling.options, telling.pictures, force=telling.save.force)
+    if telling.walking.json:
         from mhacli.render import json
 
         write_pieces(json.pieces(record))
     else:
-        _walk_through(record, colour, step=walking.step)
+        _walk_through(record, telling.colour, step=telling.walking.step)
+    if record.module is None:
+        require_self_check(record)
+    tell_notes(record, (*notes, *drawn))
 
 
-def _require_no_layer(walking: WalkOptions, layer: LayerOptions, save: SaveOptions) -> None:
+def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
     """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
     from mhacli.commands.sources import require_alone
 
+    walking, save, pictures = telling.walking, telling.save, telling.pictures
     given = {
         "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
+        "--html": pictures.html, "--svg": pictures.svg, "--png": pictures.png,
     }  # fmt: skip
     require_alone("mask must be drawn alone", given, "no layer is made")
 

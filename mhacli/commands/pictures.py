@@ -1,0 +1,110 @@
+"""Files to look at, of any record: a page, a picture as SVG or PNG. What `run`, `trace`, `heads` and `show` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from mhacli.errors import UsageError
+from mhacli.files import check_target, format_size, write_whole
+from mhacli.options import option
+from mhacli.render.options import Figure, Scale, ViewOptions
+from mhacli.streams import life
+
+if TYPE_CHECKING:
+    from mhacli.record import Record
+
+_PICTURES = "Pictures"
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """Files to draw into, and how."""
+
+    html: Annotated[
+        str | None, option(_PICTURES, "One page that needs no network: every head, to explore.", metavar="FILE")
+    ] = None
+    svg: Annotated[
+        str | None, option(_PICTURES, "A picture of a head, a grid of heads, or the walkthrough.", metavar="FILE")
+    ] = None
+    png: Annotated[str | None, option(_PICTURES, "The same as PNG (needs the extra png).", metavar="FILE")] = None
+    figure: Annotated[
+        Figure | None,
+        option(_PICTURES, "What --svg and --png draw. (default: the head that was chosen, or all in a grid)"),
+    ] = None
+    map_scale: Annotated[
+        Scale | None,
+        option(_PICTURES, "How shades follow shares in pictures and maps. (default: linear for cells, log for maps)"),
+    ] = None
+    hide_sinks: Annotated[
+        bool, option(_PICTURES, "Take sinks out, and renormalise the rest of each row.", "--hide-sinks")
+    ] = False
+    full: Annotated[bool, option(_PICTURES, "Put every cell into the page, whatever its size.", "--full")] = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are asked for."""
+        return tuple(path for path in (self.html, self.svg, self.png) if path is not None)
+
+
+def with_pictures(
+    options: ViewOptions, pictures: PictureOptions, *, force: bool, has_maps: bool = False
+) -> ViewOptions:
+    """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for choices
+    without a picture that they could be of, unless the terminal `has_maps`, and `MhaError` for files that cannot be written."""
+    given = {"--full": pictures.full and pictures.html is None}
+    of_figures = pictures.svg is None and pictures.png is None
+    given |= {"--figure": pictures.figure is not None and of_figures}
+    given |= {"--hide-sinks": pictures.hide_sinks and not pictures.files}
+    given |= {"--map-scale": pictures.map_scale is not None and not pictures.files and not has_maps}
+    for name, is_lost in given.items():
+        if is_lost:
+            need = {"--full": "--html FILE", "--figure": "--svg or --png FILE"}.get(name, "--html, --svg or --png FILE")
+            raise UsageError(f"{name[2:]} must come with {need}, got none")
+    if len(set(pictures.files)) < len(pictures.files):
+        raise UsageError(f"html, svg and png must be different files, got {pictures.files[0]!r} twice")
+    for path in pictures.files:
+        check_target(path, force=force)
+    if pictures.png is not None:
+        from mhacli.render.png import require_png
+
+        require_png()
+    return replace(
+        options,
+        map_scale=pictures.map_scale,
+        figure=pictures.figure or options.figure,
+        hide_sinks=pictures.hide_sinks,
+        full=pictures.full,
+    )
+
+
+def write_pictures(record: Record, options: ViewOptions, pictures: PictureOptions, *, force: bool) -> tuple[str, ...]:
+    """Draws the files that were asked for, each whole; returns what is to be told of each: its size. Raises `MhaError` for what a
+    record does not hold, and for files that cannot be written."""
+    if not pictures.files:
+        return ()
+    with life("drawing"):
+        drawn = [*_contents(record, options, pictures)]
+    for path, content in drawn:
+        write_whole(path, content, force=force)
+    return tuple(f"{path}: {format_size(len(content))}" for path, content in drawn)
+
+
+def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) -> Iterator[tuple[str, bytes]]:
+    """The files with what goes into them."""
+    if pictures.html is not None:
+        from mhacli.render.page.document import page
+
+        yield pictures.html, page(record, options).encode()
+    if pictures.svg is None and pictures.png is None:
+        return
+    from mhacli.render.figures.document import figure
+
+    drawn = figure(record, options)
+    if pictures.svg is not None:
+        yield pictures.svg, drawn.encode()
+    if pictures.png is not None:
+        from mhacli.render.png import png
+
+        yield pictures.png, png(drawn)

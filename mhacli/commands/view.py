@@ -1,0 +1,184 @@
+"""`mha view`: a record, a text or a checkpoint in the interactive viewer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, layer_list
+from mhacli.commands.run import Asked, computed, computed_of_checkpoint
+from mhacli.errors import MhaError, UsageError
+from mhacli.options import (
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    number,
+    option,
+)
+from mhacli.render.options import Scale, ViewOptions
+from mhacli.streams import wants_colour
+from mhacli.values import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mhacli.layers import LayerChoice
+    from mhacli.record import Record
+
+_VIEW = "View"
+_ENDING, _HEADER_BYTES = ".safetensors", 4096
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What the viewer shows first."""
+
+    head: Annotated[
+        int | None, number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)")
+    ] = None
+    sequence: Annotated[int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.")] = 0
+    map_scale: Annotated[
+        Scale | None,
+        option(_VIEW, "How shades follow shares. (default: linear for cells, log for blocks)"),
+    ] = None
+    hide_sinks: Annotated[bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks")] = False
+
+
+@command
+def view(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    start: StartOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """A record's file, or what `run` takes, in; the viewer on the terminal until the reader leaves it."""
+    _require_terminal()
+    _require_textual()
+    asked = Asked(source, text, layer, device, model, reading, save)
+    notes: tuple[str, ...] = ()
+    path = _record_path(source)
+    if path is not None:
+        _require_record_alone(asked)
+        from mhacli.record import Record
+
+        record = Record.load(path)
+    else:
+        heads = None if start.head is None else (start.head,)
+        options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layer_list(model.layer))
+        record, notes = _computed(asked, options)
+    _show(record, start, layer_list(model.layer), colour)
+    if path is None:
+        from mhacli.commands.output import require_self_check, tell_notes
+
+        require_self_check(record)
+        tell_notes(record, notes)
+
+
+def _computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of what is asked, saved where that was asked for."""
+    if asked.model.model is None:
+        return computed(asked, options)
+    record, notes = computed_of_checkpoint(asked, options)
+    if asked.save.save is not None:
+        record.save(asked.save.save, force=asked.save.force)
+    return record, notes
+
+
+def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
+    """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
+    from mhacli.viewer.app import ViewerOptions, run_viewer
+    from mhacli.viewer.gallery import gallery
+
+    if not 0 <= start.sequence < len(record.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")
+    place = gallery(record).place_of(start.head, layers)
+    run_viewer(
+        record,
+        ViewerOptions(
+            colour=wants_colour(colour.color, sys.stdout) and _has_shades(),
+            scale=start.map_scale,
+            hides_sinks=start.hide_sinks,
+            sequence=start.sequence,
+            place=place,
+            is_open=start.head is not None,
+        ),
+    )
+
+
+def _has_shades() -> bool:
+    """Whether the terminal has enough colours for shades: 256 or more. With sixteen they would be out of order."""
+    term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").strip().lower()
+    return (
+        depth in ("truecolor", "24bit") or "256color" in term or term in ("xterm-kitty", "alacritty", "foot", "wezterm")
+    )
+
+
+def _require_terminal() -> None:
+    """Raises `MhaError` where there is no terminal to draw on and read keys from. Textual draws on stderr."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    has_all = all(stream is not None and stream.isatty() for stream in streams)
+    term = os.environ.get("TERM", "dumb")
+    if not has_all or term == "dumb":
+        got = "TERM=dumb" if has_all else "none"
+        raise MhaError(f"view must have a terminal, got {got}", hint="mha show RECORD prints", code="no-terminal")
+
+
+def _require_textual() -> None:
+    if find_spec("textual") is None:
+        raise MhaError(
+            "view must have textual to draw with, got none installed",
+            hint='pip install "mhacli[tui]"',
+            code="missing-extra",
+        )
+
+
+def _record_path(source: SourceOptions) -> str | None:
+    """The file that is a record, None where the words are texts. After `--`, all words are texts."""
+    words = [] if "--" in sys.argv else list(source.text or ())
+    records = [word for word in words if _is_record(word)]
+    if records and (len(words) > 1 or source.file):
+        raise UsageError(f"record must stand alone, got {records[0]!r} and others", hint="put -- before texts")
+    return records[0] if records else None
+
+
+def _is_record(word: str) -> bool:
+    """Whether a word names a file that is a record, by its name or its header."""
+    if "\0" in word:
+        return False
+    if word.endswith(_ENDING):
+        return True
+    if not os.path.isfile(word):
+        return False
+    try:
+        with open(word, "rb") as file:
+            return b"mha.record/" in file.read(_HEADER_BYTES)
+    except OSError:
+        return False
+
+
+def _require_record_alone(asked: Asked) -> None:
+    """Raises `UsageError` for an option of a computation: a record brings what it says."""
+    for name, group in vars(asked).items():
+        for f in fields(group):
+            is_free = f.name in ("text", "layer") and name in ("source", "model")
+            if not is_free and _is_given(getattr(group, f.name), f.default):
+                shown = f"--{f.name.replace('_', '-')}"
+                raise UsageError(
+                    f"{shown[2:]} must be left out with a record, which is computed", hint=f"leave {shown} out"
+                )
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    return bool(value != default)

@@ -1,0 +1,239 @@
+"""The viewer's app: which head, sequence and scale are looked at, and the screens between which one goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from textual.app import App
+
+from mhacli.interrupts import Terminated, more_time
+from mhacli.record import Record
+from mhacli.render.options import Scale
+from mhacli.text.escape import visible
+from mhacli.viewer.caption import scale_range, sink_words
+from mhacli.viewer.gallery import Entry, Gallery, gallery
+from mhacli.viewer.headscreen import HeadScreen
+from mhacli.viewer.overview import Overview
+from mhacli.viewer.picture import Picture, picture
+from mhacli.viewer.reading import Reading, help_page, origin_page, walk_page
+
+_SCALES: tuple[Scale, ...] = ("linear", "log", "rank")
+_KEPT_PICTURES = 64
+"""Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
+_LARGE = 1_000_000
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_RESTORING_S = 5.0
+"""How long the terminal may take to be given back after a signal."""
+
+
+@dataclass(frozen=True)
+class ViewerOptions:
+    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `head` whether to
+    look into it at once; `scale` None: linear for cells, log for blocks."""
+
+    colour: bool = True
+    scale: Scale | None = None
+    hides_sinks: bool = False
+    sequence: int = 0
+    place: tuple[int, int] | None = None
+    is_open: bool = False
+
+
+class Viewer(App[None]):
+    """The viewer of a record."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "mha"
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
+    #top, #last, #prompt { height: 1; }
+    #said { height: 2; }
+    #legend { height: 1; }
+    #body { height: 1fr; layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 6; grid-gutter: 0 1; }
+    #keys, #queries, #matrix, #strongest, #heads, #numbers, #page { width: 100%; height: 100%; }
+    .small #body { grid-columns: 1fr 26; grid-rows: 1fr 4; }
+    .wide #body { grid-size: 2 3; grid-columns: 1fr 68; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
+    .wide #matrix { row-span: 3; }
+    Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 6; }
+    Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }
+    Reading #page { height: 1fr; }
+    """
+
+    def __init__(self, record: Record, options: ViewerOptions) -> None:
+        if options.colour:
+            os.environ.pop("NO_COLOR", None)
+        else:
+            os.environ["NO_COLOR"] = "1"  # how Textual is told; it takes the word back itself
+        super().__init__(ansi_color=True)
+        self.record, self.colour = record, options.colour
+        self.gallery: Gallery = gallery(record)
+        self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
+        self.place = options.place or next(iter(self.gallery.places), (0, 0))
+        self._is_open = options.is_open
+        self.ended_by: int | None = None
+        self._running_loop: asyncio.AbstractEventLoop | None = None
+        self.fault: Exception | None = None
+        self._pictures: dict[tuple[object, ...], Picture] = {}
+
+    def on_mount(self) -> None:
+        """The first screen: all heads, or the walkthrough of a record that has no heads."""
+        self._running_loop = asyncio.get_running_loop()
+        if self.ended_by is not None:  # before there was a loop to tell
+            self.leave()
+            return
+        if not self.gallery.places:
+            self.show_walk()
+            return
+        self.push_screen(Overview(self.gallery, colour=self.colour))
+        if self._is_open and self.entry().drawn is not None:
+            self.open_head()
+
+    # ------------------------------------------------------------------------------------------------------- what is seen
+
+    def entry(self) -> Entry:
+        """The head that is looked at."""
+        found = self.gallery.entry(*self.place)
+        assert found is not None, "the cursor stands on heads alone"
+        return found
+
+    def picture(self) -> Picture | None:
+        """Its picture; None where the record holds nothing to draw."""
+        return self.picture_of(self.entry())
+
+    def picture_of(self, entry: Entry) -> Picture | None:
+        """The picture of a head, made once while it is near."""
+        key = (entry.label, self.sequence, self.scale, self.hides_sinks)
+        if key not in self._pictures:
+            made = picture(entry, self.sequence, self.scale, hides_sinks=self.hides_sinks)
+            if made is None:
+                return None
+            is_large = made.n_rows * made.n_columns > _LARGE
+            while self._pictures and (is_large or len(self._pictures) >= self._n_kept):
+                self._pictures.pop(next(iter(self._pictures)))
+            self._pictures[key] = made
+        return self._pictures[key]
+
+    @property
+    def _n_kept(self) -> int:
+        """All small pictures of a screen at least."""
+        return max(_KEPT_PICTURES, len(self.gallery.places))
+
+    def why_nothing(self) -> str:
+        """Why a head cannot be drawn, and what helps."""
+        if self.record.survey is None and self.record.model is None:
+            return "the record holds no pattern: mha run … --keep pattern keeps it"
+        return "the record holds neither a pattern nor a map of this head"
+
+    def scale_words(self) -> str:
+        """How small pictures are shaded."""
+        shown = self.picture()
+        scale = self.scale or "linear" if shown is None else shown.scale
+        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
+        return f"pictures: {scale}, each up to its own largest · {sinks}"
+
+    # ---------------------------------------------------------------------------------------------------------- what changes
+
+    def to_head(self, step: int) -> None:
+        """The next or previous head."""
+        self.place = self.gallery.beside(self.place, step)
+
+    def to_layer(self, step: int) -> bool:
+        """The same head of another layer; False where there is none."""
+        before, self.place = self.place, self.gallery.above(self.place, step)
+        return self.place != before
+
+    def to_sequence(self, step: int) -> bool:
+        """Another sequence, around the ends; False where there is but one."""
+        self.sequence = (self.sequence + step) % len(self.record.sequences)
+        return len(self.record.sequences) > 1
+
+    def to_next_scale(self) -> None:
+        """Linear, log, rank, and again."""
+        shown = self.picture()
+        now = self.scale or ("linear" if shown is None else shown.scale)
+        self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
+
+    def turn_sinks(self) -> None:
+        """Sinks out of the pictures, or back."""
+        self.hides_sinks = not self.hides_sinks
+
+    # ---------------------------------------------------------------------------------------------------------------- screens
+
+    def open_head(self) -> None:
+        """Looks into the head under the cursor."""
+        self.push_screen(HeadScreen(colour=self.colour))
+
+    def back(self) -> None:
+        """The screen before; from the first, the end."""
+        if len(self.screen_stack) > 2:  # the app's own, which is empty, lies below the first
+            self.pop_screen()
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Ends the app."""
+        self.exit()
+
+    def end_by(self, number: int) -> None:
+        """Ends the app for a signal, from its handler."""
+        self.ended_by = number
+        if self._running_loop is not None:
+            self._running_loop.call_soon_threadsafe(self.leave)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Keeps what went wrong for whoever started the viewer, who tells it in our words, instead of a traceback."""
+        self.fault = self.fault or error
+        super()._handle_exception(error)
+        self._exit_renderables.clear()
+
+    def show_walk(self) -> None:
+        """The walkthrough."""
+        self.push_screen(Reading("walkthrough", walk_page(self.record, colour=self.colour)))
+
+    def show_help(self) -> None:
+        """All keys."""
+        self.push_screen(Reading("keys", help_page()))
+
+    def show_origin(self) -> None:
+        """Where the numbers come from, and what is drawn of them."""
+        self.push_screen(Reading("where this comes from", origin_page(self.record, self._drawn_words())))
+
+    def _drawn_words(self) -> Sequence[tuple[str, str]]:
+        shown = self.picture() if self.gallery.places else None
+        if shown is None:
+            return ()
+        kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
+        return [
+            ("drawn", shown.entry.label),
+            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown)}"),
+            ("sinks", sink_words(shown)),
+            *kept,
+        ]
+
+
+def run_viewer(record: Record, options: ViewerOptions) -> None:
+    """Shows the viewer on the terminal until the reader leaves it. Raises what went wrong in it, and `KeyboardInterrupt` or
+    `Terminated` where a signal ended it, when the terminal is as it was."""
+    viewer = Viewer(record, options)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        more_time(_RESTORING_S)
+        viewer.end_by(number)
+
+    for number in _ENDING:
+        signal.signal(number, end)
+    try:
+        viewer.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if viewer.fault is not None:
+        raise viewer.fault
+    if viewer.ended_by is not None:
+        raise Terminated if viewer.ended_by == signal.SIGTERM else KeyboardInterrupt

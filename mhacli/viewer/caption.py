@@ -1,0 +1,152 @@
+"""What stands around a matrix: which head it is, what the cursor is on, and what the shades mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.cells import cell_len
+from rich.style import Style
+
+from mhacli.heads import HeadStatistics
+from mhacli.render.colours import GLYPHS, shade
+from mhacli.render.headmaps import DECADES, FORBIDDEN
+from mhacli.render.overview import GLYPHS as KIND_SIGNS
+from mhacli.render.words import count_of, fitted, number_text, percent_text, share_text
+from mhacli.viewer.gallery import Entry
+from mhacli.viewer.pane import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
+from mhacli.viewer.picture import Picture, Shades
+
+_MANY = 6
+Piece = tuple[str, Style]
+
+
+def kind_sign(said: HeadStatistics | None) -> Piece:
+    """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
+    if said is None:
+        return "?", DIM
+    sign, colour = KIND_SIGNS[said.kind]
+    return sign, Style(color=colour, bold=said.kind not in ("mixed", "uniform"), dim=said.kind in ("mixed", "uniform"))
+
+
+def kind_words(said: HeadStatistics | None) -> str:
+    """The kind of a head, and how sure it is."""
+    if said is None:
+        return "nothing is said of it"
+    sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
+    return said.kind + sure
+
+
+def heading(entry: Entry, sequence: int, *, failed: bool) -> Line:
+    """The first line: which head of which sequence, and what kind of head it is."""
+    parts: list[Piece] = [
+        (entry.label, ACCENT),
+        ("  ", PLAIN),
+        kind_sign(entry.said),
+        (f" {kind_words(entry.said)}", PLAIN),
+    ]
+    n_sequences = len(entry.view.sequences)
+    if n_sequences > 1:
+        parts.append((f"  sequence {sequence}", BOLD))
+        parts.append((f" of 0–{n_sequences - 1}", DIM))
+    if failed:
+        parts.append(("  self-check FAILED: i tells", WARNING))
+    if entry.layer is not None and not entry.layer.verified:
+        parts.append(("  not verified", WARNING))
+    return segments(parts)
+
+
+def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
+    """What the cursor is on: query, key and share; then the row's entropy, what sinks take of it, and its sum."""
+    row, column = cell
+    share = _share(float(picture.base.shares[row, column]))
+    room = max(6, (width - sum(cell_len(text) for text, _ in share) - len("query   key   share ")) // 2)
+    names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
+    first: list[Piece] = [
+        ("query ", DIM),
+        (names[0], BOLD),
+        ("  key ", DIM),
+        (names[1], BOLD),
+        ("  share ", DIM),
+        *share,
+    ]
+    entropy = picture.entropy(row)
+    if entropy is None:
+        return [segments(first), segments([("this query sees no key", WARNING)])]
+    numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
+    if picture.hides_sinks:
+        numbers.append(("taken out", share_text(float(picture.base.sink_shares[row]), 4)))
+    if picture.base.learned is not None:
+        numbers.append(("learned sink", share_text(float(picture.base.learned[row]), 4)))
+    numbers.append(("row sum", share_text(picture.row_sum(row), 4)))
+    second = [piece for word, number in numbers for piece in ((f"{word} ", DIM), (f"{number}  ", BOLD))]
+    return [segments(first), segments(second)]
+
+
+def _share(share: float) -> list[Piece]:
+    if share == FORBIDDEN:
+        return [("not allowed", WARNING)]
+    exact = f" ({share:.6g})" if np.isfinite(share) and share > 0 else ""
+    return [(share_text(share, 4), BOLD), (exact, DIM)]
+
+
+def captions(picture: Picture, shades: Shades, width: int, *, colour: bool) -> list[Line]:
+    """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
+    parts: list[list[Piece]] = [
+        [(f"scale {picture.scale}, {scale_range(shades, picture)} ", PLAIN), *_swatches(colour)]
+    ]
+    parts.append([(sink_words(picture), PLAIN)])
+    if picture.drawn.view.config.train and picture.drawn.view.config.dropout:
+        parts.append([("before dropout", WARNING)])
+    if picture.base.block > 1:
+        parts.append(
+            [(f"the record holds blocks of {picture.base.block} × {picture.base.block} tokens, no cells", PLAIN)]
+        )
+    blank = "0" if not colour else "blank"
+    if not bool(shades.map.is_open.all()):
+        parts.append([(f"{blank}: not allowed" if colour else "blank or 0: not allowed", DIM)])
+    if np.isnan(shades.map.shares).any():
+        parts.append([("?: not a number", WARNING)])
+    return flowed(parts, width)
+
+
+def scale_range(shades: Shades, picture: Picture) -> str:
+    """From where to where a scale goes."""
+    if picture.scale == "rank":
+        return f"the smallest … the largest of {count_of(int(shades.map.is_open.sum()), 'cell', grouped=True)}"
+    top = number_text(shades.largest)
+    return f"0 … {top}" if picture.scale == "linear" else f"{number_text(shades.largest / 10**DECADES)} or less … {top}"
+
+
+def sink_words(picture: Picture) -> str:
+    """Where sinks are, what share they get, and whether they are taken out."""
+    drawn, places = picture.base, list(map(str, picture.base.sinks))
+    listed = ", ".join(places[:_MANY]) + (f" and {len(places) - _MANY} more" if len(places) > _MANY else "")
+    named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
+    learned = "" if drawn.learned_mass is None else f" and the learned sink {percent_text(drawn.learned_mass)}"
+    if picture.hides_sinks:
+        return f"{named} {percent_text(drawn.sink_mass)}{learned} taken out, rows renormalised"
+    return f"{named} shown: {percent_text(drawn.sink_mass)}{learned} of a row on average"
+
+
+def _swatches(colour: bool) -> list[Piece]:
+    if not colour:
+        return [(GLYPHS, PLAIN)]
+    return [(" ", shade(level)) for level in range(0, 256, 36)]
+
+
+def flowed(parts: Sequence[Sequence[Piece]], width: int, between: str = " · ") -> list[Line]:
+    """The parts in lines that break between them."""
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for part in parts:
+        size = sum(cell_len(text) for text, _ in part)
+        if lines[-1] and used + len(between) + size > width:
+            lines.append([])
+            used = 0
+        if lines[-1]:
+            lines[-1].append((between, DIM))
+            used += len(between)
+        lines[-1] += part
+        used += size
+    return [segments(line) for line in lines]

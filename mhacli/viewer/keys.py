@@ -1,0 +1,90 @@
+"""Every key of the viewer: what it does, and where. The bindings, the last line and the help all come from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding, BindingType
+
+
+@dataclass(frozen=True)
+class Key:
+    """Keys that do one thing: as Textual calls them, what is done, how a reader sees them, and what it says of them. `short` is
+    its word in the last line of a screen, empty for keys that only the help tells."""
+
+    names: str
+    action: str
+    shown: str
+    words: str
+    short: str = ""
+
+
+_CURSOR = (
+    Key("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
+    Key("down", "move('down')", "", ""),
+    Key("left", "move('left')", "", ""),
+    Key("right", "move('right')", "", ""),
+    Key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down; with Shift, to the left or right"),
+    Key("pagedown", "move('pagedown')", "", ""),
+    Key("shift+pageup", "move('pageleft')", "", ""),
+    Key("shift+pagedown", "move('pageright')", "", ""),
+    Key("home", "move('home')", "Home End", "the first or last key of the row; with Ctrl, the first or last query"),
+    Key("end", "move('end')", "", ""),
+    Key("ctrl+home", "move('top')", "", ""),
+    Key("ctrl+end", "move('bottom')", "", ""),
+)
+_SHARED = (
+    Key("comma", "sequence(-1)", ", .", "the previous or next sequence"),
+    Key("full_stop", "sequence(1)", "", ""),
+    Key("s", "scale", "s", "how shades follow shares: linear, log, rank", "scale"),
+    Key("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
+    Key("w", "walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
+    Key("i", "origin", "i", "where the numbers come from: command, versions, seed, self-check"),
+    Key("question_mark", "help", "?", "this list", "help"),
+    Key("escape,q", "back", "q Esc", "back; from the first screen, the end", "back"),
+    Key("Q,ctrl+c", "quit", "Q Ctrl-C", "the end, from any screen"),
+)
+ALL_HEADS = (
+    Key("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
+    Key("enter", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"),
+)
+OVERVIEW = (*ALL_HEADS, *_CURSOR[1:], *_SHARED)
+HEAD = (
+    *_CURSOR,
+    Key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
+    Key("shift+tab", "app.focus_previous", "", ""),
+    Key("h,right_square_bracket", "head(1)", "h H  ] [", "the next or previous head", "head"),
+    Key("H,left_square_bracket", "head(-1)", "", ""),
+    Key("l,right_curly_bracket", "layer(1)", "l L  } {", "the next or previous layer", "layer"),
+    Key("L,left_curly_bracket", "layer(-1)", "", ""),
+    Key("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
+    Key("minus", "zoom(-1)", "", ""),
+    Key("0", "zoom(0)", "", ""),
+    Key("slash", "jump", "/", "jump to a token by typing it, or to a place by its number", "find"),
+    Key("n", "match(1)", "n N", "the next or previous match"),
+    Key("N", "match(-1)", "", ""),
+    Key("t", "most(1)", "t T", "more or fewer of the strongest keys"),
+    Key("T", "most(-1)", "", ""),
+    Key("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
+    *_SHARED,
+)
+READING = (
+    Key("up", "read(-1)", "↑ ↓", "a line up or down", "scroll"),
+    Key("down", "read(1)", "", ""),
+    Key("pageup,b", "page(-1)", "PgUp PgDn", "a page up or down"),
+    Key("pagedown,space", "page(1)", "", ""),
+    Key("home,g", "edge(0)", "Home End", "the beginning or the end"),
+    Key("end,G", "edge(1)", "", ""),
+    _SHARED[-2],
+    _SHARED[-1],
+)
+
+
+def bindings(keys: tuple[Key, ...]) -> list[BindingType]:
+    """The keys as Textual takes them."""
+    return [Binding(key.names, key.action, key.words, show=False) for key in keys]
+
+
+def last_line(keys: tuple[Key, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """What the last line of a screen tells: keys, and a word for each."""
+    return [(key.shown.split("  ")[0], key.short) for key in keys if key.short and key.short not in without]

@@ -1,0 +1,109 @@
+"""What all parts of the viewer's screens are: a widget that paints its own lines, and knows which are on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rich.cells import cell_len
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from mhacli.render.colours import shade
+from mhacli.render.words import fitted
+
+Line = Sequence[Segment]
+_BLACK, _WHITE = Color.from_rgb(0, 0, 0), Color.from_rgb(255, 255, 255)
+PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
+ACCENT, WARNING, CURSOR = (
+    Style(color="cyan", bold=True),
+    Style(color="yellow", bold=True),
+    Style(reverse=True, bold=True),
+)
+
+
+def segment(text: str, style: Style = PLAIN) -> Segment:
+    """A piece of a line. `text` must be harmless already."""
+    return Segment(text, style)
+
+
+@lru_cache(maxsize=256)
+def shaded(level: int) -> Style:
+    """The style of a cell with text at a level of 0 … 255: as `shade`, but in a black and white that no palette changes."""
+    style = shade(level)
+    is_dark = style.color is not None and style.color.name == "black"
+    return Style(color=_BLACK if is_dark else _WHITE, bgcolor=style.bgcolor)
+
+
+def segments(parts: Iterable[tuple[str, Style]]) -> Line:
+    """A line of pieces in their styles."""
+    return [Segment(text, style) for text, style in parts]
+
+
+def ruled(title: str, width: int, *, focused: bool) -> Line:
+    """The line above a part of the screen: its title, and a rule to the end; the part that keys go to stands out."""
+    shown = fitted(title, max(0, width - 3))
+    rule = "─" * max(0, width - cell_len(shown) - 3)
+    return segments(
+        [
+            ("▸ " if focused else "─ ", ACCENT if focused else DIM),
+            (shown, ACCENT if focused else BOLD),
+            (f" {rule}", DIM),
+        ]
+    )
+
+
+class Pane(Widget, can_focus=False):
+    """A part of a screen that paints lines; they are painted once, until `repaint` says that they are stale."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._lines: Sequence[Line] | None = None
+        self._painted_for = Size(0, 0)
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The lines from the top, at most `height` of them; each is cut at `width`."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Paints anew, soon."""
+        self._lines = None
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """A line for the screen."""
+        size = self.size
+        if self._lines is None or size != self._painted_for:
+            self._lines, self._painted_for = self.paint(size.width, size.height), size
+        line = self._lines[y] if y < len(self._lines) else ()
+        return Strip(line).adjust_cell_length(size.width)
+
+    def on_focus(self) -> None:
+        """Shows that keys go here."""
+        self.repaint()
+
+    def on_blur(self) -> None:
+        """Shows that they no longer do."""
+        self.repaint()
+
+
+class Lines(Pane):
+    """A few lines of text that the screen sets."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._shown: Sequence[Line] = ()
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Shows these lines instead."""
+        self._shown = lines
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The lines as they were set."""
+        return self._shown[:height]

@@ -1,0 +1,186 @@
+"""A head as the viewer draws it: its map on a scale, with or without sinks, at any zoom; and what a row of it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mhacli.record import Array
+from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap, head_map, levels, scale_of
+from mhacli.render.options import Scale, ViewOptions
+from mhacli.render.words import token_text
+from mhacli.text.escape import without_surrogates
+from mhacli.viewer.gallery import Entry
+
+ROW_SCHEMA = "mha.row/1"
+
+
+@dataclass(frozen=True)
+class Shades:
+    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says), and the largest share, which is its top."""
+
+    map: HeadMap
+    cells: Array
+    largest: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A head of a sequence. `base` is the map at its finest; `scale` and whether sinks are taken out hold at every zoom."""
+
+    entry: Entry
+    drawn: DrawableHead
+    sequence: int
+    scale: Scale
+    hides_sinks: bool
+
+    @cached_property
+    def whole(self) -> HeadMap:
+        """The finest map that the record holds, sinks and all."""
+        return head_map(self.drawn, self.sequence)
+
+    @cached_property
+    def base(self) -> HeadMap:
+        """The finest map, without sinks where those are hidden."""
+        return self.whole.without_sinks() if self.hides_sinks else self.whole
+
+    @cached_property
+    def _made(self) -> dict[int, Shades]:
+        return {}
+
+    def at(self, factor: int) -> Shades:
+        """The map in blocks of `factor` × `factor` cells, shaded."""
+        if factor not in self._made:
+            pooled = self.base.pooled(factor)
+            cells = levels(pooled.shares, self.scale, pooled.largest or None).astype(np.int16)
+            self._made[factor] = Shades(pooled, cells, _top(pooled))
+        return self._made[factor]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the finest map has."""
+        return int(self.base.shares.shape[0])
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns it has."""
+        return int(self.base.shares.shape[1])
+
+    def query_places(self, row: int) -> tuple[int, int]:
+        """The first and the last place of the text that a row stands for."""
+        return _places(self.base, row, of_keys=False)
+
+    def key_places(self, column: int) -> tuple[int, int]:
+        """The first and the last place that a column stands for."""
+        return _places(self.base, column, of_keys=True)
+
+    def row_of(self, place: int) -> int:
+        """The row of a query's place."""
+        return min(self.n_rows - 1, max(0, (place - self.base.first[0]) // self.base.block))
+
+    def column_of(self, place: int) -> int:
+        """The column of a key's place."""
+        return min(self.n_columns - 1, max(0, (place - self.base.first[1]) // self.base.block))
+
+    def query_name(self, row: int) -> str:
+        """A query as sentences name it: `2 sat`, or `32–63`."""
+        return _name(self.base, row, of_keys=False)
+
+    def key_name(self, column: int) -> str:
+        """A key as sentences name it."""
+        return _name(self.base, column, of_keys=True)
+
+    def strongest(self, row: int) -> tuple[tuple[int, float], ...]:
+        """The columns that a row may attend to with their shares, the largest first, NaN last; equal ones as they stand."""
+        shares = self.base.shares[row]
+        seen = np.flatnonzero(shares != FORBIDDEN)
+        order = np.argsort(-np.nan_to_num(shares[seen], nan=-1.0), kind="stable")
+        return tuple((int(seen[i]), float(shares[seen[i]])) for i in order)
+
+    def entropy(self, row: int) -> float | None:
+        """Nats of a row as it was computed, sinks and all; the mean over the queries of a block. None where none sees a key."""
+        view, (first, last) = self.drawn.view, self.query_places(row)
+        begin = view.first_query(self.sequence)
+        nats = view.arrays["entropy"][self.sequence, self.drawn.place, begin + first : begin + last + 1]
+        if not self.base.n_queries[row]:
+            return None
+        return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
+
+    def row_sum(self, row: int) -> float:
+        """What all keys together get of a row, as it is drawn."""
+        shares = self.base.shares[row]
+        return float(shares[shares != FORBIDDEN].sum())
+
+    def row_document(self, row: int) -> Mapping[str, Any]:
+        """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite."""
+        keys = [
+            {**_json_place(self.base, column, of_keys=True), "share": _json_number(self._exact(row, column, share))}
+            for column, share in sorted(self.strongest(row))
+        ]
+        said = self.entry.said
+        return {
+            "schema": ROW_SCHEMA,
+            "layer": None if self.drawn.layer is None else self.drawn.layer.layer,
+            "attention": None if self.drawn.layer is None else self.drawn.layer.name,
+            "head": self.drawn.head,
+            "kind": None if said is None else said.kind,
+            "sequence": self.sequence,
+            "query": _json_place(self.base, row, of_keys=False),
+            "entropy": _json_number(self.entropy(row)),
+            "sinks": {
+                "places": list(self.base.sinks),
+                "share": _json_number(float(self.base.sink_shares[row])),
+                "removed": self.hides_sinks,
+            },
+            "learned_sink": None if self.base.learned is None else _json_number(float(self.base.learned[row])),
+            "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
+            "keys": keys,
+        }
+
+    def _exact(self, row: int, column: int, share: float) -> float:
+        """A share with the digits that the record's own numbers have: as few as tell it from its neighbours."""
+        if self.hides_sinks or "pattern" not in self.drawn.view.arrays:
+            return share
+        return float(str(self.drawn.view.arrays["pattern"].dtype.type(share)))
+
+
+def picture(entry: Entry, sequence: int, scale: Scale | None, *, hides_sinks: bool) -> Picture | None:
+    """The picture of a head; None where the record holds neither its pattern nor a map."""
+    if entry.drawn is None:
+        return None
+    wanted = scale or scale_of(ViewOptions(), [entry.drawn])
+    return Picture(entry, entry.drawn, sequence, wanted, hides_sinks)
+
+
+def _top(drawn: HeadMap) -> float:
+    is_known = drawn.is_open & np.isfinite(drawn.shares)
+    return drawn.largest or float(drawn.shares.max(initial=0.0, where=is_known))
+
+
+def _places(drawn: HeadMap, cell: int, *, of_keys: bool) -> tuple[int, int]:
+    text, first = (drawn.keys, drawn.first[1]) if of_keys else (drawn.queries, drawn.first[0])
+    begin = cell * drawn.block + first
+    last = min(len(text.tokens), begin + drawn.block) - 1
+    return max(0, begin), max(0, last)
+
+
+def _name(drawn: HeadMap, cell: int, *, of_keys: bool) -> str:
+    first, last = _places(drawn, cell, of_keys=of_keys)
+    if drawn.block > 1:
+        return f"{first}–{last}"
+    return f"{first} {token_text(drawn.keys if of_keys else drawn.queries, first)}"
+
+
+def _json_place(drawn: HeadMap, cell: int, *, of_keys: bool) -> dict[str, Any]:
+    first, last = _places(drawn, cell, of_keys=of_keys)
+    if drawn.block > 1:
+        return {"first": first, "last": last}
+    return {"place": first, "token": without_surrogates((drawn.keys if of_keys else drawn.queries).tokens[first])}
+
+
+def _json_number(number: float | None) -> float | None:
+    return number if number is not None and np.isfinite(number) else None
