@@ -84,10 +84,10 @@ def test_the_picture_is_of_this_program_and_needs_no_network() -> None:
     assert not re.search(r"@font-face|url\(\s*['\"]?https?:|<image|<script|href=", drawn)
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        import picture
+        import pictures
     finally:
         sys.path.pop(0)
     text_of = re.compile(r"<text[^>]*>(.*?)</text>")
-    now = picture.svg(picture.parts_to_show(picture.coloured_output()))
+    now = pictures.svg(pictures.parts_to_show(pictures.coloured_output()))
     pairs = itertools.zip_longest(text_of.findall(drawn), text_of.findall(now), fillvalue="")
     assert [(a, b) for a, b in pairs if settled(a.replace("&#160;", " ")) != settled(b.replace("&#160;", " "))] == []

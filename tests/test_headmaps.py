@@ -170,6 +170,12 @@ def test_the_top_of_a_scale_leaves_out_rows_without_a_choice():
     assert largest_of_maps([]) == 1
 
 
+def test_a_row_with_one_key_beside_the_sink_does_not_set_the_top_either():
+    rest = head_map(only(two_heads()), 0).without_sinks()
+    assert rest.shares[1, 1] == pytest.approx(1)
+    assert rest.largest == rest.shares[2:].max() < 0.999
+
+
 def test_a_map_of_a_look_at_heads_has_the_cells_of_the_pattern():
     text = "a b c d e f g h i j k l m n o p q"
     record = surveyed(text, causal=True, n_heads=3, d_model=12)

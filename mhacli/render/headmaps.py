@@ -16,7 +16,7 @@ from mhacli.heads import HeadStatistics
 from mhacli.layers import InspectedLayer
 from mhacli.parts import TokenSequence
 from mhacli.record import Array, Record
-from mhacli.render.cells import places_of, where
+from mhacli.render.cells import places_of
 from mhacli.render.matrix import Head
 from mhacli.render.options import Scale, ViewOptions, chosen
 from mhacli.render.stack import chosen_layers, require_inspected_heads
@@ -45,9 +45,8 @@ class DrawableHead:
     @property
     def label(self) -> str:
         """`layer 3 · head 5`, or `head 5`."""
-        return where(self.view, 0, "" if self.layer is None else self.layer.label, self.head).removeprefix(
-            "sequence 0 · "
-        )
+        own = f"head {self.head}"
+        return own if self.layer is None else f"{self.layer.label} · {own}"
 
     @property
     def is_exact(self) -> bool:
@@ -86,8 +85,12 @@ class HeadMap:
 
     @property
     def largest(self) -> float:
-        """The top of its scale: the largest share of a row that had a choice of columns, 0 where there is none."""
-        with_choice = self.is_open.sum(axis=1, keepdims=True) > 1
+        """The top of its scale: the largest share of a row that had a choice of columns, 0 where there is none. Of cells whose
+        sinks were taken out, those are no choice."""
+        choices = self.is_open
+        if self.taken is not None and self.block == 1:
+            choices[:, [place - self.first[1] for place in self.sinks]] = False
+        with_choice = choices.sum(axis=1, keepdims=True) > 1
         return float(np.where(with_choice & np.isfinite(self.shares), self.shares, 0.0).max(initial=0.0))
 
     @property

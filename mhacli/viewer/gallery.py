@@ -79,7 +79,7 @@ class Gallery:
     def beside(self, place: tuple[int, int], step: int) -> tuple[int, int]:
         """The next or previous head, over the ends of layers, and again from the other end."""
         places = self.places
-        return places[(places.index(place) + step) % (len(places) + 1)]
+        return places[(places.index(place) + step) % len(places)]
 
     def above(self, place: tuple[int, int], step: int) -> tuple[int, int]:
         """The same head of the next or previous layer that has one; the place itself where there is none."""

@@ -8,8 +8,9 @@ function buildStatistics() {
 }
 
 function makeSortable(table, cell, column) {
-  const button = make("button", { type: "button" }, ...cell.childNodes);
+  const button = make("button", { type: "button" }, ...cell.childNodes), own = table.tBodies[0].rows[0]?.cells[column];
   cell.append(button);
+  cell.classList.toggle("word", own?.matches("th, .word") ?? false);
   button.addEventListener("click", () => {
     const isUp = cell.getAttribute("aria-sort") !== "ascending" && (cell.hasAttribute("aria-sort") || !startsDown(table, column));
     for (const other of cell.parentElement.cells) other.removeAttribute("aria-sort");
@@ -18,8 +19,11 @@ function makeSortable(table, cell, column) {
   });
 }
 
-// Numbers are first looked at from the largest down, names from the first on; the order of heads is there already.
-const startsDown = (table, column) => column > 0 && [...table.tBodies[0].rows].some((row) => typeof sortKey(row, column) === "number");
+// Numbers are first looked at from the largest down; names, and the numbers of heads, from the first on.
+function startsDown(table, column) {
+  const cells = [...table.tBodies[0].rows].filter((row) => row.cells[column]?.tagName === "TD");
+  return cells.some((row) => typeof sortKey(row, column) === "number");
+}
 
 // A number, a text, or null for what is missing.
 function sortKey(row, column) {
@@ -42,7 +46,7 @@ function sortRows(body, column, way) {
 }
 
 function makeChooser(row) {
-  const name = row.cells[0], button = make("button", { type: "button" }, ...name.childNodes);
+  const name = [...row.cells].findLast((cell) => cell.tagName === "TH"), button = make("button", { type: "button" }, ...name.childNodes);
   name.append(button);
   row.addEventListener("click", () => {
     if (!String(getSelection())) choose({ head: Number(row.dataset.head) });
@@ -53,6 +57,6 @@ function markStatistics() {
   for (const row of document.querySelectorAll("#statistics tbody tr[data-head]")) {
     const isChosen = Number(row.dataset.head) === choice.head;
     row.classList.toggle("current", isChosen);
-    row.cells[0].firstChild.setAttribute?.("aria-pressed", isChosen);
+    row.querySelector("button").setAttribute("aria-pressed", isChosen);
   }
 }
