@@ -37,9 +37,8 @@ def with_cell(record: Record, name: str, place: tuple[int, ...], value: float) -
     return replace(record, arrays={**record.arrays, name: array})
 
 
-def view(a: Record, b: Record, width: int = 80, *, colour: bool = False, tolerance: float | None = None, **options):
-    found = compare(a, b, tolerance=tolerance)
-    names = ("a.st", "b.st")
+def view(a: Record, b: Record, width: int = 80, *, colour: bool = False, names=("a.st", "b.st"), **options):
+    found = compare(a, b)
     shown = diff_view(
         found, (a, b), names, options=ViewOptions(view="heatmap", **options), screen=Screen(width, colour)
     )
@@ -363,13 +362,24 @@ def test_hostile_tokens_show_as_escapes_at_every_width(width: int, colour: bool)
     a = make_record(HOSTILE)
     b = make_record((*HOSTILE[:2], "\x9b2J", *HOSTILE[2:]), seed=1)
     a = replace(a, command=("mha", "\x1b]0;evil\x07"))
-    lines = view(a, b, width, colour=colour)
+    lines = view(a, b, width, colour=colour, names=("\x1b[2Ja", "b"))
     text = "\n".join(Text.from_ansi(line).plain for line in lines) if colour else "\n".join(lines)
     for raw in ("\x1b", "\u202e", "\x9b", "\u200b", "\x07"):
         assert raw not in text
     if width == 200:
         assert "[bold]b[/bold]" in text
         assert "\\x1b[31mred" in text
+
+
+def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them() -> None:
+    module = OwnModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
+    a = replace(A, module=module, arrays={}, heads=())
+    step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
+    a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))
+    lines = view(a, b, 200)
+    assert lines[0] == "the records differ: first at \\x1b[2Jevil (key 5 against 6)"
+    row = next(line for line in lines if line.startswith("\\x1b[2Jevil "))
+    assert row.endswith("OTHER SHAPE  key 5 against 6; formula: one \\u202e against two")
 
 
 CONTEXT = [text_of(("on", "it"))]
@@ -383,17 +393,6 @@ CONTEXT = [text_of(("on", "it"))]
     (layered(text_of(TEXT), keep=False, sinks=True), layered(text_of(TEXT), seed=1, sinks=True)),
     (layered(text_of(TEXT)), make_record(TEXT)),
 ], ids=["batch", "dropout", "context", "pair", "sinks", "nothing"])  # fmt: skip
-def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them() -> None:
-    module = OwnModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
-    a = replace(A, module=module, arrays={}, heads=())
-    step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
-    a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))
-    lines = view(a, b, 200)
-    assert lines[0] == "the records differ: first at \\x1b[2Jevil (key 5 against 6)"
-    row = next(line for line in lines if line.startswith("\\x1b[2Jevil "))
-    assert row.endswith("OTHER SHAPE  key 5 against 6; formula: one \\u202e against two")
-
-
 @pytest.mark.parametrize(("width", "everything"), [(20, False), (120, True)])
 def test_every_kind_of_record_is_drawn_at_every_width(a: Record, b: Record, width: int, everything: bool) -> None:
     assert view(a, b, width, everything=everything)

@@ -140,13 +140,17 @@ class HeadMap:
         )
 
     def without_sinks(self) -> HeadMap:
-        """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`."""
-        sinks = self.of_sinks.sum(axis=1)
-        taken = sinks if self.learned is None else sinks + self.learned
-        left = (1 - taken)[:, None]
+        """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`. The rest is
+        divided by its own sum: where little is left, one less what was taken is rounded too much."""
         rest = np.clip(self.shares - self.of_sinks, 0, None)
+        left = rest.sum(axis=1, keepdims=True)
         drawn = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
-        return replace(self, shares=np.where(self.is_open, drawn, FORBIDDEN), of_sinks=np.zeros_like(rest), taken=sinks)
+        return replace(
+            self,
+            shares=np.where(self.is_open, drawn, FORBIDDEN),
+            of_sinks=np.zeros_like(rest),
+            taken=self.of_sinks.sum(axis=1),
+        )
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
         """The map in blocks large enough that no more than `rows` × `columns` are needed."""

@@ -66,14 +66,18 @@ function meanOfRows(map, rows) {
   return sum / Math.max(1, count);
 }
 
-// The rest of each row beside sinks, learned ones too, renormalised; what sinks got stands in `taken`.
+// The rest of each row beside sinks, learned ones too, renormalised by its own sum; what sinks got stands in `taken`.
 function withoutSinks(map) {
   const taken = sinkShares(map), cells = Float64Array.from(map.cells), width = map.sinkColumns.length;
   for (let row = 0; row < map.rows; row++) {
-    const left = 1 - taken[row] - (map.learned ? map.learned[row] : 0), from = row * map.columns;
+    const from = row * map.columns;
     map.sinkColumns.forEach((column, i) => {
       if (cells[from + column] !== FORBIDDEN) cells[from + column] -= map.ofSinks[row * width + i];
     });
+    let left = 0;
+    for (let i = from; i < from + map.columns; i++) {
+      if (map.cells[i] !== FORBIDDEN) left += Math.max(0, cells[i]);
+    }
     for (let i = from; i < from + map.columns; i++) {
       if (map.cells[i] === FORBIDDEN) continue;
       cells[i] = left > NOTHING ? Math.max(0, cells[i]) / left : Number.isNaN(left) ? NaN : 0;

@@ -75,7 +75,8 @@ function drawName(pen, layout, side, cell) {
   const width = pen.measureText(text).width + 10;
   const y = side === "query" ? yOf(layout, cell + 0.5) : layout.top - 13;
   const middle = side === "query" ? layout.margins.left - 2 - width / 2 : xOf(layout, cell + 0.5);
-  const x = Math.max(0, Math.min(layout.width - width, middle - width / 2));
+  const least = side === "key" && layout.strips.length ? layout.left - STRIP_GAP : 0;
+  const x = Math.max(least, Math.min(layout.width - width, middle - width / 2));
   if (side === "query" && (y < layout.top || y > layout.top + layout.plot.height)) return;
   pen.fillStyle = themed("--ink");
   pen.beginPath();

@@ -193,8 +193,9 @@ function drawSliders() {
 }
 
 function tellTokens(focus, found, open) {
-  const isQuery = focus.side === "query";
-  const parts = [...named(focus.side, focus.item), isQuery ? ": what it gives to keys" : ": what queries give to it"];
+  const isQuery = focus.side === "query", isOne = focus.item.from === focus.item.to;
+  const who = isQuery ? `what ${isOne ? "it gives" : "they give"} to keys` : `what queries give to ${isOne ? "it" : "them"}`;
+  const parts = [...named(focus.side, focus.item), `: ${who}`];
   if (found.isPart && isQuery) {
     parts.push(`, its ${open.length} strongest, ${shareText(open.reduce((sum, entry) => sum + entry.share, 0))} together`);
   } else if (found.isPart) parts.push(", by queries that have it among their strongest keys");

@@ -55,8 +55,15 @@ function makeChooser(row) {
 
 function markStatistics() {
   for (const row of document.querySelectorAll("#statistics tbody tr[data-head]")) {
-    const isChosen = Number(row.dataset.head) === choice.head;
+    const isChosen = Number(row.dataset.head) === choice.head, isNew = isChosen && !row.classList.contains("current");
     row.classList.toggle("current", isChosen);
     row.querySelector("button").setAttribute("aria-pressed", isChosen);
+    if (isNew) showRow(row);
   }
+}
+
+// Within the table's own frame: the page itself stays where it is.
+function showRow(row) {
+  const frame = row.closest(".scroll"), top = row.offsetTop - frame.scrollTop;
+  if (top < row.offsetHeight || top > frame.clientHeight - row.offsetHeight) frame.scrollTop = row.offsetTop - frame.clientHeight / 2;
 }

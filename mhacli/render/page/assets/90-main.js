@@ -32,12 +32,20 @@ function say(message) {
   document.querySelector("main").prepend(make("p", { class: "warning", role: "alert" }, message));
 }
 
+// The parts to explore get a frame of their own, within which the matrix stays in sight.
+function showSections() {
+  for (const section of document.querySelectorAll("[data-script]")) section.hidden = false;
+  const explore = make("div", { class: "explore" });
+  byId("heads").before(explore);
+  explore.append(byId("heads"), byId("chosen"), byId("tokens"));
+}
+
 async function start() {
   buildControls();
   buildStatistics();
   if (HEADS.length) {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot inflate data: one from 2023 or later can");
-    for (const section of document.querySelectorAll("[data-script]")) section.hidden = false;
+    showSections();
     buildTitle();
     buildMatrix();
     buildThumbnails();
