@@ -114,7 +114,7 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     assert "query 2 sat  key" in terminal.until("row sum 1.0000")
     terminal.press("\x1b[<64;10;6M")  # the wheel, upward, over the matrix
     terminal.until("query 0 the  key")
-    terminal.press("\x1b[<0;4;16M\x1b[<0;4;16m")  # a click on the first of the keys
+    terminal.press("\x1b[<0;4;15M\x1b[<0;4;15m")  # a click on the first of the keys
     terminal.until("query 0 the  key 0 the  share 1.0000")
     terminal.press("q")
     terminal.until("Enter open")

@@ -187,6 +187,18 @@ def test_the_lists_keys_are_walked_by_arrows_when_it_has_the_focus() -> None:
     assert head_of(end).column == order[2]
 
 
+def test_texts_are_shaded_by_the_cursors_row_and_column_up_to_the_largest_of_each() -> None:
+    record = make_record(MAT)
+    pattern = record.arrays["pattern"][0, 0].astype(float)
+    _, shown = drive(record, "enter", "up", "home", "right", size=(120, 36))
+    row, column = pattern[4], pattern[:, 1]
+    signs = ["·░▒▓█"[min(4, round(255 * x / of.max()) * 5 // 256)] for of in (row, column) for x in of]
+    assert "".join(f"{sign}{token}" for sign, token in zip(signs[:6], MAT, strict=True)) in shown
+    assert "".join(f"{sign}{token}" for sign, token in zip(signs[6:], MAT, strict=True)) in shown
+    assert f"keys up to {short(row.max(), 4)} for query 4 the" in shown
+    assert f"queries up to {short(column.max(), 4)} for key 1 cat" in shown
+
+
 def test_arrows_walk_the_texts_from_token_to_token_and_line_to_line() -> None:
     record = make_record(tuple("abcdefghijklmnopqrstuvwxyz"), n_heads=2)
     end, _ = drive(record, "enter", "home", "tab", "tab", "right", "right", size=(60, 20))
@@ -300,7 +312,7 @@ def test_typing_jumps_to_the_first_match_from_the_cursor_on_and_n_goes_round() -
             await pilot.press(key)
             assert head_of(app).row == row
 
-    drive(make_record(MAT), "enter", "up", "up", "slash", "t", "h", act=search)
+    drive(make_record(MAT), "enter", "up", "slash", "t", "h", act=search)
 
 
 def test_a_number_jumps_to_its_place_and_tab_turns_to_the_other_axis() -> None:
@@ -504,6 +516,14 @@ def test_nan_is_a_question_mark_and_null() -> None:
     assert "share nan" in shown
     assert "?: not a number" in shown
     assert json.loads(end.app.clipboard)["keys"][0]["share"] is None
+    bad = replace(record, arrays={**record.arrays, "pattern": pattern})
+    for keys, colour in (
+        (("minus",), False),
+        (("minus",), True),
+        (("minus", "minus"), True),
+    ):  # two columns, and half lines
+        _, shown = drive(bad, "enter", *keys, colour=colour)
+        assert re.search(r"^[45] \w+ +▸\s?(\[\])?\?+", shown, re.MULTILINE), shown
 
 
 def test_a_query_that_sees_no_key_says_so() -> None:
@@ -563,6 +583,22 @@ def test_a_look_at_heads_is_drawn_in_its_blocks() -> None:
     assert [key["share"] for key in copied["keys"]] == pytest.approx(row)
     assert f"the record holds blocks of {record.survey.block} × {record.survey.block} tokens" in shown
     assert "mean entropy" in shown
+
+
+def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them() -> None:
+    texts = " ".join(f"w{i % 97}" for i in range(700)), " ".join(f"v{i}" for i in range(411))
+    record = surveyed(*texts, n_heads=2, d_model=16, padding="left")
+    block, first = record.survey.block, 700 - 411
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        await pilot.press("slash", "4", "0", "0", "enter")
+        screen = head_of(app)
+        assert screen.row == (first + 400) // block
+        begin, end = screen.picture.query_places(screen.row)
+        assert (begin, end) == (screen.row * block - first, min(410, (screen.row + 1) * block - 1 - first))
+        assert f"query {begin}–{end}  key" in seen(app)
+
+    drive(record, "enter", sequence=1, act=look)
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.render.headmaps import FORBIDDEN
-from mhacli.render.words import count_of
+from mhacli.render.words import count_of, share_text
 from mhacli.viewer.caption import captions, heading, read_out
 from mhacli.viewer.jump import Axis, Prompt, Search, searched
 from mhacli.viewer.keys import HEAD, bindings
@@ -127,21 +127,21 @@ class HeadScreen(ViewerScreen):
         return () if len(self.viewer.gallery.rows) > 1 else ("layer",)
 
     def _draw_texts(self, picture: Picture) -> None:
-        """The keys by what the query gives them, the queries by what they give the key."""
-        finest = picture.at(1).cells
-        row, column = finest[self.row].tolist(), finest[:, self.column].tolist()
+        """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
+        row, of_row = picture.row_levels(self.row)
+        column, of_column = picture.column_levels(self.column)
         of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
         self.keys_pane.show(
             picture.base.keys,
             picture.key_places(self.column),
             lambda place: row[picture.column_of(place)],
-            f"keys for {of_query} {picture.query_name(self.row)}",
+            f"keys up to {share_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
         )
         self.queries_pane.show(
             picture.base.queries,
             picture.query_places(self.row),
             lambda place: column[picture.row_of(place)],
-            f"queries for {of_key} {picture.key_name(self.column)}",
+            f"queries up to {share_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
         )
 
     def on_key(self) -> None:

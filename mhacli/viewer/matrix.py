@@ -250,7 +250,7 @@ def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: b
 
 
 def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    sign = " " if level < 0 or colour else glyph(level)
+    sign = NAN_SIGN if level == NOT_A_NUMBER else " " if level < 0 or colour else glyph(level)
     style = WARNING if level == NOT_A_NUMBER else shaded(level) if colour and level >= 0 else PLAIN
     if not is_own:
         return segment(sign * zoom.width, style)

@@ -110,6 +110,14 @@ class Picture:
             return None
         return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
 
+    def row_levels(self, row: int) -> tuple[list[int], float]:
+        """What a query gives to each column, as levels up to the largest of them; and that."""
+        return _own_levels(self.base.shares[row], self.scale)
+
+    def column_levels(self, column: int) -> tuple[list[int], float]:
+        """What each row gives to a key, as levels up to the largest of them; and that."""
+        return _own_levels(self.base.shares[:, column], self.scale)
+
     def row_sum(self, row: int) -> float:
         """What all keys together get of a row, as it is drawn."""
         shares = self.base.shares[row]
@@ -154,6 +162,11 @@ def picture(entry: Entry, sequence: int, scale: Scale | None, *, hides_sinks: bo
         return None
     wanted = scale or scale_of(ViewOptions(), [entry.drawn])
     return Picture(entry, entry.drawn, sequence, wanted, hides_sinks)
+
+
+def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:
+    is_known = (shares != FORBIDDEN) & np.isfinite(shares)
+    return levels(shares, scale).astype(int).tolist(), float(shares.max(initial=0.0, where=is_known))
 
 
 def _top(drawn: HeadMap) -> float:

@@ -153,8 +153,8 @@ _EXPLAINED = (
     ),
     (
         "the texts and the list",
-        "Keys are shaded by what the cursor's query gives them, queries by what they give to its key, both on the matrix's "
-        "scale for single cells. Bars are as long as a share is beside the strongest key's.",
+        "Keys are shaded by what the cursor's query gives them, queries by what they give to its key, each up to the "
+        "largest of these. Bars are as long as a share is beside the strongest key's.",
     ),
 )
 
