@@ -29,6 +29,7 @@ from mhacli.render.options import ViewOptions
 from mhacli.render.page.budget import Drawn, Fineness, exact_maps, fitting_maps, wanted_rows
 from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded
+from mhacli.render.page.markup import tag, text
 
 MEGABYTE = 1_048_576
 LONG, SHORT, OTHER = (
@@ -368,6 +369,23 @@ def test_rows_that_were_asked_for_come_before_the_strongest_keys():
     assert np.array_equal(rows, expected_shares(record.of_layer(0), 0, 2)[[5, 40]].astype(np.float32))
 
 
+def test_a_page_asks_for_the_rows_that_its_options_name(monkeypatch):
+    record = layered(text_of([f"t{i}" for i in range(300)], parts=()), n_layers=1, n_heads=8)
+    asked = []
+
+    def spied(drawn, room, *, rows_first):
+        asked.append(rows_first)
+        return fitting_maps(drawn, room, rows_first=rows_first)
+
+    monkeypatch.setattr("mhacli.render.page.document.fitting_maps", spied)
+    for rows, places in ((None, [301]), ((7, 200), [7, 200])):
+        found, source = content(record, rows=rows)
+        assert [own["rows"]["places"] for own in found["maps"]] == [places] * 8
+        assert ("the row of the last query" in Parsed(source).texts["notes"]) == (rows is None)
+        assert not found["maps"][0]["exact"]
+    assert asked == [False, True]
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["causal", "all"])
 def large(request):
     """Twelve layers of twelve heads over 512 tokens with random shares, and what its page carries."""
@@ -441,6 +459,13 @@ def test_nothing_of_a_token_becomes_an_element_or_a_script():
     assert "<script>alert(1)</script>" in parsed.texts["top"]
     assert "\\x1b[2J" in parsed.texts["provenance"]
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060-\u2069\ufeff]", source)
+
+
+def test_an_attribute_ends_where_it_should():
+    parsed = Parsed(tag("a", text("<b>"), title='"><img src=x', data_head="&quot;"))
+    assert parsed.tags == ["a"]
+    assert parsed.attributes == [("a", "title", '"><img src=x'), ("a", "data-head", "&quot;")]
+    assert parsed.texts == {"": "<b>"}
 
 
 def test_the_policy_allows_our_script_and_style_alone():

@@ -77,7 +77,5 @@ def _plain(cell: object) -> str:
 
 def _legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions) -> Iterator[Html]:
     """What the headings mean."""
-    if record.survey is None and not record.layers:
-        return
     lines = [line.plain for line in legend(record, listed, options, _WIDE)]
     yield joined(tag("p", text(line), class_="dim") for line in lines)

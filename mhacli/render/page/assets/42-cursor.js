@@ -29,12 +29,8 @@ function drawOutline(pen, layout, { row, column, strip }, isNamed) {
   const [x, wide] = strip === undefined ? [xOf(layout, column), layout.wide] : [strip.x, strip.width];
   pen.save();
   if (strip === undefined) clipToPlot(pen, layout);
-  if (isNamed && layout.wide < 40) {
-    pen.fillStyle = "rgb(255 255 255 / 22%)";
-    pen.fillRect(layout.left, y, layout.plot.width, Math.max(1, high));
-    pen.fillRect(x, layout.top, Math.max(1, wide), layout.plot.height);
-  }
-  const gap = layout.wide >= GRIDDED ? 1 : 0, grown = Math.max(0, 5 - Math.min(wide, high)) / 2;
+  if (isNamed && strip === undefined) drawGuides(pen, layout, { x, y, wide, high });
+  const gap = layout.wide >= GRIDDED ? 1 : 0, grown = gap ? 0 : 2; // a small cell is framed from outside
   const box = [x - grown, y - grown, wide - gap + 2 * grown, high - gap + 2 * grown];
   pen.lineWidth = isNamed ? 4 : 2.5;
   pen.strokeStyle = "#000";
@@ -48,6 +44,17 @@ function drawOutline(pen, layout, { row, column, strip }, isNamed) {
   if (strip === undefined) drawName(pen, layout, "key", column);
 }
 
+// Lines along the row and the column, beside their cells and never on them: a colour says a share. Where cells are small,
+// the names on the axes must do.
+function drawGuides(pen, layout, { x, y, wide, high }) {
+  if (wide >= 40 || wide < 5 || high < 5) return;
+  const { left, top, plot } = layout;
+  pen.strokeStyle = themed("--guide");
+  pen.lineWidth = 1;
+  pen.strokeRect(left - 1, y - 0.5, plot.width + 2, high + 1);
+  pen.strokeRect(x - 0.5, top - 1, wide + 1, plot.height + 2);
+}
+
 // All cells of a query, or of a key.
 function drawBand(pen, layout, side, item) {
   const cell = cellOf(layout.shown, side, item.from), last = cellOf(layout.shown, side, item.to);
@@ -56,8 +63,8 @@ function drawBand(pen, layout, side, item) {
   clipToPlot(pen, layout);
   const box =
     side === "query"
-      ? [left, yOf(layout, cell), plot.width, (last - cell + 1) * layout.high]
-      : [xOf(layout, cell), top, (last - cell + 1) * layout.wide, plot.height];
+      ? [left, yOf(layout, cell) - 1.5, plot.width, (last - cell + 1) * layout.high + 3]
+      : [xOf(layout, cell) - 1.5, top, (last - cell + 1) * layout.wide + 3, plot.height];
   for (const [width, colour] of [[3, "#000"], [1.5, "#fff"]]) {
     pen.lineWidth = width;
     pen.strokeStyle = colour;
@@ -127,10 +134,16 @@ function partsOfCell({ row, column }) {
   const known = shown.block === 1 && query.from <= query.to && key.from <= key.to ? tokenShare(query.from, key.from) : null;
   if (share === FORBIDDEN) return [names, [make("strong", {}, "not allowed"), " by the mask"]];
   if (known) reading.push(value(known.share, known.isExact), exactness(known));
-  else reading.push(value(share, shown.code === "f32", true), " of a query’s attention, the mean of this block");
+  else reading.push(value(share, shown.code === "f32", true), blockError(shown, row, column), " of a query’s attention, the mean of this block");
   if (hasSink(key)) reading.push(make("span", { class: "sink" }, shown.block === 1 ? " · a sink" : " · holds a sink"));
   if (choice.hideSinks && !Number.isNaN(share)) reading.push(` · ${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
   return [names, reading];
+}
+
+// Known of the blocks that the page carries; of larger ones that the window makes of them only that they are near.
+function blockError(shown, row, column) {
+  const isCoded = shown.code !== "f32" && shown.block === chosen.map.block && !Number.isNaN(shown.cells[row * shown.columns + column]);
+  return isCoded ? exactness({ share: 0, isExact: false, error: codeError(shown, row, column) }) : "";
 }
 
 function partsOfStrip({ row, strip }) {

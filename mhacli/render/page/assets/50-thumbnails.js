@@ -56,7 +56,7 @@ async function drawThumbnails() {
   if (thumbnails.drawn === wanted) return;
   thumbnails.drawn = wanted;
   const turn = ++thumbnails.turn;
-  delete document.documentElement.dataset.thumbnails;
+  delete document.documentElement.dataset.drawn;
   let top = 0, paused = performance.now();
   for (let head = 0; head < HEADS.length; head++) {
     const small = await smallMap(mapIndex(head));
@@ -70,7 +70,7 @@ async function drawThumbnails() {
   for (let head = 0; head < HEADS.length; head++) paintThumbnail(head, await smallMap(mapIndex(head)), top);
   if (turn !== thumbnails.turn) return;
   tellThumbnails(top);
-  document.documentElement.dataset.thumbnails = "true";
+  document.documentElement.dataset.drawn = "true";
 }
 
 // A head's map in few blocks, with or without its sinks.
