@@ -38,6 +38,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     attempt(folder, *words, "--save", "record", writes={"record"}, launch=Launch(WITH_TORCH))
     attempt(folder, *words, "--save", "bare", "--keep", "z", writes={"bare"}, launch=Launch(WITH_TORCH))
+    attempt(folder, *words, "--save", "other", "--seed", "1", writes={"other"}, launch=Launch(WITH_TORCH))
     return folder
 
 
@@ -184,6 +185,15 @@ def test_a_record_without_matrices_has_a_page_that_says_so_and_no_picture_of_hea
     attempt(hostile, "show", "bare", "--html", "bare.html", "--force", form=form, writes={"bare.html"})
     assert "--keep pattern" in (hostile / "bare.html").read_text()
     attempt(hostile, "show", "bare", "--svg", "w.svg", "--figure", "walk", "--force", form=form, writes={"w.svg"})
+
+
+@forms
+def test_a_comparison_of_hostile_tokens_shows_them_as_escapes(hostile: Path, form: tuple[str, ...]) -> None:
+    done = attempt(hostile, "diff", "record", "other", "--head", "0", "--all", code=3, form=form, says=["agree within"])
+    assert len(done.stdout) > 1000
+    if not form:
+        assert escaped(HOSTILE[0])[:7] in done.stdout
+    attempt(hostile, "diff", "record", "record", form=form)
 
 
 def test_the_viewer_needs_a_terminal(hostile: Path) -> None:
