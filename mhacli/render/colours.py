@@ -6,6 +6,7 @@ Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight po
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from rich.color import Color
@@ -22,6 +23,7 @@ RAMP = (
     (253, 231, 37),
 )
 _SINK = (255, 64, 200)
+_MIDDLE = 110
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
 
@@ -29,26 +31,49 @@ GLYPHS = "·░▒▓█"
 @lru_cache(maxsize=1024)
 def shade(level: int) -> Style:
     """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
-    red, green, blue = ramp_colour(level)
-    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return Style(color="black" if luminance > 110 else "bright_white", bgcolor=Color.from_rgb(red, green, blue))
+    colour = ramp_colour(level)
+    return Style(color="bright_white" if is_dark(colour) else "black", bgcolor=Color.from_rgb(*colour))
 
 
 @lru_cache(maxsize=256)
 def sink_shade(level: int) -> Style:
     """The style of a sink's cell at `level` of 0 … 255: another colour than any of the ramp, black to magenta."""
-    return Style(bgcolor=Color.from_rgb(*(round(part * level / 255) for part in _SINK)))
+    return Style(bgcolor=Color.from_rgb(*sink_colour(level)))
+
+
+def sink_colour(level: int) -> tuple[int, int, int]:
+    """Red, green and blue of a sink at `level` of 0 … 255."""
+    red, green, blue = (round(part * level / 255) for part in _SINK)
+    return red, green, blue
+
+
+def is_dark(colour: tuple[int, int, int]) -> bool:
+    """Whether white is easier to read on a colour than black. Source of the weights: ITU-R BT.709."""
+    red, green, blue = colour
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue <= _MIDDLE
+
+
+@lru_cache(maxsize=256)
+def ramp_colour(level: int) -> tuple[int, int, int]:
+    """Red, green and blue at `level` of 0 … 255, straight between the points of the ramp."""
+    place = level / 255 * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
+    return red, green, blue
 
 
 @lru_cache(maxsize=65536)
-def half_block(upper: int | None, lower: int | None) -> tuple[str, Style]:
-    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself."""
+def half_block(
+    upper: int | None, lower: int | None, colour: Callable[[int], tuple[int, int, int]] = ramp_colour
+) -> tuple[str, Style]:
+    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself. `colour` is
+    that of a level."""
     if upper is None and lower is None:
         return " ", Style.null()
     if upper is None or lower is None:
         level = lower if upper is None else upper
-        return "▄" if upper is None else "▀", Style(color=Color.from_rgb(*ramp_colour(level or 0)))
-    return "▀", Style(color=Color.from_rgb(*ramp_colour(upper)), bgcolor=Color.from_rgb(*ramp_colour(lower)))
+        return "▄" if upper is None else "▀", Style(color=Color.from_rgb(*colour(level or 0)))
+    return "▀", Style(color=Color.from_rgb(*colour(upper)), bgcolor=Color.from_rgb(*colour(lower)))
 
 
 def level_of(share: float, largest: float) -> int:
@@ -59,12 +84,3 @@ def level_of(share: float, largest: float) -> int:
 def glyph(level: int) -> str:
     """The character that stands for a level where there is no colour."""
     return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
-
-
-@lru_cache(maxsize=256)
-def ramp_colour(level: int) -> tuple[int, int, int]:
-    """Red, green and blue at `level` of 0 … 255, straight between the points of the ramp."""
-    place = level / 255 * (len(RAMP) - 1)
-    low = min(int(place), len(RAMP) - 2)
-    red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
-    return red, green, blue

@@ -20,7 +20,7 @@ from mhacli.render.cells import places_of
 from mhacli.render.matrix import Head
 from mhacli.render.options import Scale, ViewOptions, chosen
 from mhacli.render.stack import chosen_layers, require_inspected_heads
-from mhacli.render.words import token_text
+from mhacli.render.words import count_of, number_text, token_text
 
 FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
 DECADES = 3
@@ -289,7 +289,7 @@ def largest_of_maps(maps: Iterable[HeadMap]) -> float:
 
 def levels(shares: Array, scale: Scale, largest: float | None = None) -> Array:
     """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest share), `log` over the decades below it,
-    `rank` by the share of open cells that are smaller. `FORBIDDEN` stays, NaN is `NOT_A_NUMBER`."""
+    `rank` by the share of open cells of these shares that are smaller. `FORBIDDEN` stays, NaN is `NOT_A_NUMBER`."""
     is_open = (shares != FORBIDDEN) & ~np.isnan(shares)
     top = largest or float(shares.max(initial=0.0, where=is_open)) or 1.0
     known = np.where(is_open, shares, 0.0)
@@ -302,6 +302,20 @@ def levels(shares: Array, scale: Scale, largest: float | None = None) -> Array:
         found = known / top
     drawn = np.where(is_open, np.rint(255 * np.clip(found, 0, 1)), FORBIDDEN)
     return np.where(np.isnan(shares), NOT_A_NUMBER, drawn)
+
+
+def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = False) -> str:
+    """From where to where a scale goes, `0 … .62`; ranks are among `n_open` cells. `is_exceeded`: some cells have more than the
+    top, and are drawn as bright as it."""
+    if scale == "rank":
+        return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
+    low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
+    return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
+
+
+def is_before_dropout(record: Record) -> bool:
+    """Whether the layer was in training: it did not compute with the pattern that is drawn, but with what dropout left of it."""
+    return record.config.train
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:

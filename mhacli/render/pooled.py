@@ -10,9 +10,9 @@ from rich.text import Text
 from mhacli.record import Array, Record
 from mhacli.render.cells import where
 from mhacli.render.colours import GLYPHS, glyph, half_block, shade, sink_shade
-from mhacli.render.headmaps import DECADES, HeadMap, block_map, levels
+from mhacli.render.headmaps import HeadMap, block_map, levels, range_text
 from mhacli.render.options import Scale, Screen, ViewOptions
-from mhacli.render.words import count_of, number_text, share_text
+from mhacli.render.words import share_text
 
 _LABEL_WIDTH, _SINK_WIDTH, _MIN_LINES = 7, 4, 20
 
@@ -110,11 +110,6 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
     sink, learned = drawn.sink_mass, drawn.learned_mass or 0.0
     largest = float(drawn.shares.max(initial=0.0, where=drawn.is_open))
-    ranges = {
-        "linear": f"0 … {number_text(largest)}",
-        "log": f"{number_text(largest / 10**DECADES)} or less … {number_text(largest)}",
-        "rank": f"the smallest … the largest of {count_of(int(drawn.is_open.sum()), 'cell')}",
-    }
     said = f"sink {share_text(sink, options.precision)}"
     said += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
     text = Text(f"{said} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
@@ -122,7 +117,8 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     text.append("the rest of each row is renormalised\n", style="not bold")
     if largest <= 0:
         return text.append("nothing is left beside it", style="not bold")
-    text.append(f"scale {scale}, {ranges[scale]}: ", style="not bold dim")
+    said = range_text(scale, largest, int(drawn.is_open.sum()))
+    text.append(f"scale {scale}, {said}: ", style="not bold dim")
     if screen.colour:
         for level in range(0, 256, 17):
             text.append(" ", style=shade(level))
@@ -132,8 +128,3 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     else:
         text.append(f"{GLYPHS}; sink in %", style="not bold")
     return text.append("; a blank is not allowed", style="not bold dim")
-
-
-def _block(record: Record) -> int:
-    assert record.survey is not None, "a map is of a record of heads"
-    return record.survey.block

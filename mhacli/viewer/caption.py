@@ -10,9 +10,9 @@ from rich.style import Style
 
 from mhacli.heads import HeadStatistics
 from mhacli.render.colours import GLYPHS, shade
-from mhacli.render.headmaps import DECADES, FORBIDDEN
+from mhacli.render.headmaps import FORBIDDEN, is_before_dropout, range_text
 from mhacli.render.overview import GLYPHS as KIND_SIGNS
-from mhacli.render.words import count_of, fitted, number_text, percent_text, share_text
+from mhacli.render.words import fitted, number_text, percent_text, share_text
 from mhacli.viewer.gallery import Entry
 from mhacli.viewer.pane import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.picture import Picture, Shades
@@ -96,7 +96,7 @@ def captions(picture: Picture, shades: Shades, width: int, *, colour: bool) -> l
         [(f"scale {picture.scale}, {scale_range(shades, picture)} ", PLAIN), *_swatches(colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])
-    if picture.drawn.view.config.train and picture.drawn.view.config.dropout:
+    if is_before_dropout(picture.drawn.view):
         parts.append([("before dropout", WARNING)])
     if picture.base.block > 1:
         parts.append(
@@ -112,10 +112,7 @@ def captions(picture: Picture, shades: Shades, width: int, *, colour: bool) -> l
 
 def scale_range(shades: Shades, picture: Picture) -> str:
     """From where to where a scale goes."""
-    if picture.scale == "rank":
-        return f"the smallest … the largest of {count_of(int(shades.map.is_open.sum()), 'cell', grouped=True)}"
-    top = number_text(shades.largest)
-    return f"0 … {top}" if picture.scale == "linear" else f"{number_text(shades.largest / 10**DECADES)} or less … {top}"
+    return range_text(picture.scale, shades.largest, int(shades.map.is_open.sum()))
 
 
 def sink_words(picture: Picture) -> str:

@@ -13,6 +13,7 @@ from mhacli.record import Record
 from mhacli.render.figures.shading import Shading
 from mhacli.render.figures.shapes import INK, LINE, MONO_EM, SOFT, Piece, stacked, wrapped, written
 from mhacli.render.figures.subjects import Subject
+from mhacli.render.headmaps import is_before_dropout
 from mhacli.render.provenance import provenance
 from mhacli.render.words import share_text, token_text
 from mhacli.text.escape import visible
@@ -56,7 +57,7 @@ def map_notes(record: Record, subjects: Sequence[Subject], shaded: Shading) -> I
         yield "a row with a single cell that is allowed gives it everything: such rows do not set the scale"
     if shaded.is_empty:
         yield "no cell that is drawn has any share"
-    if "dropped" in record.arrays:
+    if is_before_dropout(record):
         yield f"in training: the pattern before dropout {record.config.dropout:g}; what dropout left of it is not drawn"
     if record.facts.padded:
         yield "padding is not drawn"

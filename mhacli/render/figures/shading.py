@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.record import Array
-from mhacli.render.colours import RAMP, ramp_colour, sink_shade
+from mhacli.render.colours import RAMP, is_dark, ramp_colour, sink_colour
 from mhacli.render.figures.shapes import FAINT, INK, SOFT, Piece, beside, element, mono_width, rectangle, written
-from mhacli.render.headmaps import DECADES, FORBIDDEN, NOT_A_NUMBER, HeadMap, largest_of_maps, levels
+from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER, HeadMap, largest_of_maps, levels, range_text
 from mhacli.render.options import Scale
-from mhacli.render.words import count_of, number_text, share_text
+from mhacli.render.words import share_text
 
 Colour = tuple[int, int, int]
 BLANK: Colour = (228, 228, 228)
@@ -21,8 +21,6 @@ UNKNOWN: Colour = (214, 39, 40)
 """A cell that is not a number: red, which the ramp has nowhere."""
 _RAMP = np.array([ramp_colour(level) for level in range(256)], np.uint8)
 _BAR, _HIGH, _SIZE = 220.0, 12.0, 10.0
-_DARK = 110
-"""The luminance up to which text on a colour is white, as on terminals."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,7 @@ class Shading:
     @property
     def range(self) -> str:
         """The kind of the scale and its range: `linear, 0 … .62`."""
-        top = number_text(self.largest)
-        ranges = {
-            "linear": f"0 … {top}",
-            "log": f"{number_text(self.largest / 10**DECADES)} or less … {top}",
-            "rank": f"the smallest … the largest of {count_of(self.n_open, 'cell', grouped=True)}",
-        }
-        return f"{self.scale}, {ranges[self.scale]}" + (" or more" if self.is_exceeded else "")
+        return f"{self.scale}, {range_text(self.scale, self.largest, self.n_open, is_exceeded=self.is_exceeded)}"
 
 
 def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
@@ -81,17 +73,10 @@ def colours_of(found: Array) -> Array:
 def sink_colours(shares: Array) -> Array:
     """Red, green and blue of what sinks get, from 0 to 1: another colour than any of the ramp."""
     found = np.rint(255 * np.clip(np.nan_to_num(shares), 0, 1)).astype(int)
-    drawn = [_sink_colour(level) for level in found.ravel().tolist()]
+    drawn = [sink_colour(level) for level in found.ravel().tolist()]
     colours: Array = np.array(drawn, np.uint8).reshape(*found.shape, 3)
     colours[np.isnan(shares)] = UNKNOWN
     return colours
-
-
-def _sink_colour(level: int) -> Colour:
-    background = sink_shade(level).bgcolor
-    assert background is not None
-    assert background.triplet is not None
-    return background.triplet.red, background.triplet.green, background.triplet.blue
 
 
 def hex_of(colour: Sequence[int]) -> str:
@@ -106,7 +91,7 @@ def hex_of(colour: Sequence[int]) -> str:
 def ink_on(colour: Sequence[int]) -> str:
     """Black or white, whichever can be read on a colour."""
     red, green, blue = (int(part) for part in colour)
-    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > _DARK else "#ffffff"
+    return "#ffffff" if is_dark((red, green, blue)) else "#000000"
 
 
 def scale_bar(shaded: Shading, precision: int, *, what: str, has_sinks: bool = False) -> Piece:
@@ -144,7 +129,7 @@ def _swatch(colour: Colour, said: str, sign: str) -> Piece:
 
 def _sink_ramp(precision: int) -> Piece:
     ends = [
-        element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(_sink_colour(level))) for level in (0, 255)
+        element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(sink_colour(level))) for level in (0, 255)
     ]
     bar = rectangle(0, 0, _BAR / 2, _HIGH, "url(#sinks)", stroke=FAINT, stroke_width=0.5)
     said = f"sink: linear, 0 … {share_text(1.0, precision)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mhacli.files import format_size
 from mhacli.record import Record
 from mhacli.render.cells import key_name
-from mhacli.render.headmaps import DECADES, DrawableHead
+from mhacli.render.headmaps import DrawableHead, is_before_dropout, range_text
 from mhacli.render.options import Rows, ViewOptions
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
 from mhacli.render.page.maps import EXACT, Fineness
@@ -91,15 +91,10 @@ def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
 
 def _scale(view: View, maps: Maps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
-    kinds = {
-        "linear": f"linear, 0 … {number_text(top)}",
-        "log": f"log, {number_text(top / 10**DECADES)} or less … {number_text(top)}",
-        "rank": "rank: the share of a head's open cells that are smaller",
-    }
-    same = (
-        "" if view.scale == "rank" else ", the same for all heads; its top is the largest share of a row with a choice"
-    )
-    return f"scale at first: {kinds[view.scale]}{same}"
+    if view.scale == "rank":
+        return "scale at first: rank, the share of a head's open cells that are smaller"
+    said = range_text(view.scale, top, 0)
+    return f"scale at first: {view.scale}, {said}, the same for all heads; its top is the largest share of a row with a choice"
 
 
 def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
@@ -152,7 +147,7 @@ def _signs(record: Record, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
     missing = sum(one.n_missing for one in maps.measured)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
-    if record.config.train:
+    if is_before_dropout(record):
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
     if any("pattern" not in one.head.view.arrays for one in drawn) and record.facts.padded:

@@ -105,7 +105,8 @@ function layoutMatrix(pen) {
   const size = { wide: cells.wide * factor, high: cells.high * factor };
   const rows = Math.ceil(map.rows / factor), columns = Math.ceil(map.columns / factor);
   const plot = { width: Math.min(width - left - 1, columns * size.wide), height: Math.min(height - top - 1, rows * size.high) };
-  const layout = { width: Math.min(width, Math.ceil(left + plot.width) + 3), left, top, margins, strips: stripsFrom(pen, margins.left), factor, ...size, rows, columns, plot };
+  const layout = { left, top, margins, strips: stripsFrom(pen, margins.left), factor, ...size, rows, columns, plot };
+  layout.width = Math.min(width, Math.ceil(left + plot.width) + 3);
   layout.height = Math.ceil(top + plot.height + 4); // the plate of the last row hangs over
   layout.x = clampedStart(matrix.view ? matrix.view.x / factor : 0, columns, plot.width / size.wide);
   layout.y = clampedStart(matrix.view ? matrix.view.y / factor : 0, rows, plot.height / size.high);
@@ -220,7 +221,9 @@ function drawAxes(pen, layout, sight) {
     pen.fillText(text, x, y);
   }
   const columnStep = hasLabels ? 1 : tickStep(layout.wide / shown.block, 44) / shown.block;
-  for (const column of ticks(shown, "key", sight.column, sight.columns, columnStep)) drawColumnName(pen, layout, column, hasLabels);
+  for (const column of ticks(shown, "key", sight.column, sight.columns, columnStep)) {
+    drawColumnName(pen, layout, column, hasLabels);
+  }
   if (layout.shown.sinkColumns.length) drawSinkMarks(pen, layout, sight);
 }
 

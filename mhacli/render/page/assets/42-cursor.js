@@ -112,7 +112,8 @@ function drawReadout() {
 
 function matrixLabel() {
   const { queries, keys } = chosen, sinks = choice.hideSinks ? ", sinks taken out" : "";
-  return `${HEADS[choice.head].label}: ${queries.length} queries as rows, ${keys.length} keys as columns, ${choice.scale} scale${sinks}`;
+  const shape = `${queries.length} queries as rows, ${keys.length} keys as columns`;
+  return `${HEADS[choice.head].label}: ${shape}, ${choice.scale} scale${sinks}`;
 }
 
 function partsOfItem() {
@@ -121,7 +122,8 @@ function partsOfItem() {
   const open = entries.filter((entry) => entry.share !== FORBIDDEN);
   const strongest = open.reduce((best, entry) => (entry.share > (best?.share ?? -1) ? entry : best), null);
   if (strongest === null) return [[...named(side, item), ": "], [side === "query" ? "sees no key" : "no query sees it"]];
-  const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", isPart ? " is given most, of what is known, by " : " is given most by "];
+  const given = isPart ? " is given most, of what is known, by " : " is given most by ";
+  const [to, verb] = side === "query" ? ["key", " gives most to "] : ["query", given];
   const names = [...named(side, item), verb, ...named(to, strongest), ": "];
   return [names, [value(strongest.share, strongest.isExact), exactness(strongest)]];
 }
@@ -134,34 +136,50 @@ function partsOfCell({ row, column }) {
   const known = shown.block === 1 && query.from <= query.to && key.from <= key.to ? tokenShare(query.from, key.from) : null;
   if (share === FORBIDDEN) return [names, [make("strong", {}, "not allowed"), " by the mask"]];
   if (known) reading.push(value(known.share, known.isExact), exactness(known));
-  else reading.push(value(share, shown.code === "f32", true), blockError(shown, row, column), " of a query’s attention, the mean of this block");
-  if (hasSink(key)) reading.push(make("span", { class: "sink" }, shown.block === 1 ? " · a sink" : " · holds a sink"));
-  if (choice.hideSinks && !Number.isNaN(share)) reading.push(` · ${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
+  else {
+    const mean = [value(share, shown.code === "f32", true), blockError(shown, row, column)];
+    reading.push(...mean, " of a query’s attention, the mean of this block");
+  }
+  const isSink = hasSink(key), isTaken = isSink && shown.block === 1 && choice.hideSinks;
+  const sinkText = isTaken ? " · a sink, taken out" : shown.block === 1 ? " · a sink" : " · holds a sink";
+  if (isSink) reading.push(make("span", { class: "sink" }, sinkText));
+  if (choice.hideSinks && !isTaken && !Number.isNaN(share)) {
+    reading.push(` · ${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
+  }
   return [names, reading];
 }
 
 // Known of the blocks that the page carries; of larger ones that the window makes of them only that they are near.
 function blockError(shown, row, column) {
-  const isCoded = shown.code !== "f32" && shown.block === chosen.map.block && !Number.isNaN(shown.cells[row * shown.columns + column]);
-  return isCoded ? exactness({ share: 0, isExact: false, error: codeError(shown, row, column) }) : "";
+  const share = shown.cells[row * shown.columns + column], isCoded = shown.code !== "f32" && shown.block === chosen.map.block;
+  return isCoded ? exactness({ share, isExact: false, error: codeError(shown, row, column) }) : "";
 }
 
 function partsOfStrip({ row, strip }) {
   const { layout } = matrix, shares = stripShares(layout, strip.name);
   const words = strip.name === "sinks" ? "sinks, taken out" : "the learned sink, which is no key";
-  return [[...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `], [value(shares[row], layout.shown.block === 1)]];
+  const names = [...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `];
+  return [names, [value(shares[row], layout.shown.block === 1)]];
 }
 
-// A number as it stands in the record where it is known exactly; else in as many digits as are sure.
+// A number as it stands in the record where it is known exactly; else in as many digits as say something.
 function value(share, isExact, isMean = false) {
   if (Number.isNaN(share)) return make("strong", { class: "bad" }, "not a number");
   if (isExact && !isMean) return make("strong", {}, exactText(share));
-  return make("strong", {}, (isExact ? "" : "≈ ") + shareText(share, share < 0.01 ? 5 : 3));
+  return make("strong", {}, (isExact ? "" : "≈ ") + shareText(share, digitsOf(share)));
 }
+
+const digitsOf = (share) => (share < 0.01 ? 5 : 3);
 
 function exactness({ share, isExact, error }) {
   if (Number.isNaN(share)) return "";
   if (isExact) return RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
   const bits = chosen.map.code === "u8" ? 8 : 16;
-  return error === undefined ? "" : ` ± ${tickText(Number(error.toPrecision(1)))} (kept in ${bits} bits)`;
+  return error === undefined ? "" : ` ± ${boundText(error + 0.5 / 10 ** digitsOf(share))} (kept in ${bits} bits)`;
+}
+
+// One digit, rounded up: the number that is told is never further off, its own rounding included.
+function boundText(error) {
+  const digits = Math.max(0, -Math.floor(Math.log10(error)));
+  return shareText(Math.ceil(error * 10 ** digits) / 10 ** digits, digits);
 }

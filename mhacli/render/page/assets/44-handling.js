@@ -8,7 +8,11 @@ function buildMatrix() {
   matrix.overlay = make("canvas", { id: "matrix-cursor", "aria-hidden": "true" });
   const plot = make("div", { class: "plot" }, matrix.canvas, matrix.overlay);
   const zoom = make("div", { class: "zoom", role: "group", "aria-label": "zoom" });
-  const buttons = [["−", "zoom out", () => zoomBy(1 / 1.5)], ["+", "zoom in", () => zoomBy(1.5)], ["fit", "fit all cells", fitAll]];
+  const buttons = [
+    ["−", "zoom out", () => zoomBy(1 / 1.5)],
+    ["+", "zoom in", () => zoomBy(1.5)],
+    ["fit", "fit all cells", fitAll],
+  ];
   for (const [text, label, act] of buttons) {
     const button = make("button", { type: "button", "aria-label": label, title: label }, text);
     button.addEventListener("click", act);
@@ -132,7 +136,9 @@ function turnWheel(event) {
   zoomBy(event.deltaY < 0 ? 1.25 : 0.8, { x: event.clientX - box.left, y: event.clientY - box.top });
 }
 
-const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0] };
+const STEPS = {
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0],
+};
 
 function pressOnMatrix(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -4,16 +4,18 @@ function drawLegend() {
   const { layout } = matrix, top = layout.scaleTop;
   const ends = { linear: ["0", tickText(top)], log: [`≤ ${tickText(top / 10 ** RECORD.scale.decades)}`, tickText(top)] };
   const [least, most] = ends[choice.scale] ?? ["smallest", "largest"];
-  const what = { linear: "linear, one scale for all heads", log: "log, one scale for all heads", rank: "rank among this head’s cells" };
+  const what = choice.scale === "rank" ? "rank among this head’s cells" : `${choice.scale}, one scale for all heads`;
   const parts = [
     make("span", { class: "pair" }, least, make("span", { class: "ramp", role: "img", "aria-label": "dark to bright" }), most),
-    make("span", {}, `share of a query’s attention · ${what[choice.scale]}`),
+    make("span", {}, `share of a query’s attention · ${what}`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
   if (hasClosed(layout.shown)) parts.push(swatch("closed", "not allowed"));
   if (layout.shown.cells.some(Number.isNaN)) parts.push(swatch("missing", "not a number"));
   if (layout.shown.sinkColumns.length) parts.push(sinkWords(layout));
-  if (layout.strips.length) parts.push(make("span", { class: "pair" }, "beside the plot: 0", make("span", { class: "ramp of-sinks" }), "1"));
+  if (layout.strips.length) {
+    parts.push(make("span", { class: "pair" }, "beside the plot: 0", make("span", { class: "ramp of-sinks" }), "1"));
+  }
   byId("legend").replaceChildren(...parts);
 }
 
@@ -23,8 +25,8 @@ const swatch = (name, text) => make("span", { class: "pair" }, make("span", { cl
 function sinkWords({ shown }) {
   const mass = tickText(meanOfRows(shown, sinkShares(shown)));
   const learned = shown.learned ? `, a learned sink ${tickText(meanOfRows(shown, shown.learned))}` : "";
-  const what = choice.hideSinks ? `sinks had ${mass} of all attention${learned}: taken out` : `sinks take ${mass} of all attention${learned}`;
-  return make("span", { class: "sink" }, choice.hideSinks ? what : `▾ ${what}`);
+  const all = `${mass} of all attention${learned}`;
+  return make("span", { class: "sink" }, choice.hideSinks ? `sinks had ${all}: taken out` : `▾ sinks take ${all}`);
 }
 
 function buildTitle() {

@@ -10,7 +10,8 @@ function buildThumbnails() {
   thumbnails.shape = { layers, numbers, isTable };
   if (isTable) {
     grid.classList.add("table");
-    grid.append(make("span", { class: "corner" }), ...numbers.map((number) => make("span", { class: "column-name" }, String(number))));
+    const names = numbers.map((number) => make("span", { class: "column-name" }, String(number)));
+    grid.append(make("span", { class: "corner" }), ...names);
   }
   for (const layer of layers) {
     if (isTable) grid.append(make("span", { class: "row-name" }, RECORD.layers[layer].label.replace("layer ", "")));

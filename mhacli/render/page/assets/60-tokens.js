@@ -27,7 +27,9 @@ function makeSlider(side) {
 
 // The query or key whose lines are drawn, and whether its list must stay as it is under the pointer.
 function focusOfTokens() {
-  if (pointed?.side === "query" || pointed?.side === "key") return { side: pointed.side, item: pointed[pointed.side], stays: true };
+  if (pointed?.side === "query" || pointed?.side === "key") {
+    return { side: pointed.side, item: pointed[pointed.side], stays: true };
+  }
   if (pointed?.side === "cell" && pointed.query.from <= pointed.query.to) {
     return { side: "query", item: itemAt("query", pointed.query.from), stays: false };
   }
@@ -111,8 +113,11 @@ function makeToken(side, item) {
 
 function pinToken(side, item) {
   if (String(getSelection())) return; // somebody copies text
-  choose({ [side]: item.from, side, ...(side === "query" ? { key: strongestKey(item.from) } : {}) });
+  keepToken(side, item);
 }
+
+const keepToken = (side, item) =>
+  choose({ [side]: item.from, side, ...(side === "query" ? { key: strongestKey(item.from) } : {}) });
 
 function markFocus(focus) {
   for (const side of ["query", "key"]) {
@@ -144,8 +149,8 @@ function markShare(row, entry, largest = 1, isSink = false) {
   const length = isNone || !(entry.share > 0) || (isSink && choice.hideSinks) ? 0 : Math.min(1, entry.share / largest);
   row.style.setProperty("--part", `${(100 * length).toFixed(1)}%`);
   row.classList.toggle("closed", isClosed);
-  const text = entry === null ? "" : isClosed ? "–" : (entry.isExact ? "" : "≈") + shareText(entry.share, largest < 0.1 ? 3 : 2);
-  row.lastChild.textContent = text;
+  const known = isNone ? "" : (entry.isExact ? "" : "≈") + shareText(entry.share, largest < 0.1 ? 3 : 2);
+  row.lastChild.textContent = isClosed ? "–" : known;
   if (isClosed) row.lastChild.title = "not allowed";
   else row.lastChild.removeAttribute("title");
 }
@@ -227,7 +232,7 @@ function pressOnToken(event, side) {
 
 function tokenKeys(key, side, row) {
   const { rows, items } = lists[side], at = rows.indexOf(row);
-  const press = () => choose({ [side]: items[at].from, side, ...(side === "query" ? { key: strongestKey(items[at].from) } : {}) });
+  const press = () => keepToken(side, items[at]);
   return {
     ArrowUp: () => focusToken(side, at - 1),
     ArrowDown: () => focusToken(side, at + 1),

@@ -39,14 +39,20 @@ function sortRows(body, column, way) {
   rows.sort((a, b) => {
     if (isFirst) return way * (a.at - b.at);
     if (a.key === null || b.key === null) return (a.key === null) - (b.key === null) || a.at - b.at;
-    const order = typeof a.key === typeof b.key ? (a.key < b.key ? -1 : a.key > b.key ? 1 : 0) : typeof a.key === "number" ? -1 : 1;
-    return way * order || a.at - b.at;
+    return way * orderOf(a.key, b.key) || a.at - b.at;
   });
   body.append(...rows.map(({ row }) => row));
 }
 
+// Numbers before texts.
+function orderOf(a, b) {
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
 function makeChooser(row) {
-  const name = [...row.cells].findLast((cell) => cell.tagName === "TH"), button = make("button", { type: "button" }, ...name.childNodes);
+  const name = [...row.cells].findLast((cell) => cell.tagName === "TH");
+  const button = make("button", { type: "button" }, ...name.childNodes);
   name.append(button);
   row.addEventListener("click", () => {
     if (!String(getSelection())) choose({ head: Number(row.dataset.head) });
@@ -64,6 +70,6 @@ function markStatistics() {
 
 // Within the table's own frame: the page itself stays where it is.
 function showRow(row) {
-  const frame = row.closest(".scroll"), top = row.offsetTop - frame.scrollTop;
-  if (top < row.offsetHeight || top > frame.clientHeight - row.offsetHeight) frame.scrollTop = row.offsetTop - frame.clientHeight / 2;
+  const frame = row.closest(".scroll"), top = row.offsetTop - frame.scrollTop, height = row.offsetHeight;
+  if (top < height || top > frame.clientHeight - height) frame.scrollTop = row.offsetTop - frame.clientHeight / 2;
 }

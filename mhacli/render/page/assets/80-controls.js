@@ -62,7 +62,8 @@ const HELP = [
 function helpButton() {
   const rows = HELP.flatMap(([where, what]) => [make("dt", {}, where), make("dd", {}, what)]);
   const close = make("button", { type: "button", autofocus: true }, "close");
-  const dialog = make("dialog", { id: "help-text", "aria-label": "keys" }, make("h2", {}, "keys"), make("dl", {}, ...rows), close);
+  const dialog = make("dialog", { id: "help-text", "aria-label": "keys" });
+  dialog.append(make("h2", {}, "keys"), make("dl", {}, ...rows), close);
   close.addEventListener("click", () => dialog.close());
   document.body.append(dialog);
   document.addEventListener("keydown", (event) => {

@@ -44,7 +44,7 @@ async function start() {
   buildControls();
   buildStatistics();
   if (HEADS.length) {
-    if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot inflate data: one from 2023 or later can");
+    if (typeof DecompressionStream === "undefined") throw new Error("it needs a browser of 2023 or later");
     showSections();
     buildTitle();
     buildMatrix();
