@@ -355,3 +355,8 @@ class SaveOptions:
             metavar="SIZE",
         ),
     ] = DEFAULT_KEEP_LIMIT
+
+    @property
+    def files(self) -> tuple[tuple[str, str | None], ...]:
+        """The files that are written, each with its option."""
+        return ("save", self.save), ("save-weights", self.save_weights)

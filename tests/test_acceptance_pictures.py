@@ -39,6 +39,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attempt(folder, *words, "--save", "record", writes={"record"}, launch=Launch(WITH_TORCH))
     attempt(folder, *words, "--save", "bare", "--keep", "z", writes={"bare"}, launch=Launch(WITH_TORCH))
     attempt(folder, *words, "--save", "other", "--seed", "1", writes={"other"}, launch=Launch(WITH_TORCH))
+    (folder / "link").symlink_to("record")
     return folder
 
 
@@ -159,7 +160,10 @@ def test_places_that_cannot_be_written_are_refused(hostile: Path, form: tuple[st
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--html", "x", "--svg", "x"], ["html, svg and png must be different files", "'x'"]),
+        (["--html", "x", "--svg", "x"], ["html and svg must be different files", "'x'"]),
+        (["--svg", "x", "--png", "./x"], ["svg and png must be different files", "'./x'"]),
+        (["--html", "record", "--force"], ["record and html must be different files", "'record'"]),
+        (["--svg", "link", "--force"], ["record and svg must be different files", "'link'"]),
         (["--full"], ["full must come with --html FILE"]),
         (["--figure", "grid"], ["figure must come with --svg or --png FILE"]),
         (["--hide-sinks"], ["hide-sinks must come with --html, --svg or --png FILE"]),
@@ -174,6 +178,15 @@ def test_choices_that_cannot_be_are_usage_errors(
     hostile: Path, words: list[str], says: list[str], form: tuple[str, ...]
 ) -> None:
     attempt(hostile, "show", "record", "--view", "none", *words, code=2, form=form, says=says)
+
+
+@forms
+@pytest.mark.parametrize("option", ["--save", "--save-weights"])
+def test_a_picture_does_not_replace_what_the_same_command_saves(
+    tmp_path: Path, option: str, form: tuple[str, ...]
+) -> None:
+    words = ["run", "the cat", option, "r", "--html", "./r", "--force"]
+    attempt(tmp_path, *words, code=2, form=form, says=["html must be different files"])
 
 
 @forms

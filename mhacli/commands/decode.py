@@ -107,7 +107,7 @@ def decode(
 ) -> None:
     """Options in, the study `decode` or that of a checkpoint, its steps out."""
     compared = counts(decoding.lengths, "lengths")
-    options = with_pictures(_drawn(decoding), pictures, force=save.force)
+    options = with_pictures(_drawn(decoding), pictures, others=save.files, force=save.force)
     if model.model is not None:
         reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)

@@ -132,8 +132,8 @@ def heads(
     require_one_format(json=files.json, csv=files.csv)
     shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
     options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
-    options = with_pictures(options, pictures, force=files.force, has_maps=bool(options.maps))
     save = SaveOptions(save=files.save, force=files.force)
+    options = with_pictures(options, pictures, others=save.files, force=files.force, has_maps=bool(options.maps))
     if model.model is not None:
         _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, pictures, options, colour)
         return

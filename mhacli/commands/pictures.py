@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,28 +44,24 @@ class PictureOptions:
     full: Annotated[bool, option(_PICTURES, "Put every cell into the page, whatever its size.", "--full")] = False
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """The files that are asked for."""
-        return tuple(path for path in (self.html, self.svg, self.png) if path is not None)
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The files that are asked for, each with its option."""
+        return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
+
+
+Files = Sequence[tuple[str, str | None]]
+"""Options that name a file, each with the file."""
 
 
 def with_pictures(
-    options: ViewOptions, pictures: PictureOptions, *, force: bool, has_maps: bool = False
+    options: ViewOptions, pictures: PictureOptions, *, others: Files, force: bool, has_maps: bool = False
 ) -> ViewOptions:
     """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for choices
-    without a picture that they could be of, unless the terminal `has_maps`, and `MhaError` for files that cannot be written."""
-    given = {"--full": pictures.full and pictures.html is None}
-    of_figures = pictures.svg is None and pictures.png is None
-    given |= {"--figure": pictures.figure is not None and of_figures}
-    given |= {"--hide-sinks": pictures.hide_sinks and not pictures.files}
-    given |= {"--map-scale": pictures.map_scale is not None and not pictures.files and not has_maps}
-    for name, is_lost in given.items():
-        if is_lost:
-            need = {"--full": "--html FILE", "--figure": "--svg or --png FILE"}.get(name, "--html, --svg or --png FILE")
-            raise UsageError(f"{name[2:]} must come with {need}, got none")
-    if len(set(pictures.files)) < len(pictures.files):
-        raise UsageError(f"html, svg and png must be different files, got {pictures.files[0]!r} twice")
-    for path in pictures.files:
+    without a picture that they could be of, unless the terminal `has_maps`, and for a file that is also one of the `others` that
+    the command reads or writes; `MhaError` for files that cannot be written."""
+    _require_use(pictures, has_maps=has_maps)
+    _require_different((*others, *pictures.files))
+    for _, path in pictures.files:
         check_target(path, force=force)
     if pictures.png is not None:
         from mhacli.render.png import require_png
@@ -77,6 +74,34 @@ def with_pictures(
         hide_sinks=pictures.hide_sinks,
         full=pictures.full,
     )
+
+
+def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
+    """Raises `UsageError` for a choice that nothing is drawn by."""
+    has_figure = pictures.svg is not None or pictures.png is not None
+    lost = {
+        "full": ("--html FILE", pictures.full and pictures.html is None),
+        "figure": ("--svg or --png FILE", pictures.figure is not None and not has_figure),
+        "hide-sinks": ("--html, --svg or --png FILE", pictures.hide_sinks and not pictures.files),
+        "map-scale": (
+            "--html, --svg or --png FILE",
+            pictures.map_scale is not None and not pictures.files and not has_maps,
+        ),
+    }
+    for name, (need, is_lost) in lost.items():
+        if is_lost:
+            raise UsageError(f"{name} must come with {need}, got none")
+
+
+def _require_different(files: Files) -> None:
+    """Raises `UsageError` for two options that name one file, whatever way they name it."""
+    known: dict[str, str] = {}
+    for name, path in files:
+        if path is None:
+            continue
+        other = known.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"{other} and {name} must be different files, got {path!r} for both")
 
 
 def write_pictures(record: Record, options: ViewOptions, pictures: PictureOptions, *, force: bool) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Options in, the study `inspect` or the look at a checkpoint, the view of a run out."""
     require_one_format(json=machine.json, csv=machine.csv)
-    options = with_pictures(view_options(drawing, HeadsViewOptions()), pictures, force=save.force)
+    options = with_pictures(view_options(drawing, HeadsViewOptions()), pictures, others=save.files, force=save.force)
     asked = Asked(source, text, layer, device, model, reading, save)
     if model.model is not None:
         rows = row_choice(of_layers.queries)

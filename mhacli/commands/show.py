@@ -54,7 +54,9 @@ def show(
         rows=row_choice(of_layers.queries),
         words=of_layers.words,
     )
-    options = with_pictures(options, pictures, force=files.force, has_maps=bool(options.maps))
+    options = with_pictures(
+        options, pictures, others=[("record", file.record)], force=files.force, has_maps=bool(options.maps)
+    )
     require_one_format(json=machine.json, csv=machine.csv)
     from mhacli.record import Record
 

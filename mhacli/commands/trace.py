@@ -112,7 +112,9 @@ def trace(
     cell = triple(walking.cell, "cell")
     if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
-    telling = _Telling(walking, with_pictures(_OPTIONS, pictures, force=save.force), pictures, save, colour)
+    telling = _Telling(
+        walking, with_pictures(_OPTIONS, pictures, others=save.files, force=save.force), pictures, save, colour
+    )
     if model.model is not None:
         _require_of_checkpoint(walking, own)
         wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
