@@ -83,8 +83,7 @@ def photograph(page: Path, target: Path) -> None:
         window = playwright.chromium.launch(executable_path=browser, args=sandbox)
         tab = window.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
         tab.goto(f"file://{page}{PLACE}")
-        tab.wait_for_selector("html[data-ready=true]", state="attached")
-        tab.wait_for_timeout(1000)  # small maps follow one after the other
+        tab.wait_for_selector("html[data-drawn=true]", state="attached")
         tab.screenshot(path=target)
         window.close()
 

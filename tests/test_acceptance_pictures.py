@@ -190,6 +190,16 @@ def test_a_picture_does_not_replace_what_the_same_command_saves(
 
 
 @forms
+def test_a_picture_of_patterns_that_are_not_kept_is_refused_before_anything_is_computed(
+    tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    words = ["run", "the cat", "--keep", "z,out"]
+    attempt(tmp_path, *words, "--svg", "p.svg", code=2, form=form, says=["keep must name pattern", "'z,out'"])
+    walk = ["--svg", "p.svg", "--figure", "walk"]
+    attempt(tmp_path, *words, *walk, form=form, writes={"p.svg"}, launch=Launch(WITH_TORCH))
+
+
+@forms
 def test_a_record_without_matrices_has_a_page_that_says_so_and_no_picture_of_heads(
     hostile: Path, form: tuple[str, ...]
 ) -> None:

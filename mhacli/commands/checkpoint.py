@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.headcounts import head_counts
 from mhacli.checkpoints.request import ModelRequest, is_hub_id
-from mhacli.commands.output import output, require_self_check, tell_notes
-from mhacli.commands.pictures import PictureOptions, write_pictures
 from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_texts, record_command
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target
 from mhacli.heads import Wanted
 from mhacli.layers import AttentionKind, LayerChoice
 from mhacli.options import (
-    ColourOptions,
     DeviceOptions,
     LayerOptions,
-    MachineOptions,
     SaveOptions,
     SourceOptions,
     TextOptions,
     number,
     option,
 )
-from mhacli.render.options import Rows, ViewOptions
+from mhacli.render.options import Rows
 from mhacli.text.chat import Message, read_chat
 from mhacli.text.read import Decoding, argument_text
 from mhacli.values import index_list, whole
 
 if TYPE_CHECKING:
-    from mhacli.record import Record
+    pass
 
 _MODEL, _VIEW = "Checkpoint", "View"
 
@@ -279,21 +274,3 @@ def require_configured_heads(heads: tuple[int, ...] | None, request: ModelReques
     for head in heads or ():
         if count is not None and head >= count:
             raise UsageError(f"{name} must be from 0 to {count - 1}, got {head}")
-
-
-def finish(
-    record: Record,
-    notes: Sequence[str],
-    options: ViewOptions,
-    machine: MachineOptions,
-    save: SaveOptions,
-    pictures: PictureOptions,
-    colour: ColourOptions,
-) -> None:
-    """Saves, draws and shows a record of a checkpoint, and says whether it holds together."""
-    if save.save is not None:
-        record.save(save.save, force=save.force)
-    drawn = write_pictures(record, options, pictures, force=save.force)
-    output(record, options, machine, colour)
-    require_self_check(record)
-    tell_notes(record, (*notes, *drawn))

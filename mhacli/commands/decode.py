@@ -12,14 +12,13 @@ from mhacli.commands.checkpoint import (
     GenerateOptions,
     ModelOptions,
     ModelTextOptions,
-    finish,
     model_request,
     require_configured_heads,
     require_one_layer,
     require_without_model,
 )
-from mhacli.commands.output import output, require_self_check, tell_notes
-from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.commands.output import save_record
+from mhacli.commands.pictures import PictureOptions, tell, with_pictures
 from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
@@ -107,7 +106,7 @@ def decode(
 ) -> None:
     """Options in, the study `decode` or that of a checkpoint, its steps out."""
     compared = counts(decoding.lengths, "lengths")
-    options = with_pictures(_drawn(decoding), pictures, others=save.files, force=save.force)
+    options = with_pictures(_drawn(decoding), pictures, others=save.files, force=save.force, keep=save.keep)
     if model.model is not None:
         reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
@@ -137,10 +136,8 @@ def decode(
             options=study_options(request, layer, device, save),
         )
         save_files(record, request, save)
-    drawn = write_pictures(record, options, pictures, force=save.force)
-    output(record, options, MachineOptions(json=decoding.json), colour)
-    require_self_check(record)
-    tell_notes(record, (*request.notes, *drawn))
+    machine = MachineOptions(json=decoding.json)
+    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
 
 
 def _drawn(decoding: DecodeOptions) -> ViewOptions:
@@ -177,4 +174,6 @@ def _decode_checkpoint(
         look, notes = prepare_checkpoint(request)
     with life("computing"):
         record = decode_checkpoint(look, decoding.prompt_len)
-    finish(record, notes, options, MachineOptions(json=decoding.json), save, pictures, colour)
+    machine = MachineOptions(json=decoding.json)
+    save_record(record, save)
+    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)

@@ -99,7 +99,7 @@ def diff(
         require_drawable(records, options)
         found = compare(*records, tolerance=pair.tolerance)
     _tell(found, records, (pair.a, pair.b), options=options, is_json=report.json, colour=colour)
-    _require_agreement(found, records)
+    _require_agreement(found)
 
 
 def _tell(
@@ -122,9 +122,9 @@ def _tell(
     draw(diff_view(found, records, names, options=options, screen=on), on)
 
 
-def _require_agreement(found: Differences, records: tuple[Record, Record]) -> None:
+def _require_agreement(found: Differences) -> None:
     """Raises `MhaError` with exit code 3 where they differ, and with 1 where there is nothing to compare."""
-    from mhacli.render.diffwords import departure_text
+    from mhacli.render.diffwords import departure_name
 
     if found.verdict == "nothing":
         raise MhaError(
@@ -134,8 +134,7 @@ def _require_agreement(found: Differences, records: tuple[Record, Record]) -> No
         )
     if found.first is not None:
         raise MhaError(
-            f"the records must agree within {found.tolerance:.3g}, got a difference at "
-            f"{departure_text(found, found.first, *records)}",
+            f"the records must agree within {found.tolerance:.3g}, got a difference at {departure_name(found.first)}",
             code="differs",
             exit_code=EXIT_CHECK,
         )

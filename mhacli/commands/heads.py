@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mhacli.commands.checkpoint import (
     ModelOptions,
     ModelTextOptions,
-    finish,
     layer_list,
     model_request,
     require_configured_heads,
     require_without_model,
 )
-from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
-from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.commands.output import output, require_one_format, save_record, view_options
+from mhacli.commands.pictures import PictureOptions, tell, with_pictures
 from mhacli.commands.sources import record_command
 from mhacli.commands.watch import watch
 from mhacli.config import MAX_LENGTH
@@ -155,10 +154,8 @@ def heads(
     _watched(run, len(run.heads), "heads", options, files, colour)
     record = run.record()
     save_files(record, request, save)
-    drawn = write_pictures(record, options, pictures, force=save.force)
-    output(record, options, MachineOptions(json=files.json, csv=files.csv), colour)
-    require_self_check(record)
-    tell_notes(record, (*request.notes, *drawn))
+    machine = MachineOptions(json=files.json, csv=files.csv)
+    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
 
 
 def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
@@ -319,4 +316,6 @@ def _of_checkpoint(
         note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
     _watched(run, run.n_layers, "layers", options, files, colour)
     machine = MachineOptions(json=files.json, csv=files.csv)
-    finish(run.record(), notes, options, machine, save, pictures, colour)
+    record = run.record()
+    save_record(record, save)
+    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)

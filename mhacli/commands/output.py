@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.heads import require_order
-from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions
+from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, SaveOptions
 from mhacli.render.options import ViewOptions
 from mhacli.streams import draw, note, screen, write_pieces
 from mhacli.values import index_list
@@ -69,6 +69,12 @@ def output(record: Record, options: ViewOptions, machine: MachineOptions, colour
         else:
             view = run_view if record.survey is None else heads_view
         draw(view(record, options, on), on)
+
+
+def save_record(record: Record, save: SaveOptions) -> None:
+    """The record in the file that was asked for, if any. Raises `MhaError` when it cannot be written."""
+    if save.save is not None:
+        record.save(save.save, force=save.force)
 
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:

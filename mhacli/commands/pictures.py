@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.commands.output import output, require_self_check, tell_notes
 from mhacli.errors import UsageError
 from mhacli.files import check_target, format_size, write_whole
-from mhacli.options import option
+from mhacli.options import ColourOptions, MachineOptions, SaveOptions, option
 from mhacli.render.options import Figure, Scale, ViewOptions
 from mhacli.streams import life
 
@@ -54,12 +55,19 @@ Files = Sequence[tuple[str, str | None]]
 
 
 def with_pictures(
-    options: ViewOptions, pictures: PictureOptions, *, others: Files, force: bool, has_maps: bool = False
+    options: ViewOptions,
+    pictures: PictureOptions,
+    *,
+    others: Files,
+    force: bool,
+    keep: str | None = None,
+    has_maps: bool = False,
 ) -> ViewOptions:
     """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for choices
     without a picture that they could be of, unless the terminal `has_maps`, and for a file that is also one of the `others` that
-    the command reads or writes; `MhaError` for files that cannot be written."""
+    the command reads or writes; `MhaError` for files that cannot be written. `keep` is what the record will hold, None: all."""
     _require_use(pictures, has_maps=has_maps)
+    _require_kept(pictures, options, keep)
     _require_different((*others, *pictures.files))
     for _, path in pictures.files:
         check_target(path, force=force)
@@ -93,6 +101,16 @@ def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
             raise UsageError(f"{name} must come with {need}, got none")
 
 
+def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | None) -> None:
+    """Raises `UsageError` for a figure of heads whose patterns will not be in the record."""
+    figure = pictures.figure or options.figure
+    is_of_heads = (pictures.svg is not None or pictures.png is not None) and figure != "walk"
+    if is_of_heads and keep is not None and "pattern" not in [word.strip() for word in keep.split(",")]:
+        raise UsageError(
+            f"keep must name pattern for a picture of heads, got {keep!r}", hint=f"try --keep pattern,{keep}"
+        )
+
+
 def _require_different(files: Files) -> None:
     """Raises `UsageError` for two options that name one file, whatever way they name it."""
     known: dict[str, str] = {}
@@ -102,6 +120,23 @@ def _require_different(files: Files) -> None:
         other = known.setdefault(os.path.realpath(path), name)
         if other != name:
             raise UsageError(f"{other} and {name} must be different files, got {path!r} for both")
+
+
+def tell(
+    record: Record,
+    notes: Sequence[str],
+    *,
+    options: ViewOptions,
+    machine: MachineOptions,
+    save: SaveOptions,
+    pictures: PictureOptions,
+    colour: ColourOptions,
+) -> None:
+    """A record that was computed: its pictures, then itself on stdout, whether it holds together, and the notes."""
+    drawn = write_pictures(record, options, pictures, force=save.force)
+    output(record, options, machine, colour)
+    require_self_check(record)
+    tell_notes(record, (*notes, *drawn))
 
 
 def write_pictures(record: Record, options: ViewOptions, pictures: PictureOptions, *, force: bool) -> tuple[str, ...]:

@@ -9,15 +9,14 @@ from mhacli.commands.checkpoint import (
     LayerDrawing,
     ModelOptions,
     ModelTextOptions,
-    finish,
     layer_list,
     model_request,
     require_configured_heads,
     require_without_model,
     row_choice,
 )
-from mhacli.commands.output import output, require_one_format, require_self_check, tell_notes, view_options
-from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.commands.output import require_one_format, save_record, view_options
+from mhacli.commands.pictures import PictureOptions, tell, with_pictures
 from mhacli.heads import Wanted
 from mhacli.layers import kinds_of
 from mhacli.options import (
@@ -70,21 +69,21 @@ def run(
 ) -> None:
     """Options in, the study `inspect` or the look at a checkpoint, the view of a run out."""
     require_one_format(json=machine.json, csv=machine.csv)
-    options = with_pictures(view_options(drawing, HeadsViewOptions()), pictures, others=save.files, force=save.force)
+    options = with_pictures(
+        view_options(drawing, HeadsViewOptions()), pictures, others=save.files, force=save.force, keep=save.keep
+    )
     asked = Asked(source, text, layer, device, model, reading, save)
     if model.model is not None:
         rows = row_choice(of_layers.queries)
         require_generated(rows, is_generated=reading.generate is not None)
         shown = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
         record, notes = computed_of_checkpoint(asked, shown)
-        finish(record, notes, shown, machine, save, pictures, colour)
+        save_record(record, save)
+        tell(record, notes, options=shown, machine=machine, save=save, pictures=pictures, colour=colour)
         return
     require_without_model(words=of_layers.words, from_=of_layers.queries)
     record, notes = computed(asked, options)
-    drawn = write_pictures(record, options, pictures, force=save.force)
-    output(record, options, machine, colour)
-    require_self_check(record)
-    tell_notes(record, (*notes, *drawn))
+    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
 
 
 def computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mhacli.biasfile import read_bias_file
+from mhacli.commands.output import save_record
 from mhacli.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, describe, write_whole
@@ -215,8 +216,7 @@ def save_files(record: Record, request: Request, save: SaveOptions) -> None:
 
         content = weights_content(request.encoded, request.config, request.source)
         write_whole(save.save_weights, content, force=save.force)
-    if save.save is not None:
-        record.save(save.save, force=save.force)
+    save_record(record, save)
 
 
 def record_command() -> tuple[str, ...]:

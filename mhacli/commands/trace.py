@@ -17,7 +17,7 @@ from mhacli.commands.checkpoint import (
     require_one_layer,
     require_without_model,
 )
-from mhacli.commands.output import require_self_check, tell_notes
+from mhacli.commands.output import require_self_check, save_record, tell_notes
 from mhacli.commands.ownmodule import OwnOptions, require_of_target, target_in, walk_target
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
@@ -129,7 +129,7 @@ def trace(
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)
-        _save(record, save)
+        save_record(record, save)
         _tell(record, telling, ())
         return
     _walk_ours(cell, telling, source=source, text=text, layer=layer, device=device)
@@ -198,13 +198,8 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, t
     place = None if cell is None else Place(telling.walking.sequence, *cell)
     with life("computing"):
         record = walk_checkpoint(look, values=telling.walking.values, place=place)
-    _save(record, telling.save)
+    save_record(record, telling.save)
     _tell(record, telling, notes)
-
-
-def _save(record: Record, save: SaveOptions) -> None:
-    if save.save is not None:
-        record.save(save.save, force=save.force)
 
 
 def _tell(record: Record, telling: _Telling, notes: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, layer_list
+from mhacli.commands.output import save_record
 from mhacli.commands.run import Asked, computed, computed_of_checkpoint
 from mhacli.errors import MhaError, UsageError
 from mhacli.options import (
@@ -91,8 +92,7 @@ def _computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ..
     if asked.model.model is None:
         return computed(asked, options)
     record, notes = computed_of_checkpoint(asked, options)
-    if asked.save.save is not None:
-        record.save(asked.save.save, force=asked.save.force)
+    save_record(record, asked.save)
     return record, notes
 
 
