@@ -522,6 +522,28 @@ def test_what_is_said_of_several_layers_is_said_once() -> None:
     assert (said.name, said.b, said.layers) == ("kernel", "tiles", ("layer 1", "layer 2"))
 
 
+def test_two_attentions_of_a_layer_have_names_of_their_own() -> None:
+    a = layered(text_of(TEXT), n_layers=3)
+    a = replace(a, layers=(a.layers[0], replace(a.layers[1], layer=0), a.layers[2]))
+    assert [layer.label for layer in compare(a, a).layers] == [
+        "layer 0, attention 1",
+        "layer 0, attention 2",
+        "layer 2",
+    ]
+    one = replace(a, layers=a.layers[:1])
+    assert compare(a, one).only_a == ("layer 0, attention 2", "layer 2")
+
+
+def test_of_a_checkpoint_and_a_layer_of_our_own_the_sizes_and_the_mask_are_told() -> None:
+    a, b = layered(text_of(TEXT), n_heads=4), make_record(TEXT, causal=True, n_heads=3)
+    told = {one.name: (one.a, one.b) for one in compare(a, b).settings}
+    sizes = {name: (str(getattr(a.config, name)), str(getattr(b.config, name))) for name in ("d_model", "n_heads")}
+    assert {name: told[name] for name in sizes} == sizes
+    assert told["causal"] == ("no", "yes")
+    both = compare(a, layered(text_of(TEXT), n_heads=2)).settings
+    assert [one.layers for one in both if one.name == "n_heads"] == [("layer 0", "layer 1", "layer 2")]
+
+
 def test_heads_whose_statistics_changed_come_with_the_largest_change_of_a_share_first() -> None:
     a = make_record(TEXT, n_heads=4)
     heads = [replace(head, sink=0.25, previous=0.5, entropy=1.0) for head in a.heads]

@@ -257,6 +257,12 @@ def test_the_scale_bar_tells_its_kind_and_range(scale, told):
     assert "not allowed" in texts(svg)
 
 
+def test_a_share_that_reads_like_the_top_of_the_scale_does_not_exceed_it():
+    pattern = np.array([[[[1, 0, 0], [0.99999, 0.00001, 0], [0.2, 0.4, 0.4]]]], np.float32)
+    record = with_arrays(make_record(THREE, n_heads=1), pattern=pattern, allowed=pattern > 0)
+    assert "share: linear, 0 … 1" in texts(figure(record, HEAD))
+
+
 def test_the_bar_runs_through_the_points_of_viridis():
     (bar,) = [e for e in ElementTree.fromstring(figure(make_record(THREE), HEAD)).iter(f"{SVG}linearGradient")]
     stops = [(stop.get("offset"), stop.get("stop-color")) for stop in bar]
@@ -341,7 +347,7 @@ def test_a_map_of_many_cells_is_an_image_of_a_pixel_for_each():
 def test_an_image_is_as_wide_as_there_are_keys_and_as_high_as_there_are_queries():
     record = make_record(tuple(f"q{i}" for i in range(53)), context=[tuple(f"k{i}" for i in range(71))], n_heads=1)
     shares, _ = drawn_shares(record)
-    svg = figure(record, HEAD)
+    svg = figure(record, replace(HEAD, map_scale="linear"))
     (image,) = images(svg)
     assert image.shape == (53, 71, 3)
     assert tuple(image[52, 3]) == viridis(shares[52, 3] / shares.max())
@@ -402,12 +408,97 @@ def _thumbs(found: list[Shape], n: int) -> list[list[Shape]]:
     return [[one for one in found if columns.index(one.x) // per_head == head] for head in range(n)]
 
 
-def test_ranks_in_a_grid_are_among_the_cells_of_all_heads():
+def test_ranks_in_a_grid_are_among_each_heads_own_cells():
     record = make_record(THREE, n_heads=2)
-    ranked = sorted(np.concatenate([drawn_shares(record, head)[0].ravel() for head in range(2)]))
-    for part, head in zip(_thumbs(cells(figure(record, ViewOptions(map_scale="rank"))), 2), range(2), strict=True):
+    svg = figure(record, ViewOptions(map_scale="rank"))
+    for part, head in zip(_thumbs(cells(svg), 2), range(2), strict=True):
         shares = drawn_shares(record, head)[0].ravel()
-        assert [one.rgb for one in part] == [viridis(ranked.index(share) / 17) for share in shares]
+        assert [one.rgb for one in part] == [viridis(sorted(shares).index(share) / 8) for share in shares]
+    assert "share: rank, the smallest … the largest of each head's own cells" in texts(svg)
+
+
+def test_what_was_taken_out_of_a_head_stands_above_its_map():
+    record = make_record(FIVE, n_heads=3)
+    masses = [drawn_shares(record, head)[0][:, 0].mean() for head in range(3)]
+    svg = figure(record, ViewOptions(hide_sinks=True))
+    names = [text for text in texts(svg) if text.startswith("head ")]
+    assert names == [f"head {head}  ∗ mixed · sinks {mass:.2f}".replace("0.", ".") for head, mass in enumerate(masses)]
+    assert f"{np.mean(masses):.2f}"[1:] + " of all attention of these heads taken out" in said(svg)
+
+
+@pytest.mark.parametrize(("n_heads", "form"), [(17, "{} ∗ sinks {}"), (161, "{} ∗ {}")])
+def test_what_was_taken_out_of_one_of_many_heads_stands_above_its_map_too(n_heads, form):
+    record = make_record(THREE, n_heads=n_heads)
+    told = texts(figure(record, ViewOptions(hide_sinks=True)))
+    for head in range(n_heads):
+        assert form.format(head, f"{drawn_shares(record, head)[0][:, 0].mean():.2f}"[1:]) in told
+
+
+def test_the_mass_of_sinks_is_over_all_queries_of_heads_that_are_numbers():
+    record = make_record(FIVE)
+    pattern = record.arrays["pattern"].copy()
+    pattern[0, 0, 1:] = np.nan  # one query is left of head 0, five of head 1
+    mass = (pattern[0, 0, 0, 0] + pattern[0, 1, :, 0].sum()) / 6
+    svg = figure(with_arrays(record, pattern=pattern), ViewOptions(hide_sinks=True, precision=4))
+    assert f"sinks are hidden: {mass:.4f}".replace(" 0", " ") in said(svg)
+
+
+def test_learned_sinks_take_of_the_heads_that_have_one():
+    record = make_record(THREE)
+    pattern = record.arrays["pattern"].copy()
+    pattern[0, 0] *= 0.75
+    heads = (HeadStatistics(head=0, learned_sink=0.25), *record.heads[1:])
+    svg = figure(replace(with_arrays(record, pattern=pattern), heads=heads), ViewOptions())
+    assert "learned sinks take .25 of the attention of their heads" in said(svg)
+
+
+@pytest.mark.parametrize("options", [HEAD, ViewOptions()])
+def test_a_picture_names_its_text_its_tokens_and_its_axes(options):
+    told = texts(figure(make_record(FIVE), options))
+    assert "5 tokens: “the cat sat on mats”" in told
+    assert [text.strip() for text in told if "→" in text or "↓" in text] in (
+        ["key →", "query ↓"],
+        ["query ↓", "key →"],
+    )
+
+
+def test_a_grid_without_room_for_names_tells_its_axes_and_how_many_tokens():
+    svg = figure(of_tokens((f"t{i}" for i in range(47)), n_heads=2), ViewOptions())
+    assert any(text.startswith("47 tokens: “t0 t1 t2") and text.endswith("…”") for text in texts(svg))
+    (key,) = [one for one in shapes(svg) if one.text == "key →"]
+    (query,) = [one for one in shapes(svg) if one.text == "query ↓"]
+    image = next(
+        one for one in shapes(svg) if one.tag in ("image", "rect") and one.number("width") > 100 and one.y > 60
+    )
+    assert key.x == image.x
+    assert query.x < image.x
+    assert image.y - 20 < key.y < image.y
+    assert image.y - 20 < query.y < image.y
+
+
+def test_texts_that_layers_do_not_have_in_common_are_told_each():
+    record = layered(text_of(THREE, parts=()), context=[text_of(FIVE, parts=())], n_layers=1, n_heads=2)
+    told = texts(figure(record, ViewOptions()))
+    assert any(text.startswith("encoder 0: 7 tokens") for text in told)
+    assert any(text.startswith("decoder 0: 5 tokens") for text in told)
+    assert any(text.startswith("cross 0: queries, 5 tokens") for text in told)
+    assert any(text.startswith("cross 0: keys, 7 tokens") for text in told)
+
+
+def test_words_are_counted_where_they_are_drawn():
+    record = layered(text_of(("the", "fox", "es", "ran"), parts=(2,)), n_layers=2, n_heads=1)
+    told = texts(figure(record, ViewOptions(words=True)))
+    assert sum(text.startswith("5 words") for text in told) == 1
+    assert told.count("foxes") == 2 * 2  # of each layer beside the rows, and above the columns
+
+
+def test_layers_that_were_not_kept_are_named():
+    record = layered(n_layers=3, n_heads=1)
+    lost = ("layers.1.pattern", "layers.1.map")
+    record = replace(record, arrays={name: array for name, array in record.arrays.items() if name not in lost})
+    svg = figure(record, ViewOptions())
+    assert "not drawn, for the record has neither pattern nor map: layer 1" in said(svg)
+    assert "not drawn" not in said(figure(layered(n_layers=3, n_heads=1), ViewOptions()))
 
 
 def test_a_checkpoint_has_a_row_for_each_layer_and_a_legend_of_kinds():
@@ -662,6 +753,14 @@ def test_the_diagram_knows_every_site():
     assert set(PLACES) == set(SITES)
 
 
+@pytest.mark.parametrize(("site", "told"), [("scores", "−∞, not allowed"), ("qk", "Inf")])
+def test_masked_scores_are_told_as_not_allowed_and_nothing_else(site, told):
+    record = walked(make_record(THREE))
+    values = replace(record.trace[-1].values, n_nan=0, n_inf=6)
+    trace = tuple(replace(step, values=values) if step.site == site else step for step in record.trace)
+    assert f"6 × {told}" in said(figure(replace(record, trace=trace), ViewOptions(figure="walk")))
+
+
 def test_steps_of_another_code_are_listed_with_their_line_and_what_is_odd():
     step = Step("their <b>.view", ("batch", "query"), (2, 3), "float64", "a & b", "", "view", (3, 1), 0, 48, view_of="qkv",
                 file="/secret/their.py", line=17, source="q = f(x) <!--", remark="this is odd")  # fmt: skip
@@ -720,6 +819,38 @@ def test_a_picture_says_what_made_it_to_readers_and_programs(options):
     names = (root.get("aria-labelledby") or "").split()
     assert [element.get("id") for element in root[:2]] == names
     assert all(element.text for element in root[:2])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (HEAD, "figure head · head 0 · sequence 0 of 0–1 · scale linear · sinks shown"),
+        (ViewOptions(sequences=(1,)), "figure grid · heads 0–2 · sequence 1 of 0–1 · scale linear · sinks shown"),
+        (
+            ViewOptions(heads=(0, 2), hide_sinks=True, map_scale="log", rows=(2, 1)),
+            "figure grid · heads 0, 2 · sequence 0 of 0–1 · scale log · sinks hidden · queries 1, 2",
+        ),
+        (ViewOptions(figure="walk"), "figure walk"),
+    ],
+)
+def test_what_was_chosen_for_the_picture_is_told_beside_the_command_of_the_record(options, told):
+    svg = figure(make_record(FIVE, THREE, n_heads=3), options)
+    assert told in texts(svg)
+    assert texts(svg)[texts(svg).index("drawn as") + 2] == "record by"
+    assert json.loads(ElementTree.fromstring(svg).findtext(f"{SVG}metadata"))["drawn as"] == told
+
+
+def test_layers_are_among_the_choices():
+    svg = figure(layered(n_layers=3), ViewOptions(heads=(1,), layers=((None, 0), (None, 2))))
+    assert "figure grid · layers 0, 2 · head 1 · scale linear · sinks shown" in texts(svg)
+
+
+@pytest.mark.parametrize(
+    ("options", "title"), [(HEAD, "head 0"), (ViewOptions(figure="walk"), "attention, site by site")]
+)
+def test_the_title_for_programs_is_that_of_the_picture(options, title):
+    svg = figure(make_record(THREE), options)
+    assert ElementTree.fromstring(svg).findtext(f"{SVG}title") == title == texts(svg)[0]
 
 
 @pytest.mark.parametrize("options", ALL)

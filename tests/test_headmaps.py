@@ -110,7 +110,9 @@ def test_taking_sinks_out_of_blocks_is_taking_them_out_of_their_sums():
         sink = mine[:, 0].mean()
         for column in range(row + 1):
             mass = mine[:, max(1, 2 * column) : 2 * column + 2].sum() / len(mine)
-            assert found.shares[row, column] == pytest.approx(mass / (1 - sink), abs=1e-6)  # float32 rows sum to 1 ± 6e-8
+            assert found.shares[row, column] == pytest.approx(
+                mass / (1 - sink), abs=1e-6
+            )  # float32 rows sum to 1 ± 6e-8
         assert found.taken[row] == pytest.approx(sink)
 
 
@@ -202,10 +204,12 @@ def test_without_pattern_or_map_there_is_nothing_to_draw():
     assert drawable_heads(replace(record, arrays=arrays), ViewOptions()) == ()
 
 
-def test_cells_are_linear_and_blocks_logarithmic_unless_asked():
+def test_short_texts_are_linear_long_ones_and_blocks_logarithmic_unless_asked():
     exact = [only(make_record(LONG))]
     assert scale_of(ViewOptions(), exact) == "linear"
     assert scale_of(ViewOptions(map_scale="rank"), exact) == "rank"
+    for n, scale in ((64, "linear"), (65, "log")):
+        assert scale_of(ViewOptions(), [only(make_record(tuple(f"t{i}" for i in range(n))))]) == scale
     coarse = surveyed(" ".join("abcdefghij"[i % 10] for i in range(300)), causal=True, n_heads=1, d_model=4)
     assert coarse.survey.block > 1
     assert scale_of(ViewOptions(), [DrawableHead(coarse, 0, 0, coarse.heads[0])]) == "log"

@@ -17,6 +17,7 @@ import pytest
 from layers_made import layered, text_of
 from records import make_record
 
+from mhacli.heads import HeadStatistics, Sink
 from mhacli.record import Record
 from mhacli.render.colours import RAMP
 from mhacli.render.options import ViewOptions
@@ -241,9 +242,10 @@ def test_hidden_sinks_leave_the_rest_of_each_row_and_stand_beside_it(open_page: 
     opened.settle()
     assert opened.readout == f"query 6 “and” → sinks, taken out: {record.arrays['pattern'][0, 1, 6, 0]!s}"
     assert near(opened.colour_at(x - 12, y - 12), np.array([255, 64, 200]) * pattern[1, 6, 0])
-    assert (
-        f"sinks had {pattern[1, :, 0].mean():.2g} of".replace(" 0.", " .") in opened.tab.locator("#legend").inner_text()
-    )
+    legend = opened.tab.locator("#legend").inner_text()
+    uniform = (allowed[:, 0] / allowed.sum(1)).mean()
+    told = f"taken out · had {pattern[1, :, 0].mean():.2g} of all attention, {uniform:.2g} if uniform"
+    assert told.replace(" 0.", " .") in legend
 
 
 def lines_of(opened: Opened) -> dict[int, tuple[float, float]]:
@@ -601,6 +603,87 @@ def test_a_record_without_matrices_has_a_page_without_pictures(open_page: Open):
     assert opened.tab.locator("#statistics table").count() == 1
     assert opened.tab.locator("#matrix").count() == 0
     assert opened.tab.locator("#scale").count() == 0
+
+
+def test_the_legend_names_the_keys_that_this_head_has_as_sinks(open_page: Open):
+    record = of_text()
+    pattern = record.arrays["pattern"]
+    pattern[0, 1] = np.tri(7) / np.arange(1, 8)[:, None]
+    pattern[0, 2] = np.eye(7)[0]
+    said = HeadStatistics(head=2, sinks=(Sink(0, 3, 0.5, 0.1),))
+    record = replace(record, heads=(*record.heads[:2], said))
+    opened = open_page(record, at="#head=1")
+    legend = opened.tab.locator("#legend .sink")
+    mean = f"{(1 / np.arange(1, 8)).mean():.2g}".removeprefix("0")
+    assert legend.inner_text() == f"▾ first token “the”, no sink here · {mean} of all attention, {mean} if uniform"
+    opened.move_to(4, 0)
+    assert opened.readout.endswith(" exact · the first token")
+    opened.tab.check("#sinks")
+    opened.move_to(4, 0)
+    assert opened.readout.endswith(" exact · the first token, taken out")
+    assert "sink" not in (opened.tab.get_attribute("#matrix", "aria-label") or "")
+    opened.tab.uncheck("#sinks")
+    opened.tab.click("#thumbnails [data-head='2']")
+    opened.settle()
+    assert legend.inner_text().startswith("▾ sinks of this head: first token “the”, key 3 “on” · 1 of all attention, ")
+
+
+def test_small_maps_tell_ranks_as_those_of_each_head(open_page: Open):
+    opened = open_page(of_text())
+    opened.tab.wait_for_selector("html[data-drawn]", state="attached")
+    note = opened.tab.locator("#thumbnails-note")
+    assert note.inner_text().startswith("one scale for all: linear, up to ")
+    opened.tab.check("#scale input[value=rank]")
+    opened.tab.wait_for_selector("html[data-drawn]", state="attached")
+    assert note.inner_text().splitlines()[0] == "rank among each head’s own cells"
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_row_that_sees_one_key_is_told_to_be_above_the_scale(open_page: Open, causal: bool):
+    record = of_text(causal=causal)
+    legend = open_page(record).tab.locator("#legend .pair").first.inner_text()
+    top = top_of(record.arrays["pattern"][0].astype(float), record.arrays["allowed"][0, 0])
+    end = f"{top:.2g}".removeprefix("0")
+    assert re.sub(r"\s+", " ", legend).strip() == (f"0 ≥ {end}" if causal else f"0 {end}")
+
+
+INK = """([left, right]) => {
+  const joined = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  Object.assign(joined.canvas, {width: matrix.width, height: matrix.height});
+  joined.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--card");
+  joined.fillRect(0, 0, matrix.width, matrix.height);
+  const [ground] = joined.getImageData(0, 0, 1, 1).data;
+  for (const canvas of [matrix, document.getElementById("matrix-cursor")]) joined.drawImage(canvas, 0, 0);
+  const top = Number(matrix.dataset.top) - 22, {data} = joined.getImageData(left, top, right - left, 15);
+  return [...data].filter((part, i) => i % 4 === 0 && Math.abs(part - ground) > 40).length;
+}"""
+
+
+def test_a_tag_leaves_no_half_of_a_number_beside_it(open_page: Open):
+    opened = open_page(make_record(tuple(f"w{place}" for place in range(310)), n_heads=1), at="#head=0&query=5&key=5")
+    middle, _ = opened.place_of(0, 100.5)
+    tick = [round(middle) - 12, round(middle) + 12]
+    before = opened.tab.evaluate(INK, tick)
+    assert before > 20
+    name = opened.tab.evaluate("matrix.getContext('2d').measureText('110 w110').width") + 10
+    wide = float(opened.tab.get_attribute("#matrix", "data-wide") or 0)
+    column = 100 + round((name / 2 + 2) / wide)
+    opened.move_to(200, column)
+    left = opened.place_of(0, column + 0.5)[0] - name / 2
+    assert tick[0] < left < tick[1]
+    assert opened.tab.evaluate(INK, [tick[0] - 4, int(left) - 2]) == 0
+    opened.move_to(200, 290)
+    assert opened.tab.evaluate(INK, tick) == before
+
+
+def test_the_head_that_is_surest_is_the_first_that_is_seen(open_page: Open):
+    record = layered(n_layers=2, n_heads=3)
+    kinds = [
+        replace(head, certainty=0.1 + 0.2 * (head.layer == 1 and head.head == 2), kind="local") for head in record.heads
+    ]
+    record = replace(record, heads=tuple(kinds))
+    assert open_page(record).tab.inner_text("#chosen-title") == "layer 1 · head 2"
+    assert open_page(record, at="#layer=0&head=1").tab.inner_text("#chosen-title") == "layer 0 · head 1"
 
 
 N_LONG = 512

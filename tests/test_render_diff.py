@@ -29,6 +29,9 @@ TEXT = ("the", "cat", "sat", "on", "it")
 WIDTHS = [20, 80, 200]
 HOSTILE = ("\x1b[31mred", "\u202eevil", "[bold]b[/bold]", "漢字漢字", "\n", "a\u200b", "=1")
 A = make_record(TEXT, causal=True, n_heads=3)
+_FIRST = A.trace[0]
+WALKED = replace(A, trace=(*(replace(_FIRST, site=name, shape=(1, 5)) for name in ("ids", "embed")), *A.trace))
+"""With steps whose numbers the record does not hold."""
 
 
 def with_cell(record: Record, name: str, place: tuple[int, ...], value: float) -> Record:
@@ -96,7 +99,7 @@ def test_the_verdict_names_the_layer_and_the_sequence_where_there_are_several() 
             replace(
                 A, sequences=(make_sequence(("the", "dog", "sat", "on", "it"), ("it", "on", "sat", "the", "dog")),)
             ),
-            "the input: 1 token replaced (1 “cat” by “dog”)",
+            "the input: 1 token replaced (1 “cat” by “dog”), 4 tokens that both have, with another number in the vocabulary",
         ),
         (
             replace(A, sequences=(replace(A.sequences[0], ids=(7, *A.sequences[0].ids[1:])),)),
@@ -190,6 +193,54 @@ def test_tokens_that_are_others_stand_among_those_that_are_the_same() -> None:
     assert "  the -cat +big +dog sat on it" in lines
     assert "  … sat on it +too" in lines
     assert any("4 tokens are the same, of 5 in A and 7 in B" in line for line in lines)
+
+
+def test_a_site_before_which_no_number_is_known_is_told_as_the_first_that_both_hold() -> None:
+    b = with_cell(WALKED, "qk", (0, 1, 2, 0), 3.5)
+    assert said(A, with_cell(A, "qk", (0, 1, 2, 0), 3.5)).startswith(
+        "the records differ: first at qk (largest difference "
+    )
+    assert said(WALKED, b).startswith(
+        "the records differ: first at qk, the first whose numbers both hold (largest difference "
+    )
+    later = with_cell(WALKED, "scores", (0, 1, 2, 0), 3.5)
+    assert said(WALKED, later).startswith("the records differ: first at scores (largest difference ")
+    a = layered(text_of(TEXT), n_layers=2)
+    assert ", the first whose" in said(a, with_cell(a, "layers.0.max_score", (0, 1, 2), 99.0))
+    assert ", the first whose" not in said(a, with_cell(a, "layers.1.max_score", (0, 1, 2), 99.0))
+
+
+def test_numbers_of_tokens_are_no_numbers_that_records_lack() -> None:
+    lines = [line for line in view(WALKED, WALKED) if line.startswith("the same shape, numbers not in the records: ")]
+    assert lines == ["the same shape, numbers not in the records: embed"]
+    text = A.sequences[0]
+    b = replace(
+        make_record(TEXT, TEXT, causal=True, n_heads=3), sequences=(replace(text, ids=(9, *text.ids[1:])), text)
+    )
+    expected = "the input: 1 against 2 sequences, 1 token that both have, with another number in the vocabulary"
+    assert said(A, b).startswith(f"the records differ: first at {expected}")
+
+
+def test_layers_that_one_alone_has_are_told_in_lines_of_their_own() -> None:
+    lines = view(layered(text_of(TEXT), n_layers=3), A)
+    start = next(i for i, line in enumerate(lines) if line.startswith("layer by layer "))
+    assert lines[start + 1 : start + 3] == ["only in A: layers 0–2", "no layer is in both: nothing is compared"]
+
+
+def test_maps_say_how_many_of_their_cells_were_compared() -> None:
+    a, b = (layered(text_of(text), n_layers=1) for text in (TEXT, (*TEXT[:2], "dogs", *TEXT[2:])))
+    row = next(line for line in view(a, b, 300) if line.startswith("map "))
+    assert "; 36 of 196 cells compared: blocks of the same tokens in the same places" in row
+
+
+def test_a_change_too_small_for_its_decimals_is_told_in_words_and_statistics_are_explained() -> None:
+    heads = [replace(head, entropy=1.0, near=0.5) for head in A.heads]
+    a = replace(A, heads=tuple(heads))
+    b = replace(a, heads=(replace(heads[0], entropy=0.9975), replace(heads[1], near=0.75), heads[2]))
+    lines = view(a, b, 120)
+    assert next(line for line in lines if line.startswith("head 0  ")).endswith("entropy 1.00 nats, down by 0.0025")
+    assert "near: those within 8 tokens (±8) · entropy: in nats (H)" in lines
+    assert not any("leading: " in line for line in lines)
 
 
 # -------------------------------------------------------------------------------------------------------------------- pictures
@@ -293,6 +344,52 @@ def test_a_long_text_is_drawn_in_blocks_that_keep_the_largest_change() -> None:
     }
     assert [rows[i][j] for rows in (before, after) for i, j in (rose, fell)][1:3] == ["█", "█"]
     assert before[rose[0]][rose[1]] != "█" != after[fell[0]][fell[1]]
+
+
+def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:
+    b = replace(A, arrays={**A.arrays, "pattern": A.arrays["pattern"] / 16})
+    lines = view(A, b, heads=(1,), map_scale="rank")
+    allowed = np.tril(np.ones((5, 5), bool))
+    shares = [record.arrays["pattern"][0, 1].astype(float) for record in (A, b)]
+    order = sorted(value for cells in shares for value in cells[allowed])
+    for cells, signs in zip(shares, panels_of(lines, "head 1 · ", 5, 4 * 5), strict=False):
+        for i, j in zip(*allowed.nonzero(), strict=True):
+            place = order.index(cells[i, j]) / (len(order) - 1)
+            assert signs[i][4 * j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (place - 0.002, place + 0.002)}
+    caption = lines[next(i for i, line in enumerate(lines) if line.startswith("A and B: ")) :]
+    assert " ".join(caption).startswith("A and B: rank, the smallest … the largest of 30 cells, the same for all: ")
+
+
+def test_the_scale_says_that_rows_without_a_choice_have_more_than_its_end() -> None:
+    b = with_cell(A, "pattern", (0, 1, 3, 1), 0.25)
+    rows = [record.arrays["pattern"][0, 1, 1:].astype(float) for record in (A, b)]
+    caption = next(line for line in view(A, b, 200, heads=(1,)) if line.startswith("A and B: "))
+    assert caption.startswith(f"A and B: linear, 0 … {max(row.max() for row in rows):.4g} or more, the same for all: ")
+    full = make_record(TEXT, n_heads=3)
+    caption = next(line for line in view(full, full, 200, heads=(1,)) if line.startswith("A and B: "))
+    assert "or more" not in caption
+    assert "B − A: no change of a number" in view(full, full, 200, heads=(1,))
+
+
+def test_of_two_attentions_of_a_layer_the_one_that_changed_is_drawn() -> None:
+    a = layered(text_of(TEXT), n_layers=2)
+    a = replace(
+        a,
+        layers=(a.layers[0], replace(a.layers[1], layer=0)),
+        heads=tuple(replace(head, layer=0) for head in a.heads),
+    )
+    b = with_cell(a, "layers.1.pattern", (0, 2, 3, 1), 0.875)
+    gap = abs(0.875 - float(a.arrays["layers.1.pattern"][0, 2, 3, 1]))
+    assert said(a, b).startswith("the records differ: first at layer 0, attention 2 pattern (")
+    titles = [line for line in view(a, b) if " · largest change" in line]
+    assert [title.split(" ─")[0] for title in titles] == [f"layer 0, attention 2 · head 2 · largest change {gap:.4g}"]
+
+
+def test_a_head_that_is_asked_for_and_not_drawn_has_its_reason() -> None:
+    assert "no head is drawn: 3 heads against 2" in view(A, make_record(TEXT, causal=True, n_heads=2), heads=(1,))
+    bare = replace(A, arrays={"out": A.arrays["out"]})
+    expected = "no head is drawn: both records must hold its pattern or map (--keep pattern)"
+    assert expected in view(A, bare, 200, sequences=(0,))
 
 
 def test_maps_of_heads_are_drawn_where_there_is_no_pattern() -> None:
@@ -401,7 +498,10 @@ def test_every_kind_of_record_is_drawn_at_every_width(a: Record, b: Record, widt
 
 def test_what_pictures_leave_out_is_said() -> None:
     a, b = (make_record(TEXT, dropout=0.25, seed=seed) for seed in (0, 1))
-    assert any("before dropout" in line for line in view(a, b))
+    assert any("A and B before dropout" in line for line in view(a, b))
+    assert any(
+        line.endswith("; B before dropout") for line in view(replace(a, config=replace(a.config, train=False)), b)
+    )
     a, b = (layered(text_of(TEXT), sinks=True, seed=seed) for seed in (0, 1))
     assert "what learned sinks take is not drawn" in " ".join(view(a, b))
 

@@ -26,10 +26,11 @@ from mhacli.parts import OwnModule
 from mhacli.record import Record
 from mhacli.render.headmaps import drawable_heads
 from mhacli.render.options import ViewOptions
-from mhacli.render.page.budget import Drawn, Fineness, exact_maps, fitting_maps, wanted_rows
+from mhacli.render.page.budget import Fineness, drawn_head, exact_maps, fitting_maps
 from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded
 from mhacli.render.page.markup import tag, text
+from mhacli.render.page.notes import quantised_text
 
 MEGABYTE = 1_048_576
 LONG, SHORT, OTHER = (
@@ -136,11 +137,7 @@ def by_blocks(shares, size):
 
 def all_drawn(record, **options):
     heads = drawable_heads(record, ViewOptions(**options))
-    return [
-        Drawn(head, b, wanted_rows(head, b, options.get("rows")))
-        for head in heads
-        for b in range(len(record.sequences))
-    ]
+    return [drawn_head(head, b, options.get("rows")) for head in heads for b in range(len(record.sequences))]
 
 
 def reread(maps):
@@ -232,6 +229,40 @@ def test_sinks_are_what_the_first_token_gets_and_what_the_record_calls_so():
     assert found["scale"]["largest_without_sinks"] >= own - 1e-9
     assert found["scale"]["largest"] == pytest.approx(record.arrays["pattern"][0, :, 1:].max(), abs=1e-7)
     assert "on 3 in 1 map" in Parsed(source).texts["notes"]
+
+
+def test_first_tokens_that_get_no_more_than_uniformly_are_not_called_sinks():
+    record = make_record(LONG, causal=True)
+    uniform = np.tri(7) / np.arange(1, 8)[:, None]
+    pattern = record.arrays["pattern"]
+    pattern[0, :] = uniform
+    found, source = content(record)
+    assert [own["is_led"] for own in found["maps"]] == [False, False]
+    assert [own["uniform"] for own in found["maps"]] == pytest.approx([uniform[:, 0].mean()] * 2)
+    notes = Parsed(source).texts["notes"]
+    assert "taken as sinks" not in notes
+    assert (
+        "hide sinks takes out: the first token of each text. They get 37 % of all attention drawn, no more than"
+        in notes
+    )
+    pattern[0, 1] = 0.75 * np.eye(7)[0] + 0.25 * uniform
+    found, source = content(record)
+    assert [own["is_led"] for own in found["maps"]] == [False, True]
+    notes = Parsed(source).texts["notes"]
+    assert (
+        "the first token of each text, which in some maps gets no more than uniform attention gives. They get 61 %"
+        in notes
+    )
+    assert "61 % of all attention drawn, 37 % if it were uniform" in notes
+
+
+def test_blocks_know_what_uniform_attention_gives_a_first_token():
+    record = surveyed("the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2)
+    found, _ = content(record)
+    expected = [np.mean(1 / np.arange(1, n + 1)) for n in (300, 2)]
+    assert [own["uniform"] for own in found["maps"]] == pytest.approx([*expected, *expected], rel=1e-5)
+    first = record.arrays["sink"][:, :, :300].sum(-1)[0] / 300
+    assert [own["is_led"] for own in found["maps"]][::2] == [bool(mass > expected[0]) for mass in first]
 
 
 def test_a_learned_sink_takes_what_no_key_gets():
@@ -414,6 +445,22 @@ def test_a_page_of_144_heads_and_512_tokens_is_below_a_megabyte(large):
     assert error < 0.005
 
 
+def test_rows_beyond_those_that_a_page_takes_are_told():
+    record = layered(text_of([f"t{i}" for i in range(300)], parts=()), n_layers=1, n_heads=6)
+    found, source = content(record, rows=tuple(range(50)))
+    assert found["maps"][0]["rows"]["places"] == [*range(32)]
+    assert "rows of asked queries, at most 32 a text; 18 asked rows had no room" in Parsed(source).texts["notes"]
+
+
+def test_the_error_that_a_page_tells_is_never_less_than_it_is():
+    record = layered(text_of([f"t{i}" for i in range(43)], parts=()), n_layers=2, n_heads=5)
+    for room in (30_000, 11_000, 1):
+        maps = fitting_maps(all_drawn(record), room, rows_first=False)
+        told = re.search(r"is stored at most (\S+) off", quantised_text(maps))
+        assert maps.error <= float(told[1]) <= 1.1 * maps.error
+        assert ("so that the page stays below" in quantised_text(maps)) == maps.is_small
+
+
 def test_everything_is_in_a_full_page_whatever_its_size():
     tokens = [f"w{i}" for i in range(300)]
     record = layered(text_of(tokens, parts=()), n_layers=2, n_heads=2)
@@ -428,7 +475,7 @@ def test_a_page_that_its_tokens_fill_says_that_it_is_larger():
     record = make_record([f"{'long' * 900}{i:03}" for i in range(300)])
     found, source = content(record)
     assert len(source.encode()) > MEGABYTE
-    assert "It did not stay below" in Parsed(source).texts["notes"]
+    assert "It is above 1.0 MiB all the same" in Parsed(source).texts["notes"]
     assert found["maps"][0]["code"] != "f32"
 
 
@@ -485,6 +532,55 @@ def test_the_policy_allows_our_script_and_style_alone():
     assert not re.search("</|<!--", script.replace("</>", ""))
     assert ("html", "lang", "en") in parsed.attributes
     assert ("meta", "charset", "utf-8") in parsed.attributes
+
+
+def sure(record, kinds):
+    """The record with heads of these kinds, each as sure as is said."""
+    layers = [
+        replace(head, kind=kind, certainty=certainty)
+        for head, (kind, certainty) in zip(record.heads, kinds, strict=True)
+    ]
+    return replace(record, heads=tuple(layers))
+
+
+def test_the_head_that_is_surest_of_its_kind_is_seen_first():
+    kinds = [("mixed", 0.99), ("local", 0.4), ("sink", 0.7), ("uniform", 0.98), ("induction", 0.7), ("local", None)]
+    record = sure(layered(text_of(WORDS), n_layers=2, n_heads=3), kinds)
+    found, source = content(record)
+    assert found["begin"] == 2
+    assert "seen first: layer 0 · head 2, which is surest of its kind, sink .70" in Parsed(source).texts["notes"]
+    assert content(record, heads=(1, 0))[0]["begin"] == 0
+    assert content(make_record(LONG))[0]["begin"] == 0
+
+
+@pytest.mark.parametrize(("n_tokens", "scale"), [(62, "linear"), (63, "log")])
+def test_long_texts_are_drawn_on_a_log_scale_unless_another_is_asked_for(n_tokens, scale):
+    record = layered(text_of([f"t{i}" for i in range(n_tokens)], parts=()), n_layers=1, n_heads=2)
+    found, source = content(record)
+    assert len(found["texts"][0]) == n_tokens + 2
+    assert found["scale"]["kind"] == scale
+    assert f"scale at first: {scale}" in Parsed(source).texts["notes"]
+    assert content(record, map_scale="rank")[0]["scale"]["kind"] == "rank"
+    assert content(record, map_scale="linear")[0]["scale"]["kind"] == "linear"
+
+
+def test_what_the_first_token_gets_has_another_name_than_sinks():
+    parsed = Parsed(page(layered(text_of(WORDS), n_layers=2, n_heads=3), ViewOptions()))
+    assert "first token" in parsed.rows["statistics"][0]
+    assert "sink" not in parsed.rows["statistics"][0]
+    assert "mass on: the first token" in parsed.texts["statistics"]
+
+
+def test_a_look_at_heads_tells_that_its_steps_leave_out_attention():
+    record = surveyed("the cat sat on the mat and the dog", causal=True)
+    said = Parsed(page(record, ViewOptions())).texts["walk"]
+    assert "total" not in said
+    assert "these steps alone: " in said
+    assert "attention itself and what follows are not counted" in said
+    assert "All of it, attention too, took" in said
+    whole = Parsed(page(walked(make_record(causal=True)), ViewOptions())).texts["walk"]
+    assert "total" in whole
+    assert "these steps alone" not in whole
 
 
 def test_statistics_can_be_read_without_a_script():

@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("textual")
 
 from rich.cells import cell_len
+from textual import events
 
 from mhacli.heads import HeadStatistics, Sink
 from mhacli.layers import LayerWithout
@@ -145,22 +146,25 @@ def test_the_read_out_tells_the_share_entropy_and_names_of_the_cursors_cell() ->
     assert "row sum 1.0000" in shown
 
 
-@pytest.mark.parametrize(
-    ("keys", "cell"),
-    [
+def test_keys_move_the_cursor_and_stop_at_the_ends() -> None:
+    record = make_record(MAT, causal=True)
+    assert record.arrays["pattern"][0, 0, 5].argmax() == 5, "where the cursor begins"
+    steps = (
         (("ctrl+home",), (0, 5)),
         (("ctrl+home", "ctrl+end", "home"), (5, 0)),
         (("ctrl+home", "end"), (0, 0)),
         (("up", "up", "down", "home", "left"), (4, 0)),
         (("down", "end", "right"), (5, 5)),
         (("pageup", "home"), (0, 0)),
-    ],
-)
-def test_keys_move_the_cursor_and_stop_at_the_ends(keys: tuple[str, ...], cell: tuple[int, int]) -> None:
-    record = make_record(MAT, causal=True)
-    end, _ = drive(record, "enter", *keys)
-    assert record.arrays["pattern"][0, 0, 5].argmax() == 5, "where the cursor begins"
-    assert (head_of(end).row, head_of(end).column) == cell
+    )
+
+    async def move(app: Viewer, pilot: Any) -> None:
+        for keys, cell in steps:
+            head_of(app).go(5, 5)
+            await pilot.press(*keys)
+            assert (head_of(app).row, head_of(app).column) == cell, keys
+
+    drive(record, "enter", act=move)
 
 
 def test_a_cell_that_the_mask_forbids_is_told_as_such() -> None:
@@ -223,6 +227,38 @@ def test_taking_sinks_out_renormalises_rows_and_says_how_much_went() -> None:
     assert end.app.hides_sinks
 
 
+def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() -> None:
+    record = with_sink(make_record(MAT, causal=True))
+    was = record.arrays["pattern"][0, 0, 5, 0]
+    _, shown = drive(record, "enter", "home", "x")
+    assert f"share taken out (was {was:.6g})" in shown
+    assert "0: not allowed · –: taken out" in " ".join(shown.split())
+    assert re.search(r"^5 mat ▸\[ +–\].*·\.16 +–", shown, re.MULTILINE), "the first key, and the last"
+    assert "top 4 of 4 keys" in shown
+    assert "key 0 the is taken out" in shown
+    assert "0 the " not in "".join(line[50:] for line in shown.split("\n")[:7]), "it is not in the list"
+    _, shown = drive(record, "enter", "x", "minus")
+    assert "blank: not allowed or taken out" in " ".join(shown.split())
+    _, shown = drive(record, "enter", "x", "ctrl+home")
+    assert "no key but sinks" in shown
+
+
+def test_the_legend_tells_how_this_zoom_shows_what_is_not_allowed() -> None:
+    for colour in (True, False):
+        _, shown = drive(make_record(MAT, causal=True), "enter", colour=colour)
+        assert "0: not allowed" in shown
+        _, shown = drive(make_record(MAT, causal=True), "enter", "minus", colour=colour)
+        assert "blank: not allowed" in shown
+
+
+def test_a_scale_whose_top_is_exceeded_says_so() -> None:
+    record = make_record(MAT, causal=True)
+    pattern = record.arrays["pattern"][0, 0]
+    assert pattern[0, 0] == 1, "a query that sees one key alone"
+    assert f"linear, 0 … {pattern[1:].max():.4g} or more" in drive(record, "enter")[1]
+    assert "or more" not in drive(make_record(MAT), "enter")[1]
+
+
 def test_scales_go_round_and_the_caption_tells_their_range() -> None:
     record = make_record(MAT)
     top = record.arrays["pattern"][0, 0].max()
@@ -268,6 +304,50 @@ def test_blocks_are_means_of_sums_where_not_all_cells_fit() -> None:
         assert f"{factor} × {factor} tokens a cell, here {short(block.sum(axis=1).mean(), 4)}" in seen(app)
 
     drive(record, "enter", act=look)
+
+
+def test_lines_of_two_blocks_are_named_by_all_their_places() -> None:
+    record = make_record(tuple(f"w{i}" for i in range(120)), n_heads=2)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        factor = head_of(app).matrix.zoom().factor
+        named = [tuple(map(int, found)) for found in re.findall(r"^(\d+)–(\d+) ", seen(app), re.MULTILINE)]
+        assert head_of(app).matrix.zoom().halves
+        assert factor > 1
+        assert named[:4] == [(2 * factor * line, 2 * factor * (line + 1) - 1) for line in range(4)]
+
+    drive(record, "enter", act=look, colour=True)
+
+
+def test_many_cells_are_made_small_pictures_of_little_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhacli.viewer.heads._CELLS_AT_ONCE", 1)
+
+    async def wait(app: Viewer, pilot: Any) -> None:
+        for _ in range(200):
+            if len(app.screen.heads._small) == 5:
+                break
+            await pilot.pause(0.02)
+        assert all(re.search("[░▒▓█]", seen(app).split("\n")[3][16 * head :][:16]) for head in range(5))
+        assert len(app.screen.heads._small) == 5
+        await pilot.press("s")
+        assert app.screen.heads._small_as[2] == "log", "another scale, other pictures"
+
+    drive(make_record(MAT, n_heads=5), act=wait)
+
+
+def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
+    record = layered(n_layers=3, n_heads=4)
+    twins = tuple(replace(one, layer=0) if one.layer == 1 else one for one in record.layers)
+    heads = tuple(replace(one, layer=0) if one.layer == 1 else one for one in record.heads)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        entries = [app.gallery.entry(row, 2) for row in (0, 1)]
+        pictures = [app.picture_of(entry) for entry in entries]
+        assert pictures[0] is not pictures[1]
+        assert not np.array_equal(pictures[0].base.shares, pictures[1].base.shares)
+        assert app.picture_of(entries[0]) is pictures[0]
+
+    drive(replace(record, layers=twins, heads=heads), act=look)
 
 
 def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:
@@ -322,6 +402,30 @@ def test_a_number_jumps_to_its_place_and_tab_turns_to_the_other_axis() -> None:
     assert (head_of(end).row, head_of(end).column) == (5, 3)
 
 
+def test_keys_that_come_in_one_piece_are_all_typed() -> None:
+    async def burst(app: Viewer, pilot: Any) -> None:
+        for key in ("slash", "m", "a", "t"):
+            app.post_message(events.Key(key, "/" if key == "slash" else key))
+        await pilot.pause()
+        await pilot.pause()
+        assert "to a query: mat   1 of 1" in seen(app)
+        for key in ("backspace", "backspace", "backspace", "o", "n"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        app.post_message(events.Key("enter", None))
+        await pilot.pause()
+        await pilot.pause()
+        assert head_of(app).row == 3
+        assert not head_of(app).prompt.display
+
+    drive(make_record(MAT), "enter", "ctrl+home", act=burst)
+
+
+def test_a_search_without_a_match_says_so_when_it_is_taken() -> None:
+    end, shown = drive(make_record(MAT), "enter", "up", "slash", "z", "z", "enter")
+    assert "no query matches zz" in shown.split("\n")[-1]
+    assert head_of(end).row == 4
+
+
 def test_escape_goes_back_to_where_the_search_began() -> None:
     end, shown = drive(make_record(MAT), "enter", "up", "slash", "c", "a", "escape")
     assert head_of(end).row == 4
@@ -368,8 +472,8 @@ def test_a_row_without_sinks_says_so_when_it_is_copied() -> None:
     taken = row[0] + row[5]
     assert copied["sinks"] == {"places": [0, 5], "share": pytest.approx(taken), "removed": True}
     assert copied["shares"] == "renormalised without sinks"
-    expected = np.where(np.isin(range(6), (0, 5)), 0, row / (1 - taken))
-    assert [key["share"] for key in copied["keys"]] == pytest.approx(expected)
+    assert [key["place"] for key in copied["keys"]] == [1, 2, 3, 4], "what was taken out is no share of 0"
+    assert [key["share"] for key in copied["keys"]] == pytest.approx(row[1:5] / (1 - taken))
 
 
 # --------------------------------------------------------------------------------------------------------------- mouse
@@ -411,11 +515,14 @@ def test_the_wheel_moves_the_matrix_and_scrolls_texts() -> None:
     async def turn(app: Viewer, pilot: Any) -> None:
         screen = head_of(app)
         factor = screen.matrix.zoom().factor
-        screen.matrix._wheel(-1, sideways=False)
-        await pilot.pause()
-        assert screen.row == 89 - 3 * factor
+        column = screen.column
+        for sideways in (False, True):
+            wheel = (0, 0, 0, -1, 0, sideways, False, False)
+            screen.matrix.post_message(events.MouseScrollUp(screen.matrix, *wheel))
+            await pilot.pause()
+        assert (screen.row, screen.column) == (89 - 3 * factor, max(0, column - 3 * factor))
         before, place = screen.queries_pane.top, screen.row
-        screen.queries_pane._scroll(-1)
+        screen.queries_pane.post_message(events.MouseScrollUp(screen.queries_pane, 0, 0, 0, -1, 0, False, False, False))
         await pilot.pause()
         assert (screen.queries_pane.top, screen.row) == (before - 1, place)
 
@@ -481,12 +588,10 @@ def test_the_cursor_stays_on_its_tokens_from_head_to_head_and_while_the_screen_c
     assert "head 1" in shown
 
 
-def test_a_gallery_has_a_row_for_layers_without_attention_and_blanks_for_heads_not_looked_at() -> None:
+def test_a_gallery_has_a_row_for_layers_without_attention() -> None:
     record = layered(n_layers=3, n_heads=4, without=(LayerWithout(1, "mamba"),))
-    some = tuple(head for head in record.heads if head.layer != 2 or head.head == 3)
     laid = gallery(record)
     assert [(row.name, row.instead) for row in laid.rows] == [("0", ""), ("1", "mamba"), ("2", ""), ("3", "")]
-    assert len(some) < len(record.heads)
     assert laid.above((0, 2), 1) == (2, 2)
     assert laid.beside((0, 3), 1) == (2, 0)
 

@@ -37,7 +37,7 @@ class PictureOptions:
     ] = None
     map_scale: Annotated[
         Scale | None,
-        option(_PICTURES, "How shades follow shares in pictures and maps. (default: linear for cells, log for maps)"),
+        option(_PICTURES, "How shades follow shares in pictures and maps. (default: linear, log for long texts)"),
     ] = None
     hide_sinks: Annotated[
         bool, option(_PICTURES, "Take sinks out, and renormalise the rest of each row.", "--hide-sinks")

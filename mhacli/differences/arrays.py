@@ -51,7 +51,7 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
         largest=tally.largest if is_measured and math.isfinite(tally.largest) else None,
         magnitude=tally.magnitude if is_measured else None,
         at=tally.first_nonfinite or tally.at,
-        why="near-equal keys change places by rounding alone" if name in _INDICES and tally.n_different else "",
+        why="near-equal keys may change places by rounding alone" if name in _INDICES and tally.n_different else "",
         heads=tally.by_head(),
     )
 

@@ -24,31 +24,32 @@ _SURVEYED: Mapping[str, tuple[str, ...]] = {
     "corner": ("batch", "head", "corner query", "corner key"),
     "allowed": ("batch", "head", "query", "key"),
 }
-_MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
+MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
+"""What follows from the mask alone, whatever the numbers."""
 _AFTER_SCORES = ("max_score", "lse")
 _OF_PATTERN = (
     "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
     "entropy", "strongest_key",
 )  # fmt: skip
-_FOLLOWED_BY = {"qk": _MASK, "scores": _AFTER_SCORES, "pattern": _OF_PATTERN}
+_FOLLOWED_BY = {"qk": MASK, "scores": _AFTER_SCORES, "pattern": _OF_PATTERN}
 ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by its name in the order of execution: the mask before the scores that it forbids, and what is counted of a pattern
 after it."""
 
 
 @dataclass(frozen=True)
-class Side:
+class RecordAxes:
     """One record, or one layer of one, and the numbers of the heads on its head axis."""
 
     record: Record
     heads: tuple[int, ...]
 
     @staticmethod
-    def of(record: Record) -> Side:
+    def of(record: Record) -> RecordAxes:
         """The side of a record of one layer: heads that were looked at, or all."""
         if record.survey is None:
-            return Side(record, tuple(range(record.config.n_heads)))
-        return Side(record, tuple(head.head for head in record.heads))
+            return RecordAxes(record, tuple(range(record.config.n_heads)))
+        return RecordAxes(record, tuple(head.head for head in record.heads))
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The axis words of one of its arrays."""
@@ -88,8 +89,8 @@ def unlike_axes(a: Sequence[str], b: Sequence[str]) -> Unlike | None:
 class Pair:
     """Both records, and how the tokens of their queries and keys match, sequence by sequence."""
 
-    a: Side
-    b: Side
+    a: RecordAxes
+    b: RecordAxes
     queries: Sequence[TextDifference]
     keys: Sequence[TextDifference]
 

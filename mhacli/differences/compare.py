@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mhacli.differences.arrays import compared_site
-from mhacli.differences.axes import ORDER, Pair, Side
+from mhacli.differences.axes import ORDER, Pair, RecordAxes
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.differences.settings import different_settings, same_settings
 from mhacli.differences.statistics import changed_heads
@@ -39,7 +39,7 @@ class _LayerPair:
 def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differences:
     """What B has other than A. The tolerance is relative to the largest number of each site, 0 demands the same bits; None takes
     that of the coarser of both number formats."""
-    coarser = coarser_dtype(a, b)
+    coarser = _coarser_dtype(a, b)
     allowed = TOLERANCES[coarser] if tolerance is None else tolerance
     texts = aligned_texts("texts", a.sequences, b.sequences)
     if a.context is not None or b.context is not None:
@@ -66,7 +66,7 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
     )
 
 
-def coarser_dtype(a: Record, b: Record) -> str:
+def _coarser_dtype(a: Record, b: Record) -> str:
     """The coarser of the number formats that the two were computed in."""
     own = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
     return next((name for name in TOLERANCES if name in own), "float32")
@@ -84,7 +84,7 @@ def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Itera
             for own_a, own_b in ((one.sequences, other.sequences), (one.keys, other.keys))
         ]
         queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
-        return Pair(Side.of(one), Side.of(other), queries, keys)
+        return Pair(RecordAxes.of(one), RecordAxes.of(other), queries, keys)
 
     if a.model is None:
         yield _LayerPair("", pair(a, b))
@@ -94,7 +94,7 @@ def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Itera
         if key in known:
             index_b = known[key]
             own = pair(a.of_layer(index_a), b.of_layer(index_b))
-            yield _LayerPair(a.layers[index_a].label, own, index_a, index_b)
+            yield _LayerPair(_labels(a)[index_a], own, index_a, index_b)
 
 
 def _layer_keys(record: Record) -> Sequence[tuple[str, int, int]]:
@@ -108,8 +108,18 @@ def _layer_keys(record: Record) -> Sequence[tuple[str, int, int]]:
     return keys
 
 
+def _labels(record: Record) -> Sequence[str]:
+    """What each layer is called, no two the same: `layer 0, attention 2` where a layer has several of a kind."""
+    keys = _layer_keys(record)
+    counts = Counter(key[:2] for key in keys)
+    return [
+        f"{layer.label}, attention {key[2] + 1}" if counts[key[:2]] > 1 else layer.label
+        for layer, key in zip(record.layers, keys, strict=True)
+    ]
+
+
 def _labels_alone(record: Record, paired: set[int | None]) -> tuple[str, ...]:
-    return tuple(layer.label for index, layer in enumerate(record.layers) if index not in paired)
+    return tuple(label for index, label in enumerate(_labels(record)) if index not in paired)
 
 
 def _head_pairs(pair: _LayerPair) -> tuple[tuple[HeadStatistics, HeadStatistics], ...]:

@@ -18,6 +18,8 @@ _OF_OTHERS = ("device", "threads", "random")
 """Of the config: what the environment says better, and the shape of what is read."""
 _ALIKE = ("dtype", "device", "device name", "seed", "weights", "model", "module", "torch", "mha", "threads")
 _MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated", "dtype")
+_SHARED = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "causal", "scale", "softcap")
+"""Of the config of a checkpoint, for one beside a layer of our own: of two checkpoints each layer says its own."""
 _NONE = "none"
 
 
@@ -28,6 +30,7 @@ def different_settings(
     said_a, said_b = _said(a), _said(b)
     names = [*said_a, *(name for name in said_b if name not in said_a)]
     if (a.model is None) != (b.model is None):  # the choices of one are not those of the other
+        said_a, said_b = ({**said, **_shared(record)} for said, record in ((said_a, a), (said_b, b)))
         names = [name for name in names if name in said_a and name in said_b]
     found = [Setting(name, said_a.get(name, _NONE), said_b.get(name, _NONE)) for name in names]
     return (*(one for one in found if one.a != one.b), *_of_layers(layers))
@@ -65,6 +68,10 @@ def _said(record: Record) -> Mapping[str, str]:
     said |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
     said["self-check"] = "ok" if record.self_check.ok else "FAILED"
     return {name: _word(value) for name, value in said.items()}
+
+
+def _shared(record: Record) -> Mapping[str, str]:
+    return {name: _word(getattr(record.config, name)) for name in _SHARED}
 
 
 def _kind(record: Record) -> str:

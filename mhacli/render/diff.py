@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.differences.parts import Differences, HeadChange, Setting, StatisticChange, TextDifference
 from mhacli.differences.statistics import SHARES, by_size
+from mhacli.heads import NEAR
 from mhacli.record import Record
 from mhacli.render.diffmaps import maps_view
 from mhacli.render.diffsites import sites_view
-from mhacli.render.diffwords import texts_of, verdict_text
+from mhacli.render.diffwords import layers_text, texts_of, verdict_text
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.stack import ranges
 from mhacli.render.words import count_of, filled, fitted, number_text, share_text, short_text, token_text
 from mhacli.text.escape import visible
 
-MAX_HEADS, MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
+_MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
 _CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
 _MOST_TOLD, _LEAST_ROOM = 3, 24
+_MEANINGS = {
+    "sink": "sink: what the first token gets",
+    "leading": "leading: the first few (≤)",
+    "diagonal": "diagonal: the token itself (diag)",
+    "previous": "previous: the one before (prev)",
+    "duplicate": "duplicate: the same token (dup)",
+    "induction": "induction: the one after one like it (ind)",
+    "near": f"near: those within {NEAR} tokens (±{NEAR})",
+    "learned_sink": "learned_sink: what no key gets",
+    "entropy_share": "entropy_share: entropy relative to that of uniform attention (H/max)",
+    "entropy": "entropy: in nats (H)",
+    "effective_keys": "effective_keys: mean of exp H (keys)",
+    "participation": "participation: mean of 1/Σp²",
+    "distance": "distance: mean of |i−j|",
+    **{f"window_{n}": f"window_{n}: the distance within which {n} % lie" for n in (50, 90, 99)},
+    "offset": "offset: the distance that gets most beyond uniform attention, at_offset: what it gets",
+    "max_score": "max_score: the largest score (max)",
+    "certainty": "certainty: how far the mass of its kind exceeds uniform attention's",
+}
+"""What statistics are, and in brackets their headings in the tables of heads."""
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 
 
@@ -44,10 +63,6 @@ def diff_view(
     for section in sections:
         spaced += [section] if not spaced else [Text(""), section]
     return Group(*spaced)
-
-
-def _title(words: str) -> Rule:
-    return Rule(Text(words, style="bold"), align="left", style="dim")
 
 
 def _names(names: tuple[str, str], found: Differences, screen: Screen) -> Iterator[RenderableType]:
@@ -76,25 +91,16 @@ def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) 
     if not settings:
         return
     shown = settings if everything else settings[:_MAX_SETTINGS]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", width=screen.width)
+    table = plain_table(width=screen.width)
     table.add_column("", no_wrap=True, max_width=28)
     for letter in "AB":
         table.add_column(letter, ratio=1, overflow="fold")
     for one in shown:
-        name = visible(one.name) + (f" ({_layers_text(one.layers)})" if one.layers else "")
+        name = visible(one.name) + (f" ({layers_text(one.layers)})" if one.layers else "")
         table.add_row(Text(fitted(name, 28)), Text(visible(one.a)), Text(visible(one.b)))
     hidden = len(settings) - len(shown)
     more = [Text(f"⋮ {hidden} more (--all)", style="dim")] if hidden else []
-    yield Group(_title("what is said differently"), table, *more)
-
-
-def _layers_text(labels: Sequence[str]) -> str:
-    """Labels of layers in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
-    numbers: dict[str, list[int]] = {}
-    for label in labels:
-        kind, _, number = label.rpartition(" ")
-        numbers.setdefault(kind, []).append(int(number))
-    return ", ".join(f"{kind}{'s' * (len(own) > 1)} {ranges(own)}" for kind, own in numbers.items())
+    yield Group(title_rule("what is said differently"), table, *more)
 
 
 # -------------------------------------------------------------------------------------------------------------------- tokens
@@ -110,13 +116,13 @@ def _texts(found: Differences, a: Record, b: Record, *, everything: bool) -> Ite
                 f"A has {count_of(found.n_sequences[0], 'sequence')}, B {found.n_sequences[1]}: the first ones are compared"
             )
         )
-    shown = others if everything else others[:MAX_TEXTS]
+    shown = others if everything else others[:_MAX_TEXTS]
     for text in shown:
         lines += [Text(_text_counts(text, len(found.texts))), *_changes(text, a, b, everything=everything)]
     if len(shown) < len(others):
         lines.append(Text(f"⋮ {len(others) - len(shown)} more texts (--all)", style="dim"))
     if lines:
-        yield Group(_title("tokens"), *lines)
+        yield Group(title_rule("tokens"), *lines)
 
 
 def _text_counts(text: TextDifference, n_texts: int) -> str:
@@ -167,21 +173,23 @@ def _heads(found: Differences, screen: Screen, *, everything: bool) -> Iterator[
     changes = by_size([change for layer in found.layers for change in layer.heads])
     if not changes:
         return
-    shown = changes if everything else changes[:MAX_HEADS]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("head", no_wrap=True)
-    table.add_column("kind: A → B", no_wrap=True)
+    shown = changes if everything else changes[:_MAX_HEADS]
+    table = plain_table(("head", False), ("kind: A → B", False))
     table.add_column("statistics: A → B", overflow="fold", ratio=1)
     names = [(f"{visible(change.layer)} head {change.head}".strip(), _kind(change)) for change in shown]
     room = screen.width - sum(max(map(len, column)) + 2 for column in zip(("head", "kind: A → B"), *names, strict=True))
+    told: dict[str, None] = {}
     for change, (label, kind) in zip(shown, names, strict=True):
         listed = change.statistics if everything else _foremost(change)
         words = "\n".join(filled([_statistic(one) for one in listed] or ["–"], max(_LEAST_ROOM, room)))
         table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
+        told |= {one.name: None for one in listed}
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
+    meanings = [meaning for name, meaning in _MEANINGS.items() if name in told]
+    more += [Text("\n".join(filled(meanings, screen.width)), style="dim")] if meanings else []
     yield Group(
-        _title(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
+        title_rule(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
     )
 
 
@@ -204,7 +212,7 @@ def _statistic(one: StatisticChange) -> str:
     unit = " nats" if one.name == "entropy" else ""
     a, b = tell(one.a), tell(one.b)
     if a == b and one.a is not None and one.b is not None:  # a change too small for these decimals
-        return f"{one.name} {a} {'+' if one.b > one.a else '−'}{number_text(abs(one.b - one.a))}{unit}"
+        return f"{one.name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"
     return f"{one.name} {a} → {b}{unit}"
 
 

@@ -12,6 +12,8 @@ from functools import lru_cache
 from rich.color import Color
 from rich.style import Style
 
+from mhacli.render.colours import is_dark
+
 LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
 STRONG = 0.5
 """From half of the largest change on a sign is a strong one."""
@@ -30,9 +32,8 @@ def change_colour(level: int) -> tuple[int, int, int]:
 @lru_cache(maxsize=512)
 def change_style(level: int) -> Style:
     """The style of a cell at `level` of −255 … 255: its background, with text black or white by luminance."""
-    red, green, blue = change_colour(level)
-    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return Style(color="black" if luminance > 110 else "bright_white", bgcolor=Color.from_rgb(red, green, blue))
+    colour = change_colour(level)
+    return Style(color="bright_white" if is_dark(colour) else "black", bgcolor=Color.from_rgb(*colour))
 
 
 def change_glyph(level: int) -> str:

@@ -13,7 +13,7 @@ from mhacli.render.headmaps import FORBIDDEN, HeadMap, sums
 
 
 @dataclass(frozen=True)
-class Line:
+class GridLine:
     """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same."""
 
     a: int
@@ -97,13 +97,13 @@ def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference)
     )
 
 
-def _name(line: Line, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
+def _name(line: GridLine, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
     if line.is_same or line.b < 0:
         return of_a(line.a)
     return of_b(line.b) if line.a < 0 else f"{of_a(line.a)}|{of_b(line.b)}"
 
 
-def _place(line: Line, drawn: HeadMap, axis: int) -> int:
+def _place(line: GridLine, drawn: HeadMap, axis: int) -> int:
     """The place of a line's first token in A; negative for padding, and for what B alone has."""
     return -1 if line.a < 0 else line.a * drawn.block + drawn.first[axis]
 
@@ -115,7 +115,7 @@ def _spread(shares: Array, rows: list[int], columns: list[int]) -> Array:
     return found
 
 
-def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[Line, ...] | None:
+def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[GridLine, ...] | None:
     if a.block == b.block == 1 and a.first[axis] == b.first[axis] == 0:
         return tuple(_token_lines(text))
     if (a.block, a.first[axis], a.shares.shape[axis]) != (b.block, b.first[axis], b.shares.shape[axis]):
@@ -123,17 +123,17 @@ def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[Lin
     return tuple(_block_lines(a, text, axis))
 
 
-def _token_lines(text: TextDifference) -> Iterator[Line]:
+def _token_lines(text: TextDifference) -> Iterator[GridLine]:
     """Tokens that took each other's place share a line, the others have their own."""
     a = b = 0
     for match in (*text.matches, Match(text.n_a, text.n_b, 0)):
         for n in range(max(match.a - a, match.b - b)):
-            yield Line(a + n if a + n < match.a else -1, b + n if b + n < match.b else -1, False)
-        yield from (Line(match.a + n, match.b + n, True) for n in range(match.length))
+            yield GridLine(a + n if a + n < match.a else -1, b + n if b + n < match.b else -1, False)
+        yield from (GridLine(match.a + n, match.b + n, True) for n in range(match.length))
         a, b = match.a + match.length, match.b + match.length
 
 
-def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Line]:
+def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[GridLine]:
     """Blocks mean the same where each of their tokens stands in the same place of both texts; what is padding in both does."""
     first = drawn.first[axis]
     is_same = np.ones(drawn.block * drawn.shares.shape[axis], bool)
@@ -142,4 +142,4 @@ def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Li
         if match.a == match.b:
             is_same[match.a - first : match.a - first + match.length] = True
     blocks = is_same.reshape(-1, drawn.block)
-    yield from (Line(index, index, bool(block.all())) for index, block in enumerate(blocks))
+    yield from (GridLine(index, index, bool(block.all())) for index, block in enumerate(blocks))

@@ -36,10 +36,8 @@ def _document(
         "a": without_surrogates(names[0]),
         "b": without_surrogates(names[1]),
         "tolerance": {"relative": found.tolerance, "of_dtype": found.dtype},
-        "first": None if first is None else {"where": first.where, **_named_site(found, first.layer, first.site)},
-        "first_site": None
-        if (numbers := found.first_site) is None
-        else _named_site(found, numbers.layer, numbers.site),
+        "first": None if first is None else {"where": first.where, **_named_site(first.layer, first.site)},
+        "first_site": None if (numbers := found.first_site) is None else _named_site(numbers.layer, numbers.site),
         "settings": [asdict(one) for one in found.settings],
         "n_sequences": found.n_sequences,
         "texts": [_text(text, a, b) for text in found.texts],
@@ -58,7 +56,7 @@ def _document(
     }
 
 
-def _named_site(found: Differences, layer: str, site: SiteDifference | None) -> dict[str, Any]:
+def _named_site(layer: str, site: SiteDifference | None) -> dict[str, Any]:
     return {"layer": layer, "site": None if site is None else site.site}
 
 

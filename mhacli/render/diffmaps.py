@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
-from rich.color import Color
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.style import Style
@@ -17,25 +16,25 @@ from rich.text import Text
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.errors import UsageError
 from mhacli.record import Array, Record
-from mhacli.render.colours import GLYPHS, glyph, ramp_colour, shade
+from mhacli.render.colours import GLYPHS, glyph, half_block, ramp_colour, shade
 from mhacli.render.diffcolours import change_colour, change_glyph, change_style
 from mhacli.render.diffgrids import Grids, grids
+from mhacli.render.frames import title_rule
 from mhacli.render.headmaps import (
-    DECADES,
     FORBIDDEN,
     NOT_A_NUMBER,
     DrawableHead,
-    HeadMap,
     drawable_heads,
     head_map,
-    largest_of_maps,
+    is_before_dropout,
     levels,
+    range_text,
     scale_of,
 )
 from mhacli.render.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.words import fitted, number_text, share_text
 
-MAX_MAPS = 3
+_MAX_MAPS = 3
 _MAX_LINES, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 12, 7, "  "
 _WIDE, _NAMED, _NUMBERED, _MAX_CELL = 100, 5, 5, 8
 _BLANK, _BROKEN = -1000, -1001
@@ -45,12 +44,33 @@ _NAN_SIGN = "?"
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A head of a sequence in both records, and the texts of its queries and keys."""
+    """A head of a sequence in both records, and what its layer is called."""
 
+    label: str
     a: DrawableHead
     b: DrawableHead
     sequence: int
     largest: float | None
+
+    @property
+    def heads(self) -> tuple[DrawableHead, DrawableHead]:
+        """That of A and that of B."""
+        return self.a, self.b
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A head's pictures in as many cells as fit, None where its maps cannot lie beside each other; and what all pictures or their
+    caption need of the maps: the largest change, the top of the scale, whether cells were put together, whether a learned sink
+    takes a share, whether there are NaN."""
+
+    choice: _Chosen
+    fit: _Fit | None
+    change: float
+    top: float
+    is_pooled: bool
+    has_learned: bool
+    has_nan: bool
 
 
 @dataclass(frozen=True)
@@ -70,33 +90,35 @@ def maps_view(
         return
     choices = _choices(found, records, options)
     if not choices:
-        if options.heads or options.layers:
-            yield Text("no head is drawn: both records must hold its pattern or map (--keep pattern)", style="yellow")
+        if options.heads or options.layers or options.sequences:
+            yield Text(f"no head is drawn: {_why_nothing(found)}", style="yellow")
         return
-    drawn = [(choice, _grids(choice, found)) for choice in choices]
-    heads = [head for choice in choices for head in (choice.a, choice.b)]
-    maps = [head_map(head, choice.sequence) for choice in choices for head in (choice.a, choice.b)]
-    largest = max((largest_change(own) for _, own in drawn if own is not None), default=0.0)
-    scales = _Scales(largest_of_maps(maps), largest, scale_of(options, heads))
-    fits = [None if own is None else _fitted(own, screen, options) for _, own in drawn]
-    for (choice, own), fit in zip(drawn, fits, strict=True):
-        body = _LIKE_NOTHING if fit is None else panels(fit, scales, screen, options.precision)
-        yield Group(_title(choice, own, fit), body)
-    if any(fits):
-        is_pooled = any(fit.own.block > own.block for (_, own), fit in zip(drawn, fits, strict=True) if fit and own)
-        remarks = _remarks(maps, records, has_same_tokens=found.has_same_tokens, is_pooled=is_pooled)
-        yield _caption(scales, screen, remarks)
+    drawn = [_drawn(choice, found, screen, options) for choice in choices]
+    heads = [head for choice in choices for head in choice.heads]
+    scales = _Scales(max(one.top for one in drawn) or 1.0, max(one.change for one in drawn), scale_of(options, heads))
+    shares = [cells for one in drawn if one.fit is not None for cells in (one.fit.own.a, one.fit.own.b)]
+    leveled = _leveled(shares, scales)
+    for one in drawn:
+        body = _LIKE_NOTHING
+        if one.fit is not None:
+            of_shares = (next(leveled), next(leveled))
+            body = _panels(one.fit, of_shares, scales, screen=screen, precision=options.precision)
+        yield Group(_title(one), body)
+    if shares:
+        yield _caption(shares, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=found.has_same_tokens))
 
 
 _LIKE_NOTHING = Text("the blocks of its maps stand for other tokens, so they cannot lie beside each other", style="dim")
 
 
-def _title(choice: _Chosen, own: Grids | None, fit: _Fit | None) -> Rule:
-    said = [choice.a.label]
+def _title(drawn: _Drawn) -> Rule:
+    choice, fit = drawn.choice, drawn.fit
+    said = [choice.label] if choice.label else []
+    said += [f"head {choice.a.head}"]
     said += [f"sequence {choice.sequence}"] if len(choice.a.view.sequences) > 1 else []
-    said += [] if own is None else [f"largest change {number_text(largest_change(own))}"]
+    said += [] if fit is None else [f"largest change {number_text(drawn.change)}"]
     said += [] if fit is None or fit.own.block == 1 else [f"each mark {fit.own.block} × {fit.own.block} tokens"]
-    return Rule(Text(" · ".join(said), style="bold"), align="left", style="dim")
+    return title_rule(" · ".join(said))
 
 
 # ------------------------------------------------------------------------------------------------------------------- choices
@@ -116,23 +138,30 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
 def _choices(found: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_Chosen]:
     """The heads that were asked for, all of which both records hold the pattern; else those that changed, the largest changes
     first."""
-    own = [{_key(head): head for head in drawable_heads(record, options)} for record in records]
+    own_a, own_b = ({_key(head, record): head for head in drawable_heads(record, options)} for record in records)
     known = [
-        _Chosen(own[0][key], own[1][key], sequence, one.largest)
+        _Chosen(layer.label, own_a[key_a], own_b[key_b], sequence, one.largest)
         for layer in found.layers
         for site in _drawn_site(layer)
         for one in site.heads
-        if (key := (layer.label, one.head)) in own[0] and key in own[1]
+        if (key_a := (layer.index_a, one.head)) in own_a and (key_b := (layer.index_b, one.head)) in own_b
         for sequence in options.sequences or (one.sequence,)
     ]
     if options.heads is not None or options.layers is not None:
         return known
     changed = sorted((one for one in known if one.largest != 0), key=lambda one: -_rank(one))
-    return changed if options.everything else changed[:MAX_MAPS]
+    return changed if options.everything else changed[:_MAX_MAPS]
 
 
-def _key(head: DrawableHead) -> tuple[str, int]:
-    return ("" if head.layer is None else head.layer.label, head.head)
+def _why_nothing(found: Differences) -> str:
+    """Why no head can be drawn."""
+    reasons = dict.fromkeys(site.why for layer in found.layers for site in _drawn_site(layer) if not site.heads)
+    return "; ".join(reasons) or "both records must hold its pattern or map (--keep pattern)"
+
+
+def _key(head: DrawableHead, record: Record) -> tuple[int | None, int]:
+    """The place of its layer among those of the record, which tells two of one label apart, and its number."""
+    return next((index for index, layer in enumerate(record.layers) if layer is head.layer), None), head.head
 
 
 def _rank(one: _Chosen) -> float:
@@ -145,10 +174,20 @@ def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
     return [site for name in ("pattern", "map") for site in layer.sites if site.site == name][:1]
 
 
-def _grids(choice: _Chosen, found: Differences) -> Grids | None:
-    maps = [head_map(head, choice.sequence) for head in (choice.a, choice.b)]
+def _drawn(choice: _Chosen, found: Differences, screen: Screen, options: ViewOptions) -> _Drawn:
+    a, b = (head_map(head, choice.sequence) for head in choice.heads)
     queries, keys = (_text(found, choice, is_key=is_key) for is_key in (False, True))
-    return grids(maps[0], maps[1], queries, keys)
+    own = grids(a, b, queries, keys)
+    fit = None if own is None else _fitted(own, screen, options)
+    return _Drawn(
+        choice,
+        fit,
+        change=0.0 if own is None else _largest_change(own),
+        top=max(a.largest, b.largest),
+        is_pooled=own is not None and fit is not None and fit.own.block > own.block,
+        has_learned=a.learned is not None or b.learned is not None,
+        has_nan=bool(np.isnan(a.shares).any() or np.isnan(b.shares).any()),
+    )
 
 
 def _text(found: Differences, choice: _Chosen, *, is_key: bool) -> TextDifference:
@@ -160,7 +199,7 @@ def _text(found: Differences, choice: _Chosen, *, is_key: bool) -> TextDifferenc
     return next(text for text in found.texts if text.family == family and text.sequence == choice.sequence)
 
 
-def largest_change(own: Grids) -> float:
+def _largest_change(own: Grids) -> float:
     """The largest change either way, 0 where none is known."""
     return float(np.abs(own.change).max(initial=0.0, where=np.isfinite(own.change)))
 
@@ -203,9 +242,9 @@ def _fitted(own: Grids, screen: Screen, options: ViewOptions) -> _Fit:
     return _Fit(fit, 1 if is_halved else cell, is_halved, label)
 
 
-def panels(fit: _Fit, scales: _Scales, screen: Screen, precision: int) -> Text:
-    """A, B and B − A beside each other."""
-    drawn = _levels(fit.own, scales, precision)
+def _panels(fit: _Fit, of_shares: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int) -> Text:
+    """A, B and B − A beside each other, of the levels of A and B."""
+    drawn = _three(fit.own, of_shares, scales, precision)
     text = _header(fit, [panel.name for panel in drawn])
     for row in range(0, len(fit.own.rows), 2 if fit.is_halved else 1):
         is_token = fit.own.block == 1 and not fit.is_halved
@@ -217,12 +256,22 @@ def panels(fit: _Fit, scales: _Scales, screen: Screen, precision: int) -> Text:
     return text
 
 
-def _levels(fit: Grids, scales: _Scales, precision: int) -> tuple[_Panel, ...]:
-    shares = []
-    for name, cells in (("A", fit.a), ("B", fit.b)):
-        known = levels(cells, scales.kind, scales.top)
-        drawn = np.select([known == FORBIDDEN, known == NOT_A_NUMBER], [_BLANK, _BROKEN], known)
-        shares.append(_Panel(name, drawn, _words(cells, precision), shade, ramp_colour, glyph))
+def _leveled(shares: Sequence[Array], scales: _Scales) -> Iterator[Array]:
+    """The levels of each picture, `_BLANK` and `_BROKEN` among them, on one scale: a rank is one among the cells of all."""
+    if not shares:
+        return
+    known = levels(np.concatenate([cells.ravel() for cells in shares]), scales.kind, scales.top)
+    drawn = np.select([known == FORBIDDEN, known == NOT_A_NUMBER], [_BLANK, _BROKEN], known)
+    ends = np.cumsum([cells.size for cells in shares])
+    for cells, part in zip(shares, np.split(drawn, ends[:-1]), strict=True):
+        yield part.reshape(cells.shape)
+
+
+def _three(fit: Grids, of_shares: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
+    shares = [
+        _Panel(name, drawn, _words(cells, precision), shade, ramp_colour, glyph)
+        for name, drawn, cells in zip("AB", of_shares, (fit.a, fit.b), strict=True)
+    ]
     is_known = np.isfinite(fit.change)
     change = np.rint(255 * np.clip(np.where(is_known, fit.change, 0.0) / (scales.change or 1.0), -1, 1))
     change = np.select([np.isnan(fit.change), ~is_known], [_BLANK, _BROKEN], change)
@@ -304,34 +353,31 @@ def _halves(panel: _Panel, row: int) -> Text:
         if _BROKEN in levels_of:
             text.append(_NAN_SIGN)
             continue
-        top, bottom = (None if one == _BLANK else Color.from_rgb(*panel.colour(one)) for one in levels_of)
-        if top is None and bottom is None:
-            text.append(" ")
-        elif top is None:
-            text.append("▄", style=Style(color=bottom))
-        else:
-            text.append("▀", style=Style(color=top, bgcolor=bottom))
+        top, bottom = (None if one == _BLANK else one for one in levels_of)
+        text.append(*half_block(top, bottom, panel.colour))
     return text
 
 
 # ------------------------------------------------------------------------------------------------------------------- caption
 
 
-def _remarks(
-    maps: Sequence[HeadMap], records: tuple[Record, Record], *, has_same_tokens: bool, is_pooled: bool
-) -> Sequence[str]:
+def _remarks(drawn: Sequence[_Drawn], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
     said = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
-    said += [f"{_NAN_SIGN} is not a number"] if any(np.isnan(one.shares).any() for one in maps) else []
-    said += ["a mark of several cells shows the largest, of B − A the largest either way"] if is_pooled else []
-    said += ["before dropout"] if any(record.config.train for record in records) else []
-    return said + (["what learned sinks take is not drawn"] if any(one.learned is not None for one in maps) else [])
+    said += [f"{_NAN_SIGN} is not a number"] if any(one.has_nan for one in drawn) else []
+    if any(one.is_pooled for one in drawn):
+        said += ["a mark of several cells shows the largest, of B − A the largest either way"]
+    trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
+    said += [f"{' and '.join(trained)} before dropout"] if trained else []
+    return said + (["what learned sinks take is not drawn"] if any(one.has_learned for one in drawn) else [])
 
 
-def _caption(scales: _Scales, screen: Screen, remarks: Sequence[str]) -> RenderableType:
+def _caption(shares: Sequence[Array], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:
     """Both scales with their ranges, and the remarks."""
-    low = share_text(scales.top * 10.0**-DECADES, 4) if scales.kind == "log" else "0"
-    ramp = Text(f"A and B: {scales.kind}, {low} … {share_text(scales.top, 3)}, the same for all: ")
+    n_open = sum(int(((cells != FORBIDDEN) & ~np.isnan(cells)).sum()) for cells in shares)
+    is_exceeded = any((cells > scales.top).any() for cells in shares)
+    said = range_text(scales.kind, scales.top, n_open, is_exceeded=is_exceeded)
+    ramp = Text(f"A and B: {scales.kind}, {said}, the same for all: ")
     change = Text(f"B − A: linear, −{number_text(scales.change)} … +{number_text(scales.change)}: ")
     if screen.colour:
         for level in range(0, 256, 17):
@@ -341,4 +387,6 @@ def _caption(scales: _Scales, screen: Screen, remarks: Sequence[str]) -> Rendera
     else:
         ramp.append(f"{GLYPHS} from small to large")
         change.append("= - less in B, . about the same, + # more")
+    if not scales.change:
+        change = Text("B − A: no change of a number")
     return Group(ramp, change, Text("; ".join(remarks), style="dim"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference
 from mhacli.record import Record
-from mhacli.render.diffwords import place_text, site_name, views
+from mhacli.render.diffwords import layers_text, place_text, site_name, views
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.options import Screen
 from mhacli.render.words import count_of, number_text
 from mhacli.text.escape import visible
@@ -27,27 +28,16 @@ def sites_view(
     """Of several layers a line each, and the sites of the first that departs; of one its sites. With `everything` all of all."""
     is_single = len(found.layers) == 1
     if not is_single:
-        yield Group(_title("layer by layer"), _layers_table(found))
+        table = [_layers_table(found)] if found.layers else []
+        yield Group(title_rule("layer by layer"), *table, *_layers_alone(found))
     first = next((layer for layer in found.layers if any(site.departs for site in layer.sites)), None)
     shown = [layer for layer in found.layers if everything or is_single or layer is first]
     for layer in shown:
         yield _layer(layer, a, b, screen, everything=everything)
 
 
-def _title(words: str) -> Rule:
-    return Rule(Text(words, style="bold"), align="left", style="dim")
-
-
-def _table(*columns: tuple[str, bool]) -> Table:
-    """A plain table; of each column its head, and whether its words stand on the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name, is_right in columns:
-        table.add_column(name, justify="right" if is_right else "left", no_wrap=True)
-    return table
-
-
 def _layers_table(found: Differences) -> Table:
-    table = _table(
+    table = plain_table(
         ("layer", False), ("sites", True), ("same bits", True), ("within", True), ("differ", True), ("largest, relative", True),
         ("first to differ", False),
     )  # fmt: skip
@@ -56,7 +46,7 @@ def _layers_table(found: Differences) -> Table:
         same = sum(site.is_same_bits for site in counted)
         departs = [site for site in counted if site.departs]
         largest = max((site.relative or 0.0 for site in counted), default=0.0)
-        first = Text(site_name(departs[0]) if departs else "–", style="bold red" if departs else "dim")
+        first = Text(site_name(departs[0].site) if departs else "–", style="bold red" if departs else "dim")
         table.add_row(
             Text(visible(layer.label)),
             *(Text(str(n)) for n in (len(counted), same, sum(site.status == "within" for site in counted))),
@@ -64,26 +54,37 @@ def _layers_table(found: Differences) -> Table:
             Text(number_text(largest)),
             first,
         )
-    for name, labels in (("A", found.only_a), ("B", found.only_b)):
-        if labels:
-            table.add_row(Text(f"only in {name}: {visible(', '.join(labels))}", style="dim"))
     return table
 
 
+def _layers_alone(found: Differences) -> Iterator[RenderableType]:
+    for name, labels in (("A", found.only_a), ("B", found.only_b)):
+        if labels:
+            yield Text(f"only in {name}: {visible(layers_text(labels))}", style="dim")
+    if not found.layers:
+        yield Text("no layer is in both: nothing is compared", style="yellow")
+
+
 def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, everything: bool) -> RenderableType:
-    quiet = [site for site in layer.sites if _is_quiet(site)] if not everything else []
-    listed = [site for site in layer.sites if site not in quiet]
-    title = _title(f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution")
+    known = [site for site in layer.sites if not _is_told_with_tokens(site, a, b)]
+    quiet = [site for site in known if _is_quiet(site)] if not everything else []
+    listed = [site for site in known if site not in quiet]
+    title = title_rule(f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution")
     parts: list[RenderableType] = [title]
     if listed:
         parts.append(_sites_table(listed, layer, a, b, screen))
     if quiet:
-        names = ", ".join(visible(site.site) for site in quiet)
+        names = ", ".join(site_name(site.site) for site in quiet)
         parts.append(Text(f"the same shape, numbers not in the records: {names}", style="dim"))
     for name, sites in (("A", layer.only_a), ("B", layer.only_b)):
         if sites:
-            parts.append(Text(f"only in {name}: {visible(', '.join(sites))}", style="dim"))
+            parts.append(Text(f"only in {name}: {', '.join(map(site_name, sites))}", style="dim"))
     return Group(*parts)
+
+
+def _is_told_with_tokens(site: SiteDifference, a: Record, b: Record) -> bool:
+    """Whether it is the step of the numbers of tokens, which every record of ours holds: they are compared with the tokens."""
+    return site.site == "ids" and site.status == "identical" and a.module is None and b.module is None
 
 
 def _is_quiet(site: SiteDifference) -> bool:
@@ -96,11 +97,11 @@ def _sites_table(
 ) -> Table:
     is_wide = screen.width >= _WIDE
     wide = (("numbers", True), ("others", True)) if is_wide else ()
-    table = _table(("site", False), *wide, ("largest", True), ("relative", True), ("", False))
+    table = plain_table(("site", False), *wide, ("largest", True), ("relative", True), ("", False))
     table.add_column("where", overflow="fold", ratio=1)
     own = views(layer, a, b)
     for site in sites:
-        name = "mask" if site.site == "allowed" else visible(site.site)
+        name = site_name(site.site)
         counts = (f"{site.n_cells:,}", f"{site.n_different:,}") if site.n_cells else ("", "")
         table.add_row(
             Text(name, style="bold" if site.departs else ""),
@@ -134,6 +135,9 @@ def _remark(site: SiteDifference, own: tuple[Record, Record]) -> str:
         parts.append(f"{site.n_different} of {site.n_cells} are others")
     if site.at is not None and site.status != "skipped":
         parts.append(place_text(site.at, *own))
+    n_held = math.prod(site.shape_a or ())
+    if "query block" in site.axes and 0 < site.n_cells < n_held:
+        parts.append(f"{site.n_cells:,} of {n_held:,} cells compared: blocks of the same tokens in the same places")
     parts += [site.why] if site.why else []
     parts += [f"{one.name}: {visible(one.a)} against {visible(one.b)}" for one in site.told]
     return "; ".join(parts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
+from mhacli.differences.axes import MASK
 from mhacli.differences.parts import (
     Departure,
     Differences,
@@ -14,6 +16,7 @@ from mhacli.differences.parts import (
 )
 from mhacli.parts import TokenSequence
 from mhacli.record import Record
+from mhacli.render.stack import ranges
 from mhacli.render.words import count_of, fitted, number_text, token_text
 from mhacli.text.escape import visible
 
@@ -28,10 +31,15 @@ def verdict_text(found: Differences, a: Record, b: Record) -> str:
         return "nothing can be compared: the records hold no layer, site or step in common"
     if found.first is None:
         return _agreement(found)
-    return f"the records differ: first at {departure_text(found, found.first, a, b)}"
+    return f"the records differ: first at {_departure_text(found, found.first, a, b)}"
 
 
-def departure_text(found: Differences, departure: Departure, a: Record, b: Record) -> str:
+def departure_name(departure: Departure) -> str:
+    """Where they first depart, in short: `layer 2 scores`, `the input`."""
+    return "the input" if departure.site is None else _sentence_name(departure.layer, departure.site)
+
+
+def _departure_text(found: Differences, departure: Departure, a: Record, b: Record) -> str:
     """Where they first depart, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
     if departure.site is not None:
         return _at_site(found, departure.layer, departure.site, a, b)
@@ -54,7 +62,7 @@ def _agreement(found: Differences) -> str:
     if n_same == len(compared):
         return f"{head}, bit for bit in all"
     label, worst = max(found.compared, key=lambda one: one[1].relative or 0.0)
-    place = f"{label} {site_name(worst)}".strip()
+    place = _sentence_name(label, worst)
     return (
         f"{head}, bit for bit in {n_same}, largest relative difference {number_text(worst.relative)} at {place} "
         f"(tolerance {found.tolerance:.3g})"
@@ -75,7 +83,8 @@ def _input_text(found: Differences, a: Record, b: Record) -> str:
     if found.n_sequences[0] != found.n_sequences[1]:
         parts.insert(0, f"{found.n_sequences[0]} against {count_of(found.n_sequences[1], 'sequence')}")
     named = _named_changes(found.texts, a, b)
-    return ", ".join(parts) + (f" ({named})" if named else "")
+    has_other_ids = any(text.n_other_ids for text in found.texts)
+    return ", ".join(parts) + (f" ({named})" if named else "") + (f", {_ids_text(found)}" if has_other_ids else "")
 
 
 def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str:
@@ -89,7 +98,7 @@ def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str
         if max(change.a_end - change.a_begin, change.b_end - change.b_begin) > 1:
             return ""
         names = [
-            token_name(sequence, begin)
+            _token_name(sequence, begin)
             for sequence, begin, end in ((own_a, change.a_begin, change.a_end), (own_b, change.b_begin, change.b_end))
             if end > begin
         ]
@@ -111,19 +120,42 @@ def texts_of(text: TextDifference, a: Record, b: Record) -> tuple[TokenSequence,
     return a.keys[text.sequence], b.keys[text.sequence]
 
 
-def token_name(sequence: TokenSequence, index: int) -> str:
+def _token_name(sequence: TokenSequence, index: int) -> str:
     """A token in quotes, not too long."""
     return f"“{fitted(token_text(sequence, index), _TOKEN_WIDTH)}”"
 
 
-def site_name(site: SiteDifference) -> str:
+def layers_text(labels: Sequence[str]) -> str:
+    """Labels of layers in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
+    numbers: dict[str, list[int]] = {}
+    for label in labels:
+        kind, _, number = label.rpartition(" ")
+        numbers.setdefault(kind, []).append(int(number))
+    return ", ".join(f"{kind}{'s' * (len(own) > 1)} {ranges(own)}" for kind, own in numbers.items())
+
+
+def site_name(name: str) -> str:
     """The name of a site, harmless; that of the mask in plain words."""
-    return "the mask" if site.site == _MASK else visible(site.site)
+    return "mask" if name == _MASK else visible(name)
+
+
+def _sentence_name(label: str, site: SiteDifference) -> str:
+    return f"{label} {'the ' * (site.site == _MASK)}{site_name(site.site)}".strip()
 
 
 def _at_site(found: Differences, label: str, site: SiteDifference, a: Record, b: Record) -> str:
-    layer = next(layer for layer in found.layers if layer.label == label and site in layer.sites)
-    return f"{label} {site_name(site)}".strip() + f" ({_how_far(found, layer, site, a, b)})"
+    layer = next(layer for layer in found.layers if layer.label == label)
+    unseen = ", the first whose numbers both hold" if _is_unseen_before(found, site, a) else ""
+    return f"{_sentence_name(label, site)}{unseen} ({_how_far(found, layer, site, a, b)})"
+
+
+def _is_unseen_before(found: Differences, site: SiteDifference, a: Record) -> bool:
+    """Whether they may have departed before this site already, where no number is in both records."""
+    if site.largest is None or site.site in MASK:
+        return False
+    before = [*takewhile(lambda one: one is not site, (one for layer in found.layers for one in layer.sites))]
+    has_unseen = a.model is not None or any(one.seen == "shape" and one.site != "ids" for one in before)
+    return has_unseen and all(one.largest is None or one.site in MASK for one in before)
 
 
 def _how_far(found: Differences, layer: LayerDifference, site: SiteDifference, a: Record, b: Record) -> str:
@@ -168,6 +200,6 @@ def place_text(place: Place, a: Record, b: Record) -> str:
         word = f"{axis} {own}"
         if axis in ("query", "key"):
             family = a.sequences if axis == "query" else a.keys
-            word += f" {token_name(family[sequence], own)}"
+            word += f" {_token_name(family[sequence], own)}"
         parts.append(word + (f" ({other} in B)" if other != own else ""))
     return ", ".join(parts)

@@ -25,6 +25,8 @@ from mhacli.render.words import count_of, number_text, token_text
 FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
 DECADES = 3
 """What a log scale spans below the largest share; smaller ones are as dark as nothing."""
+SHORT = 64
+"""Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""
 _NOTHING = 1e-6
 """Where less than this is left of a row, it is not blown up: it would be rounding."""
 _LIFT = 2.0
@@ -319,5 +321,7 @@ def is_before_dropout(record: Record) -> bool:
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
-    """The scale that was asked for; else linear for cells, and log for maps, whose shares lie further apart."""
-    return options.map_scale or ("linear" if all(drawn.is_exact for drawn in heads) else "log")
+    """The scale that was asked for; else linear for the cells of short texts, and log for those of long ones and for blocks,
+    whose shares lie further apart: linear, they would be dark."""
+    is_short = all(len(keys.tokens) <= SHORT for drawn in heads for keys in drawn.view.keys)
+    return options.map_scale or ("linear" if is_short and all(drawn.is_exact for drawn in heads) else "log")

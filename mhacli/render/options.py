@@ -21,8 +21,8 @@ class ViewOptions:
     """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads)
     and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a number; `rows`
     are the queries that are drawn of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for
-    cells, log for maps. Of files, `figure` says what is drawn (None: what was chosen), `hide_sinks` renormalises what is left
-    beside sinks, and `full` puts every cell into a page."""
+    short texts, log for long ones. Of files, `figure` says what is drawn (None: what was chosen), `hide_sinks` renormalises what
+    is left beside sinks, and `full` puts every cell into a page."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None

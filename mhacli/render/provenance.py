@@ -12,14 +12,20 @@ from mhacli.record import Record
 from mhacli.render.words import count_of, number_text
 from mhacli.text.escape import visible
 
+RECORD_BY = "record by"
+"""The word for the command that made the record."""
+
 
 def provenance(record: Record) -> tuple[tuple[str, str], ...]:
-    """Pairs of a word and a line, both harmless to any surface's own escaper: `("command", "mha run 'the cat' --heads 4")`."""
+    """Pairs of a word and a line, both harmless to any surface's own escaper: `("record by", "mha run 'the cat' --heads 4")`.
+
+    The command is that which made the record; a picture of it may have been asked for by another.
+    """
     e = record.environment
     versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
     device = f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} · {e.platform}"
     pairs = [
-        ("command", shlex.join(record.command)),
+        (RECORD_BY, shlex.join(record.command)),
         ("versions", versions),
         _origin(record),
         ("machine", device),

@@ -8,7 +8,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import get_args
 
+from textual import events
 from textual.app import App
 
 from mhacli.interrupts import Terminated, more_time
@@ -22,7 +24,7 @@ from mhacli.viewer.overview import Overview
 from mhacli.viewer.picture import Picture, picture
 from mhacli.viewer.reading import Reading, help_page, origin_page, walk_page
 
-_SCALES: tuple[Scale, ...] = ("linear", "log", "rank")
+_SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
 """Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
 _LARGE = 1_000_000
@@ -33,8 +35,8 @@ _RESTORING_S = 5.0
 
 @dataclass(frozen=True)
 class ViewerOptions:
-    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `head` whether to
-    look into it at once; `scale` None: linear for cells, log for blocks."""
+    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `is_open` whether
+    to look into it at once; `scale` None: linear for cells, log for blocks."""
 
     colour: bool = True
     scale: Scale | None = None
@@ -106,22 +108,21 @@ class Viewer(App[None]):
         return self.picture_of(self.entry())
 
     def picture_of(self, entry: Entry) -> Picture | None:
-        """The picture of a head, made once while it is near."""
-        key = (entry.label, self.sequence, self.scale, self.hides_sinks)
+        """The picture of a head, kept while it is near."""
+        key = (entry, self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
-            made = picture(entry, self.sequence, self.scale, hides_sinks=self.hides_sinks)
+            made = self.new_picture_of(entry)
             if made is None:
                 return None
             is_large = made.n_rows * made.n_columns > _LARGE
-            while self._pictures and (is_large or len(self._pictures) >= self._n_kept):
+            while self._pictures and (is_large or len(self._pictures) >= _KEPT_PICTURES):
                 self._pictures.pop(next(iter(self._pictures)))
             self._pictures[key] = made
         return self._pictures[key]
 
-    @property
-    def _n_kept(self) -> int:
-        """All small pictures of a screen at least."""
-        return max(_KEPT_PICTURES, len(self.gallery.places))
+    def new_picture_of(self, entry: Entry) -> Picture | None:
+        """The picture of a head for whoever keeps nothing of it."""
+        return picture(entry, self.sequence, self.scale, hides_sinks=self.hides_sinks)
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, and what helps."""
@@ -163,6 +164,13 @@ class Viewer(App[None]):
         self.hides_sinks = not self.hides_sinks
 
     # ---------------------------------------------------------------------------------------------------------------- screens
+
+    def on_key(self, event: events.Key) -> None:
+        """Keys that came while the line of a search was opening, still on their way through the part that had the focus, belong
+        to it."""
+        if isinstance(self.screen, HeadScreen) and self.screen.prompt.display:
+            event.prevent_default()
+            self.screen.prompt.take(event)
 
     def open_head(self) -> None:
         """Looks into the head under the cursor."""
@@ -210,7 +218,7 @@ class Viewer(App[None]):
         kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
         return [
             ("drawn", shown.entry.label),
-            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown)}"),
+            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown.scale)}"),
             ("sinks", sink_words(shown)),
             *kept,
         ]

@@ -11,11 +11,13 @@ from rich.style import Style
 from mhacli.heads import HeadStatistics
 from mhacli.render.colours import GLYPHS, shade
 from mhacli.render.headmaps import FORBIDDEN, is_before_dropout, range_text
+from mhacli.render.options import Scale
 from mhacli.render.overview import GLYPHS as KIND_SIGNS
 from mhacli.render.words import fitted, number_text, percent_text, share_text
 from mhacli.viewer.gallery import Entry
 from mhacli.viewer.pane import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
-from mhacli.viewer.picture import Picture, Shades
+from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades
+from mhacli.viewer.zoom import Zoom
 
 _MANY = 6
 Piece = tuple[str, Style]
@@ -59,7 +61,7 @@ def heading(entry: Entry, sequence: int, *, failed: bool) -> Line:
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     """What the cursor is on: query, key and share; then the row's entropy, what sinks take of it, and its sum."""
     row, column = cell
-    share = _share(float(picture.base.shares[row, column]))
+    share = _share(picture, cell)
     room = max(6, (width - sum(cell_len(text) for text, _ in share) - len("query   key   share ")) // 2)
     names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
     first: list[Piece] = [
@@ -75,6 +77,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
         return [segments(first), segments([("this query sees no key", WARNING)])]
     numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
     if picture.hides_sinks:
+        numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
         numbers.append(("taken out", share_text(float(picture.base.sink_shares[row]), 4)))
     if picture.base.learned is not None:
         numbers.append(("learned sink", share_text(float(picture.base.learned[row]), 4)))
@@ -83,17 +86,21 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     return [segments(first), segments(second)]
 
 
-def _share(share: float) -> list[Piece]:
+def _share(picture: Picture, cell: tuple[int, int]) -> list[Piece]:
+    share = float(picture.base.shares[cell])
     if share == FORBIDDEN:
         return [("not allowed", WARNING)]
+    if picture.is_taken[cell]:
+        return [("taken out", WARNING), (f" (was {float(picture.whole.shares[cell]):.6g})", DIM)]
     exact = f" ({share:.6g})" if np.isfinite(share) and share > 0 else ""
     return [(share_text(share, 4), BOLD), (exact, DIM)]
 
 
-def captions(picture: Picture, shades: Shades, width: int, *, colour: bool) -> list[Line]:
+def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
     """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
+    shades = picture.at(zoom.factor)
     parts: list[list[Piece]] = [
-        [(f"scale {picture.scale}, {scale_range(shades, picture)} ", PLAIN), *_swatches(colour)]
+        [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *_swatches(colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])
     if is_before_dropout(picture.drawn.view):
@@ -102,17 +109,25 @@ def captions(picture: Picture, shades: Shades, width: int, *, colour: bool) -> l
         parts.append(
             [(f"the record holds blocks of {picture.base.block} × {picture.base.block} tokens, no cells", PLAIN)]
         )
-    blank = "0" if not colour else "blank"
-    if not bool(shades.map.is_open.all()):
-        parts.append([(f"{blank}: not allowed" if colour else "blank or 0: not allowed", DIM)])
+    parts += [[(words, DIM)] for words in _signs(picture, shades, zoom)]
     if np.isnan(shades.map.shares).any():
         parts.append([("?: not a number", WARNING)])
     return flowed(parts, width)
 
 
-def scale_range(shades: Shades, picture: Picture) -> str:
+def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
+    """How cells look that have no share."""
+    is_forbidden = not bool(shades.map.is_open.all())
+    is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
+    if zoom.decimals:
+        return ["0: not allowed"] * is_forbidden + [f"{TAKEN_SIGN}: taken out"] * is_taken
+    words = ["not allowed"] * is_forbidden + ["taken out"] * is_taken
+    return ["blank: " + " or ".join(words)] if words else []
+
+
+def scale_range(shades: Shades, scale: Scale) -> str:
     """From where to where a scale goes."""
-    return range_text(picture.scale, shades.largest, int(shades.map.is_open.sum()))
+    return range_text(scale, shades.largest, int((shades.cells >= 0).sum()), is_exceeded=shades.is_exceeded)
 
 
 def sink_words(picture: Picture) -> str:

@@ -16,7 +16,7 @@ from mhacli.render.stack import short_name
 from mhacli.text.escape import visible
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A head: what is said of it, and what can be drawn of it, each None where the record has nothing."""
 

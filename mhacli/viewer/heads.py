@@ -18,6 +18,8 @@ from mhacli.viewer.picture import Picture
 from mhacli.viewer.thumbnails import Tile, blank, thumbnail, tile_for
 
 _MOST_WIDTH, _MOST_LABEL = 5, 12
+_CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
+"""Cells that small pictures are made of before keys are heard again, and how long that is waited for."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Heads(Pane, can_focus=True):
         self._picture_of = picture_of
         self.place = gallery.places[0]
         self._top, self._left = 0, 0
+        self._small: dict[Entry, Sequence[Line]] = {}
+        self._small_as: tuple[object, ...] = ()
+        self._budget = 0
 
     def show(self, place: tuple[int, int]) -> None:
         """Puts the cursor on a head."""
@@ -74,7 +79,7 @@ class Heads(Pane, can_focus=True):
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The title, the heads' numbers, and the layers."""
-        n_heads = len(self.gallery.places)
+        n_heads, self._budget = len(self.gallery.places), _CELLS_AT_ONCE
         lying = self.layout_for(width, height)
         title = count_of(n_heads, "head") + (f" in {count_of(len(self.gallery.rows), 'layer')}" if lying.label else "")
         for shown, every, word in (
@@ -87,6 +92,8 @@ class Heads(Pane, can_focus=True):
         if lying.tile is not None:
             for row in lying.rows:
                 lines += self._tiles(row, lying, lying.tile)
+            if self._budget <= 0:
+                self.set_timer(_PAUSE_S, self.repaint)
         else:
             lines += [self._numbers(lying), *(self._signs(row, lying) for row in lying.rows)]
         return lines[:height]
@@ -129,11 +136,25 @@ class Heads(Pane, can_focus=True):
                 for line, name in zip(lines, names, strict=True):
                     line.append(segment(f"{name:>{lying.label - 1}} ", ACCENT))
             title += [*_tile_title(entry, tile.width + 1, is_cursor), segment(" ")]
-            drawn = None if entry is None else self._picture_of(entry)
-            small = blank(tile) if drawn is None else thumbnail(drawn, tile, colour=self.colour)
+            small = blank(tile) if entry is None else self._small_of(entry, tile)
             for line, own in zip(lines, small, strict=True):
                 line += [*own, segment("  ")]
         return [title, *lines, []]
+
+    def _small_of(self, entry: Entry, tile: Tile) -> Sequence[Line]:
+        """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
+        drawn = self._picture_of(entry)
+        if drawn is None:
+            return blank(tile)
+        shown_as = (tile, drawn.sequence, drawn.scale, drawn.hides_sinks)
+        if shown_as != self._small_as:
+            self._small, self._small_as = {}, shown_as
+        if entry not in self._small:
+            if self._budget <= 0:
+                return blank(tile)
+            self._small[entry] = thumbnail(drawn, tile, colour=self.colour)
+            self._budget -= drawn.n_rows * drawn.n_columns
+        return self._small[entry]
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the head under the mouse."""

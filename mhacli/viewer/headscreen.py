@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
+import numpy as np
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
-from mhacli.render.headmaps import FORBIDDEN
 from mhacli.render.words import count_of, share_text
+from mhacli.text.escape import visible
 from mhacli.viewer.caption import captions, heading, read_out
 from mhacli.viewer.jump import Axis, Prompt, Search, searched
 from mhacli.viewer.keys import HEAD, bindings
@@ -116,9 +117,9 @@ class HeadScreen(ViewerScreen):
             self.said.show([segments([(self.viewer.why_nothing(), WARNING)])])
             self.legend.show([])
             return
-        shades = picture.at(self.matrix.zoom().factor)
+        zoom = self.matrix.zoom()
         self.said.show(read_out(picture, (self.row, self.column), self.size.width))
-        told = captions(picture, shades, self.size.width, colour=self.colour)
+        told = captions(picture, zoom, self.size.width, colour=self.colour)
         self.legend.styles.height = min(len(told), 3)
         self.legend.show(told)
         self._draw_texts(picture)
@@ -130,6 +131,7 @@ class HeadScreen(ViewerScreen):
         """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
         row, of_row = picture.row_levels(self.row)
         column, of_column = picture.column_levels(self.column)
+        is_taken = bool(picture.is_taken[self.row, self.column])
         of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
         self.keys_pane.show(
             picture.base.keys,
@@ -141,7 +143,9 @@ class HeadScreen(ViewerScreen):
             picture.base.queries,
             picture.query_places(self.row),
             lambda place: column[picture.row_of(place)],
-            f"queries up to {share_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
+            f"key {picture.key_name(self.column)} is taken out"
+            if is_taken
+            else f"queries up to {share_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
         )
 
     def on_key(self) -> None:
@@ -190,9 +194,8 @@ class HeadScreen(ViewerScreen):
     def _last_open(self) -> int:
         """The last key that the query may attend to."""
         assert self.picture is not None
-        shares = self.picture.base.shares[self.row]
-        seen = [column for column in range(len(shares)) if shares[column] != FORBIDDEN]
-        return seen[-1] if seen else 0
+        seen = np.flatnonzero(self.picture.base.is_open[self.row])
+        return int(seen[-1]) if len(seen) else 0
 
     def _move_in_text(self, way: str) -> None:
         assert self.picture is not None
@@ -297,9 +300,10 @@ class HeadScreen(ViewerScreen):
         if self.picture is None:
             return
         self._before = self.row, self.column
-        self._show_search(Search("key" if self.focused in (self.keys_pane, self.strongest) else "query"))
-        self.prompt.display, self.last.display = True, False
-        self.prompt.focus()
+        self.search = Search("key" if self.focused in (self.keys_pane, self.strongest) else "query")
+        self.prompt.open(self.search)
+        self.last.display = False
+        self.set_focus(self.prompt)
 
     def _show_search(self, search: Search) -> None:
         self.search = search
@@ -332,6 +336,8 @@ class HeadScreen(ViewerScreen):
         if not message.taken:
             self.search = None
             self.go(*self._before)
+        elif self.search is not None and self.search.typed and not self.search.places:
+            self.say(f"no {self.search.axis} matches {visible(self.search.typed)}")
 
     def action_match(self, step: int) -> None:
         """The next or previous match."""

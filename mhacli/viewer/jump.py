@@ -83,6 +83,13 @@ class Prompt(Pane, can_focus=True):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.search = Search("query")
+        self._typed = ""
+
+    def open(self, search: Search) -> None:
+        """Begins anew."""
+        self._typed = ""
+        self.display = True
+        self.show(search)
 
     def show(self, search: Search) -> None:
         """Shows what is searched for, and how much was found."""
@@ -115,16 +122,24 @@ class Prompt(Pane, can_focus=True):
         """Takes every key: none of them means anything else now."""
         event.stop()
         event.prevent_default()
+        self.take(event)
+
+    def take(self, event: events.Key) -> None:
+        """Takes a key. What was typed is kept here: the next key may come before the screen has looked for the last."""
         if event.key in ("enter", "escape"):
             self.post_message(self.Ended(taken=event.key == "enter"))
         elif event.key == "tab":
             self.post_message(self.Turned())
         elif event.key == "backspace":
-            self.post_message(self.Typed(self.search.typed[:-1]))
+            self._type(self._typed[:-1])
         elif event.character is not None and event.is_printable:
-            self.post_message(self.Typed(self.search.typed + event.character))
+            self._type(self._typed + event.character)
 
     def on_paste(self, event: events.Paste) -> None:
         """Takes what was pasted, its first line."""
         event.stop()
-        self.post_message(self.Typed(self.search.typed + event.text.split("\n")[0]))
+        self._type(self._typed + event.text.split("\n")[0])
+
+    def _type(self, typed: str) -> None:
+        self._typed = typed
+        self.post_message(self.Typed(typed))

@@ -10,13 +10,14 @@ from textual.binding import Binding, BindingType
 @dataclass(frozen=True)
 class Key:
     """Keys that do one thing: as Textual calls them, what is done, how a reader sees them, and what it says of them. `short` is
-    its word in the last line of a screen, empty for keys that only the help tells."""
+    its word in the last line of a screen, empty for keys that only the help tells; `last` how they stand there, if otherwise."""
 
     names: str
     action: str
     shown: str
     words: str
     short: str = ""
+    last: str = ""
 
 
 _CURSOR = (
@@ -53,10 +54,10 @@ HEAD = (
     *_CURSOR,
     Key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
     Key("shift+tab", "app.focus_previous", "", ""),
-    Key("h,right_square_bracket", "head(1)", "h H  ] [", "the next or previous head", "head"),
-    Key("H,left_square_bracket", "head(-1)", "", ""),
-    Key("l,right_curly_bracket", "layer(1)", "l L  } {", "the next or previous layer", "layer"),
-    Key("L,left_curly_bracket", "layer(-1)", "", ""),
+    Key("h,right_square_bracket", "head(1)", "h  ]", "the next head", "head", "[ ]"),
+    Key("H,left_square_bracket", "head(-1)", "H  [", "the previous head"),
+    Key("l,right_curly_bracket", "layer(1)", "l  }", "the same head of the next layer", "layer", "{ }"),
+    Key("L,left_curly_bracket", "layer(-1)", "L  {", "the same head of the previous layer"),
     Key("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
     Key("minus", "zoom(-1)", "", ""),
     Key("0", "zoom(0)", "", ""),
@@ -87,4 +88,4 @@ def bindings(keys: tuple[Key, ...]) -> list[BindingType]:
 
 def last_line(keys: tuple[Key, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """What the last line of a screen tells: keys, and a word for each."""
-    return [(key.shown.split("  ")[0], key.short) for key in keys if key.short and key.short not in without]
+    return [(key.last or key.shown, key.short) for key in keys if key.short and key.short not in without]

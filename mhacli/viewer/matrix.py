@@ -16,7 +16,7 @@ from mhacli.render.colours import glyph, half_block, ramp_colour
 from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER
 from mhacli.render.words import fitted, share_text
 from mhacli.viewer.pane import ACCENT, BOLD, CURSOR, DIM, PLAIN, WARNING, Line, Pane, ruled, segment, segments, shaded
-from mhacli.viewer.picture import Picture, Shades
+from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.zoom import SHADED, Zoom, fitting, ladder, nearest
 
 NAN_SIGN = "?"
@@ -176,7 +176,8 @@ class Matrix(Pane, can_focus=True):
         is_marked = cursor[0] in rows
         assert self.picture is not None
         base_row = self.row if is_marked else min(self.picture.n_rows - 1, named * zoom.factor)
-        shown = self.picture.query_name(base_row) if zoom.factor == 1 or is_marked else _row_places(shades, named)
+        is_one = shades.map.block == 1 or is_marked
+        shown = self.picture.query_name(base_row) if is_one else _places_of_rows(shades, rows)
         name = set_cell_size(fitted(shown, label), label)
         line = [segment(name, ACCENT if is_marked else DIM if shades.map.block > 1 else PLAIN)]
         line.append(segment(" ▸" if is_marked else "  ", ACCENT))
@@ -230,8 +231,9 @@ class Matrix(Pane, can_focus=True):
         self.post_message(self.Moved(min(last[0], max(0, row)), min(last[1], max(0, column))))
 
 
-def _row_places(shades: Shades, row: int) -> str:
-    return shades.map.query_name(row)
+def _places_of_rows(shades: Shades, rows: Sequence[int]) -> str:
+    """The first and the last place that a line stands for."""
+    return f"{shades.map.query_name(rows[0]).partition('–')[0]}–{shades.map.query_name(rows[-1]).partition('–')[2]}"
 
 
 def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: bool) -> list[Segment]:
@@ -260,8 +262,10 @@ def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
 
 
 def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    """A share with a sign of its shade where there is no colour; `0` where it is not allowed. Brackets are the cursor."""
-    number = "0" if level < 0 and level != NOT_A_NUMBER else share_text(share, zoom.decimals)
+    """A share with a sign of its shade where there is no colour; `0` where it is not allowed, `–` where it was taken out.
+    Brackets are the cursor."""
+    nothing = "0" if share == FORBIDDEN else TAKEN_SIGN
+    number = nothing if level < 0 and level != NOT_A_NUMBER else share_text(share, zoom.decimals)
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign

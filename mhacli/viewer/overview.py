@@ -64,7 +64,7 @@ class Overview(ViewerScreen):
         self.top_line, self.numbers, self.legend, self.last = (
             Lines(id=name) for name in ("top", "numbers", "legend", "last")
         )
-        self.heads = Heads(gallery, lambda entry: self.viewer.picture_of(entry), colour=colour)
+        self.heads = Heads(gallery, lambda entry: self.viewer.new_picture_of(entry), colour=colour)
 
     def compose(self) -> ComposeResult:
         """The parts, from the top."""
@@ -98,10 +98,10 @@ class Overview(ViewerScreen):
         if not self.is_mounted or self.size.width == 0:
             return
         entry = self.viewer.entry()
-        self.top_line.show([record_line(self.viewer.record, self.viewer.sequence, self.size.width)])
+        self.top_line.show([_record_line(self.viewer.record, self.viewer.sequence, self.size.width)])
         self.heads.show(self.viewer.place)
         width = self.numbers.size.width
-        lines = numbers_beside(entry, width) if self.has_class("wide") else numbers_below(entry, width)
+        lines = _numbers_beside(entry, width) if self.has_class("wide") else _numbers_below(entry, width)
         self.numbers.show(lines)
         told = self._legend()
         self.legend.styles.height = len(told)
@@ -177,7 +177,7 @@ class Overview(ViewerScreen):
         self.draw()
 
 
-def record_line(record: Record, sequence: int, width: int) -> Line:
+def _record_line(record: Record, sequence: int, width: int) -> Line:
     """What was looked at, in one line: the checkpoint or the layer, the texts, and whether the self-check holds."""
     c = record.config
     if record.model is not None:
@@ -196,7 +196,7 @@ def record_line(record: Record, sequence: int, width: int) -> Line:
     return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
 
 
-def numbers_below(entry: Entry, width: int) -> list[Line]:
+def _numbers_below(entry: Entry, width: int) -> list[Line]:
     """The numbers of a head, one after the other, what uniform attention would give in brackets."""
     parts: list[list[Piece]] = []
     for name, own, uniform in _told(entry):
@@ -205,7 +205,7 @@ def numbers_below(entry: Entry, width: int) -> list[Line]:
     return [title, *flowed(parts, width, "  ")]
 
 
-def numbers_beside(entry: Entry, width: int) -> list[Line]:
+def _numbers_beside(entry: Entry, width: int) -> list[Line]:
     """The numbers of a head in columns, and the cells that stand out."""
     title = ruled(entry.label, width, focused=False)
     lines: list[Line] = [title, heading(entry, 0, failed=False), []]

@@ -14,7 +14,7 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from mhacli.render.colours import shade
+from mhacli.render.colours import is_dark, ramp_colour
 from mhacli.render.words import fitted
 
 Line = Sequence[Segment]
@@ -35,9 +35,8 @@ def segment(text: str, style: Style = PLAIN) -> Segment:
 @lru_cache(maxsize=256)
 def shaded(level: int) -> Style:
     """The style of a cell with text at a level of 0 … 255: as `shade`, but in a black and white that no palette changes."""
-    style = shade(level)
-    is_dark = style.color is not None and style.color.name == "black"
-    return Style(color=_BLACK if is_dark else _WHITE, bgcolor=style.bgcolor)
+    colour = ramp_colour(level)
+    return Style(color=_WHITE if is_dark(colour) else _BLACK, bgcolor=Color.from_rgb(*colour))
 
 
 def segments(parts: Iterable[tuple[str, Style]]) -> Line:

@@ -17,18 +17,22 @@ from mhacli.text.escape import without_surrogates
 from mhacli.viewer.gallery import Entry
 
 ROW_SCHEMA = "mha.row/1"
+TAKEN_SIGN = "–"
+"""In place of the share of a sink that was taken out: it is no small share, but none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shades:
-    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says), and the largest share, which is its top."""
+    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says; what was taken out as what is not allowed),
+    the top of the scale, and whether there are cells with more than it."""
 
     map: HeadMap
     cells: Array
     largest: float
+    is_exceeded: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
     """A head of a sequence. `base` is the map at its finest; `scale` and whether sinks are taken out hold at every zoom."""
 
@@ -49,6 +53,20 @@ class Picture:
         return self.whole.without_sinks() if self.hides_sinks else self.whole
 
     @cached_property
+    def is_taken(self) -> Array:
+        """The cells of the finest map that were taken out: those of sinks. A block is never taken out as a whole."""
+        is_taken = np.zeros(self.base.shares.shape, dtype=bool)
+        if self.hides_sinks and self.base.block == 1:
+            columns = [place - self.base.first[1] for place in self.base.sinks]
+            is_taken[:, columns] = self.base.shares[:, columns] == 0
+        return is_taken
+
+    @cached_property
+    def _shown(self) -> Array:
+        """The finest map, what was taken out like what is not allowed."""
+        return np.where(self.is_taken, FORBIDDEN, self.base.shares) if self.hides_sinks else self.base.shares
+
+    @cached_property
     def _made(self) -> dict[int, Shades]:
         return {}
 
@@ -56,8 +74,11 @@ class Picture:
         """The map in blocks of `factor` × `factor` cells, shaded."""
         if factor not in self._made:
             pooled = self.base.pooled(factor)
-            cells = levels(pooled.shares, self.scale, pooled.largest or None).astype(np.int16)
-            self._made[factor] = Shades(pooled, cells, _top(pooled))
+            shares = self._shown if factor == 1 else pooled.shares
+            strongest = float(shares.max(initial=0.0, where=np.isfinite(shares)))
+            top = pooled.largest or strongest
+            cells = levels(shares, self.scale, top or None).astype(np.int16)
+            self._made[factor] = Shades(pooled, cells, top, strongest > top)
         return self._made[factor]
 
     @property
@@ -95,8 +116,9 @@ class Picture:
         return _name(self.base, column, of_keys=True)
 
     def strongest(self, row: int) -> tuple[tuple[int, float], ...]:
-        """The columns that a row may attend to with their shares, the largest first, NaN last; equal ones as they stand."""
-        shares = self.base.shares[row]
+        """The columns that a row may attend to and that were not taken out, with their shares, the largest first, NaN last; equal
+        ones as they stand."""
+        shares = self._shown[row]
         seen = np.flatnonzero(shares != FORBIDDEN)
         order = np.argsort(-np.nan_to_num(shares[seen], nan=-1.0), kind="stable")
         return tuple((int(seen[i]), float(shares[seen[i]])) for i in order)
@@ -112,11 +134,11 @@ class Picture:
 
     def row_levels(self, row: int) -> tuple[list[int], float]:
         """What a query gives to each column, as levels up to the largest of them; and that."""
-        return _own_levels(self.base.shares[row], self.scale)
+        return _own_levels(self._shown[row], self.scale)
 
     def column_levels(self, column: int) -> tuple[list[int], float]:
         """What each row gives to a key, as levels up to the largest of them; and that."""
-        return _own_levels(self.base.shares[:, column], self.scale)
+        return _own_levels(self._shown[:, column], self.scale)
 
     def row_sum(self, row: int) -> float:
         """What all keys together get of a row, as it is drawn."""
@@ -124,7 +146,8 @@ class Picture:
         return float(shares[shares != FORBIDDEN].sum())
 
     def row_document(self, row: int) -> Mapping[str, Any]:
-        """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite."""
+        """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite; without keys that were taken
+        out."""
         keys = [
             {**_json_place(self.base, column, of_keys=True), "share": _json_number(self._exact(row, column, share))}
             for column, share in sorted(self.strongest(row))
@@ -167,11 +190,6 @@ def picture(entry: Entry, sequence: int, scale: Scale | None, *, hides_sinks: bo
 def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:
     is_known = (shares != FORBIDDEN) & np.isfinite(shares)
     return levels(shares, scale).astype(int).tolist(), float(shares.max(initial=0.0, where=is_known))
-
-
-def _top(drawn: HeadMap) -> float:
-    is_known = drawn.is_open & np.isfinite(drawn.shares)
-    return drawn.largest or float(drawn.shares.max(initial=0.0, where=is_known))
 
 
 def _places(drawn: HeadMap, cell: int, *, of_keys: bool) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class Page(Pane, can_focus=True):
     def whole(self, width: int) -> list[Line]:
         """All lines, drawn once for a width."""
         if self._whole[0] != width:
-            self._whole = width, drawn_lines(self._draw(width), width)
+            self._whole = width, _drawn_lines(self._draw(width), width)
         return self._whole[1]
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
@@ -101,7 +101,7 @@ class Reading(ViewerScreen):
         """Nothing: the keys are few."""
 
 
-def drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
+def _drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
     """What rich makes of renderables, line by line; no markup is read from any text."""
     console = Console(
         width=width, markup=False, emoji=False, highlight=False, legacy_windows=False, force_terminal=True

@@ -46,7 +46,7 @@ class Strongest(Pane, can_focus=True):
 
     def show(self, picture: Picture | None, row: int, column: int, *, most: int | None) -> None:
         """Lists at most so many keys of a row (None: as many as fit), that of the cursor marked."""
-        is_other = (picture, row, most) != (self.picture, self.row, self.most)
+        is_other = picture is not self.picture or (row, most) != (self.row, self.most)
         self.picture, self.row, self.column, self.most = picture, row, column, most
         if is_other:
             self._listed, self.top = () if picture is None else picture.strongest(row), 0
@@ -70,7 +70,7 @@ class Strongest(Pane, can_focus=True):
         noun = "key" if self.picture.base.block == 1 else "block"
         count = len(self._listed)
         title = (
-            f"no {noun} allowed" if not count else f"top {len(self.shown_keys)} of {count} {noun}{'s' * (count != 1)}"
+            self._why_none(noun) if not count else f"top {len(self.shown_keys)} of {count} {noun}{'s' * (count != 1)}"
         )
         below = self._below()
         room = max(1, height - 1 - len(below))
@@ -78,6 +78,10 @@ class Strongest(Pane, can_focus=True):
         visible = self.shown_keys[self.top : self.top + room]
         lines = [self._line(column, share, width) for column, share in visible]
         return [ruled(title, width, focused=self.has_focus), *lines, *below][:height]
+
+    def _why_none(self, noun: str) -> str:
+        assert self.picture is not None
+        return f"no {noun} but sinks" if self.picture.is_taken[self.row].any() else f"no {noun} allowed"
 
     @property
     def _largest(self) -> float:

@@ -16,7 +16,7 @@ from mhacli.viewer.pane import PLAIN, WARNING, segment
 from mhacli.viewer.picture import Picture
 
 _LEAST = (8, 3)
-_MOST_CELLS = 4_000_000
+_MOST_CELLS = 64_000_000
 """Cells of all heads together beyond which small pictures would keep one waiting."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, radians, sin
 
-from mhacli.render.figures.shapes import SOFT, Piece, element, mono_width, value_text, written
+from mhacli.render.figures.shapes import SOFT, Piece, element, mono_width, placed, value_text, written
 from mhacli.render.words import fitted
 
 _LONGEST = 18
@@ -80,7 +80,7 @@ def top_side(side: Side) -> tuple[Piece, float]:
         content = "".join(
             _line(x, 0, x, _TICK) + written(x, -_GAP, text, size, text_anchor="middle") for x, text in side.ticks()
         )
-        return Piece(placed_down(content, size + _GAP), side.length, size + _GAP + _TICK), 12.0
+        return Piece(placed(Piece(content, 0, 0), 0, size + _GAP), side.length, size + _GAP + _TICK), 12.0
     shown = [(fitted(name, _LONGEST), name) for name in side.names]
     widths = [mono_width(cut, size) for cut, _ in shown]
     if max(widths) <= side.pitch - 4:
@@ -105,11 +105,6 @@ def _tilted(x: float, y: float, cut: str, name: str, *, size: float, tilt: float
     x, y = x + shift * sin(radians(tilt)), y + (shift * cos(radians(tilt)) if tilt < 90 else 0.0) - 1
     turned = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
     return written(x, y, cut, size, transform=turned, said=name if name != cut else "")
-
-
-def placed_down(content: str, y: float) -> str:
-    """Content further down."""
-    return element("g", content, transform=f"translate(0 {value_text(y)})")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:

@@ -32,6 +32,8 @@ _WIDE = 90
 _MADE, _WITH_WEIGHTS, _SEEN = "#f6f8fb", "#e3edf9", "#ffffff"
 _EDGE, _LINES_OF_THEIRS = "#44607c", "#1b6b3a"
 _DASHES = "4 3"
+_MASKED = ("scores", "bias", "masked")
+"""Sites where −∞ says that a cell may not be attended."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _lines(step: Step, *, is_wide: bool) -> Iterator[_Line]:
     if step.parameters:
         yield _Line(_parameters(step), SOFT)
     if step.values is not None:
-        yield _Line(_values(step.values), SOFT)
+        yield _Line(_values(step, step.values), SOFT)
 
 
 def _measured(step: Step) -> str:
@@ -119,7 +121,8 @@ def _parameters(step: Step) -> str:
     return f"weights {named}{more}: {total:,} numbers"
 
 
-def _values(values: Values) -> str:
-    odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [f"{values.n_inf} not finite"] * bool(values.n_inf)
+def _values(step: Step, values: Values) -> str:
+    infinite = "−∞, not allowed" if step.site in _MASKED else "Inf"
+    odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [f"{values.n_inf} × {infinite}"] * bool(values.n_inf)
     spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
     return " · ".join([spread, f"mean {number_text(values.mean)}", *odd])

@@ -9,12 +9,13 @@ import numpy as np
 from rich.cells import set_cell_size
 
 from mhacli.layers import InspectedLayer
-from mhacli.record import Record
+from mhacli.record import Array, Record
 from mhacli.render.figures.shading import Shading
 from mhacli.render.figures.shapes import INK, LINE, MONO_EM, SOFT, Piece, stacked, wrapped, written
+from mhacli.render.figures.sheet import Sheet
 from mhacli.render.figures.subjects import Subject
 from mhacli.render.headmaps import is_before_dropout
-from mhacli.render.provenance import provenance
+from mhacli.render.provenance import RECORD_BY, provenance
 from mhacli.render.words import share_text, token_text
 from mhacli.text.escape import visible
 
@@ -23,13 +24,15 @@ _WORDS = (
     "what is said of the head is of tokens"
 )
 _SIZE, _LABEL, _MOST_LINES, _MOST_SINKS = 9.5, 11, 6, 4
+_DRAWN_AS = "drawn as"
 
 
-def caption(record: Record, notes: Sequence[str], width: float) -> Piece:
-    """The notes and the provenance as lines of at most that width; a line that takes more than six is cut, with an ellipsis."""
+def caption(record: Record, notes: Sequence[str], drawn_as: str, *, width: float) -> Piece:
+    """The notes, the choices for the picture and the provenance as lines of at most that width; a line that takes more than six
+    is cut, with an ellipsis."""
     cells = max(30, int(width / (MONO_EM * _SIZE)))
     pieces = [_lines("", note, cells, INK) for note in notes]
-    pieces += [_lines(word, line, cells, SOFT) for word, line in provenance(record)]
+    pieces += [_lines(word, line, cells, SOFT) for word, line in ((_DRAWN_AS, drawn_as), *provenance(record))]
     return stacked(pieces, 1.0)
 
 
@@ -82,8 +85,27 @@ def removed_note(one: Subject, precision: int, *, is_hidden: bool) -> Iterator[s
 
 def sink_text(subjects: Sequence[Subject], precision: int) -> str:
     """What sinks get of the attention of heads, on average over those whose shares are numbers."""
-    known = [one.whole.sink_mass for one in subjects if not np.isnan(one.whole.sink_shares).all()]
-    return f"{share_text(float(np.mean(known)), precision) if known else 'an unknown part'} of all attention"
+    mass = sink_mass(subjects)
+    return f"{'an unknown part' if mass is None else share_text(mass, precision)} of all attention"
+
+
+def sink_mass(subjects: Sequence[Subject]) -> float | None:
+    """What sinks get on average over all queries of these heads whose shares are numbers; None where there is no such query."""
+    return _mean([(one.whole.sink_mass, one.whole.sink_shares, one.whole.n_queries) for one in subjects])
+
+
+def learned_mass(subjects: Sequence[Subject]) -> float | None:
+    """What learned sinks take on average over all queries of those heads that have one; None where none has."""
+    maps = [one.whole for one in subjects]
+    return _mean(
+        [(m.learned_mass, m.learned, m.n_queries) for m in maps if m.learned is not None and m.learned_mass is not None]
+    )
+
+
+def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
+    """The mean of masses, each with its rows, of which some may be NaN, and with the queries of each row."""
+    counts = [float(n_queries[~np.isnan(rows)].sum()) for _, rows, n_queries in masses]
+    return float(np.average([mass for mass, *_ in masses], weights=counts)) if sum(counts) else None
 
 
 def _sink_names(one: Subject) -> str:
@@ -106,12 +128,13 @@ def _what_a_cell_is(subjects: Sequence[Subject]) -> str:
     return f"each cell: the share of attention that {rows} to {sizes} keys (a column) together"
 
 
-def metadata(record: Record, drawn: Sequence[str], said: Sequence[str]) -> str:
-    """The provenance as JSON, in ASCII: what was drawn, the whole command, and every line of the caption."""
+def metadata(record: Record, sheet: Sheet) -> str:
+    """The provenance as JSON, in ASCII: what was drawn and how, the record's whole command, and every line of the caption."""
     content = {
-        "drawn": [*drawn],
-        "said": [*said],
+        "drawn": [*sheet.drawn],
+        _DRAWN_AS: sheet.drawn_as,
+        "said": [*sheet.said],
         "command": [*record.command],
-        **{word: line for word, line in provenance(record) if word != "command"},
+        **{word: line for word, line in provenance(record) if word != RECORD_BY},
     }
     return json.dumps(content)

@@ -34,9 +34,9 @@ def _document(sheet: Sheet, record: Record) -> str:
     width, height = sheet.body.width + 2 * _MARGIN, sheet.body.height + 2 * _MARGIN
     size = value_text(width), value_text(height)
     content = [
-        element("title", characters(f"{sheet.title}: attention"), id="title"),
+        element("title", characters(sheet.title), id="title"),
         element("desc", characters(". ".join(sheet.said)), id="desc"),
-        element("metadata", characters(metadata(record, sheet.drawn, sheet.said))),
+        element("metadata", characters(metadata(record, sheet))),
         rectangle(0, 0, width, height, PAPER),
         placed(sheet.body, _MARGIN, _MARGIN),
     ]

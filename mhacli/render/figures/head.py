@@ -13,6 +13,7 @@ from mhacli.render.drawings import kv_head_of
 from mhacli.render.figures.axes import Side, left_side, top_side
 from mhacli.render.figures.caption import caption, map_notes, removed_note, unverified
 from mhacli.render.figures.cells import DIGITS, cell_colours, cell_said, cell_share, cell_text
+from mhacli.render.figures.choices import drawn_as, texts_of
 from mhacli.render.figures.raster import image
 from mhacli.render.figures.shading import (
     Shading,
@@ -25,6 +26,7 @@ from mhacli.render.figures.shading import (
 from mhacli.render.figures.shapes import (
     ALARM,
     FAINT,
+    MONO_EM,
     SOFT,
     Piece,
     heading,
@@ -33,6 +35,7 @@ from mhacli.render.figures.shapes import (
     placed,
     rectangle,
     stacked,
+    value_text,
     wrapped,
     written,
 )
@@ -43,12 +46,12 @@ from mhacli.render.options import ViewOptions
 from mhacli.render.overview import GLYPHS
 from mhacli.render.words import share_text, short_text
 
-MOST_CELLS = 512
+_MOST_CELLS = 512
 """Cells a side of a map that is drawn alone."""
 _VECTOR = 48
 """Up to so many cells a side each is a shape of its own, with its number."""
 _SIDE, _LEAST, _LARGEST = 720.0, 560.0, 64.0
-_ROW = 14.0
+_ROW, _TEXT = 14.0, 11.0
 _STRIP, _APART = 14.0, 8.0
 _DOWN = "query ↓"
 _WHITE = 255
@@ -63,7 +66,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
             f"figure head must be of one head, got {len(heads)}",
             hint="choose it with --layer N --head H" if of_layers else "choose it with --head H",
         )
-    one = subject(heads[0], one_sequence(record, options), options, most=MOST_CELLS)
+    one = subject(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
     shaded = shading([one.shown], scale_of(options, heads))
     body = _body(one, shaded, options)
     notes = [*map_notes(record, [one], shaded)]
@@ -71,8 +74,10 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
     legend = scale_bar(shaded, options.precision, what="share", has_sinks=_has_strip(one))
     title = _title(one, options)
     width = max(_LEAST, title.width, body.width, legend.width)
-    pieces = [title, body, legend, caption(record, notes, width)]
-    return Sheet(stacked(pieces, 12), one.label, [shaded.range, *notes], [one.label])
+    told = paragraph(texts_of([one], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
+    chosen = drawn_as(record, options, "head", subjects=[one], shaded=shaded)
+    pieces = [stacked([title, told], 2), body, legend, caption(record, notes, chosen, width=width)]
+    return Sheet(stacked(pieces, 12), one.label, [shaded.range, *notes], [one.label], chosen)
 
 
 def _title(one: Subject, options: ViewOptions) -> Piece:
@@ -86,7 +91,7 @@ def _title(one: Subject, options: ViewOptions) -> Piece:
         sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
         parts = [f"{GLYPHS[said.kind][0]} {said.kind}{sure}"]
         parts += [] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"]
-        parts += [] if said.sink is None else [f"on first tokens {share_text(said.sink, options.precision)}"]
+        parts += [] if said.sink is None else [f"on the first token {share_text(said.sink, options.precision)}"]
         pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))
     return stacked(pieces, 2)
 
@@ -135,7 +140,7 @@ def _body(one: Subject, shaded: Shading, options: ViewOptions) -> Piece:
     strips = _strips(one, layout, options)
     x, y = left.width, top.height + 16
     content = placed(left, 0, y) + placed(top, x, y - top.height) + placed(cells, x, y)
-    content += f'<g transform="translate({x:g} {y:g})">{frame}</g>'
+    content += placed(Piece(frame, 0, 0), x, y)
     content += written(x, 10, "key →", 10, fill=SOFT)
     content += written(x - 6, y - 8, _DOWN, 10, fill=SOFT, text_anchor="end")
     content += placed(strips, x + cells.width + _APART, y)
@@ -206,7 +211,7 @@ def _strips(one: Subject, layout: _Layout, options: ViewOptions) -> Piece:
 def _header(name: str, x: float) -> str:
     if len(name) == 1:
         return written(x, -5, name, 10, fill=SOFT, text_anchor="middle")
-    return written(x, -5, name, 10, fill=SOFT, transform=f"rotate(-50 {x:g} -5)")
+    return written(x, -5, name, 10, fill=SOFT, transform=f"rotate(-50 {value_text(x)} -5)")
 
 
 def _strip(

@@ -21,17 +21,19 @@ UNKNOWN: Colour = (214, 39, 40)
 """A cell that is not a number: red, which the ramp has nowhere."""
 _RAMP = np.array([ramp_colour(level) for level in range(256)], np.uint8)
 _BAR, _HIGH, _SIZE = 220.0, 12.0, 10.0
+_ALIKE = 1e-4
+"""What exceeds the top of a scale by less, of itself, reads the same in the four digits of its range."""
 
 
 @dataclass(frozen=True)
 class Shading:
     """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which shares of queries
-    without a choice can exceed (`is_exceeded`)."""
+    without a choice can exceed (`is_exceeded`). Ranks are among the `n_open` cells of a map, of each its own."""
 
     scale: Scale
     largest: float
     levels: tuple[Array, ...]
-    n_open: int
+    n_open: tuple[int, ...]
     is_exceeded: bool
     has_unknown: bool
     has_blank: bool
@@ -40,22 +42,23 @@ class Shading:
     @property
     def range(self) -> str:
         """The kind of the scale and its range: `linear, 0 … .62`."""
-        return f"{self.scale}, {range_text(self.scale, self.largest, self.n_open, is_exceeded=self.is_exceeded)}"
+        if self.scale == "rank" and len(self.n_open) > 1:
+            return "rank, the smallest … the largest of each head's own cells"
+        return f"{self.scale}, {range_text(self.scale, self.largest, sum(self.n_open), is_exceeded=self.is_exceeded)}"
 
 
 def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
-    """The common scale of some maps: ranks are among the cells of all of them."""
+    """The common scale of some maps; a rank is among the cells of its own map, as everywhere."""
     shares = np.concatenate([one.shares.ravel() for one in maps])
     largest = largest_of_maps(maps)
-    found = levels(shares, scale, largest)
-    ends = np.cumsum([one.shares.size for one in maps])[:-1]
-    parts = np.split(found, ends)
+    of_maps = tuple(levels(one.shares, scale, largest) for one in maps)
+    found = np.concatenate([part.ravel() for part in of_maps])
     return Shading(
         scale=scale,
         largest=largest,
-        levels=tuple(part.reshape(one.shares.shape) for part, one in zip(parts, maps, strict=True)),
-        n_open=int((found >= 0).sum()),
-        is_exceeded=scale != "rank" and bool((np.nan_to_num(shares) > largest).any()),
+        levels=of_maps,
+        n_open=tuple(int((part >= 0).sum()) for part in of_maps),
+        is_exceeded=scale != "rank" and bool((np.nan_to_num(shares) > (1 + _ALIKE) * largest).any()),
         has_unknown=bool((found == NOT_A_NUMBER).any()),
         has_blank=bool((found == FORBIDDEN).any()),
         is_empty=not bool((np.nan_to_num(shares) > 0).any()),

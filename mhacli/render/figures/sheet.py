@@ -10,9 +10,11 @@ from mhacli.render.figures.shapes import Piece
 
 @dataclass(frozen=True)
 class Sheet:
-    """A picture with its `title`, what is `said` of it in sentences, and the names of what is `drawn`."""
+    """A picture with its `title`, what is `said` of it in sentences, the names of what is `drawn`, and how: `drawn_as` tells
+    the choices that were made for the picture, which the command of the record does not."""
 
     body: Piece
     title: str
     said: Sequence[str]
     drawn: Sequence[str]
+    drawn_as: str

@@ -20,6 +20,7 @@ from mhacli.text.escape import visible
 
 _WIDTH, _SIZE = 936.0, 10.5
 _MOST, _GAP = 64, 9.0
+_DRAWN_AS = "figure walk"
 
 
 def walk_figure(record: Record, options: ViewOptions) -> Sheet:
@@ -33,8 +34,9 @@ def walk_figure(record: Record, options: ViewOptions) -> Sheet:
     notes = [*_notes(record)]
     pieces = [stacked([heading(title, 16), header], 4), body]
     pieces += [] if is_decoding else [legend()]
-    pieces.append(caption(record, notes, width))
-    return Sheet(stacked(pieces, 16), title, [_what(record), *notes], [visible(step.site) for step in record.trace])
+    pieces.append(caption(record, notes, _DRAWN_AS, width=width))
+    sites = [visible(step.site) for step in record.trace]
+    return Sheet(stacked(pieces, 16), title, [_what(record), *notes], sites, _DRAWN_AS)
 
 
 def _body(record: Record) -> Piece:
@@ -80,7 +82,8 @@ def _notes(record: Record) -> Iterator[str]:
     n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
     n_parameters = sum(prod(s) for s in {p.name: p.shape for step in steps for p in step.parameters}.values())
     if not has_steps(record):
-        yield f"in all {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} weights"
+        which = "in all" if record.survey is None else "these steps alone, attention itself not counted:"
+        yield f"{which} {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} weights"
         if is_flow(steps):
             yield "numbers give the order of execution; an arrow leads from what is read to what is made of it"
         else:

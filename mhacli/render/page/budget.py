@@ -19,6 +19,7 @@ from mhacli.render.page.maps import (
     Measured,
     asked_keys,
     encoded,
+    sink_shares,
     strongest,
     with_keys,
     with_rows,
@@ -39,11 +40,12 @@ _SURE = 0.9
 
 @dataclass(frozen=True)
 class Drawn:
-    """A head of a sequence, and of which queries exact rows are wanted."""
+    """A head of a sequence, and of which queries exact rows are wanted: `n_wanted` were, of which `rows` are the first."""
 
     head: DrawableHead
     sequence: int
     rows: tuple[int, ...]
+    n_wanted: int
 
     @property
     def n_cells(self) -> int:
@@ -109,11 +111,12 @@ class _Exact:
     rows: Array
 
 
-def wanted_rows(head: DrawableHead, sequence: int, rows: Rows | None) -> tuple[int, ...]:
-    """The queries whose rows are to be exact: those asked for, else the last one."""
+def drawn_head(head: DrawableHead, sequence: int, rows: Rows | None) -> Drawn:
+    """A head to draw with the queries whose rows are to be exact: those asked for, as many as a page takes, else the last one."""
     made = None if head.view.model is None else head.view.model.generated
     produced = None if head.layer is None else first_produced(head.layer.kind, made, sequence)
-    return rows_in("last" if rows is None else rows, head.view.sequences[sequence], produced)[:MOST_ROWS]
+    wanted = rows_in("last" if rows is None else rows, head.view.sequences[sequence], produced)
+    return Drawn(head, sequence, wanted[:MOST_ROWS], len(wanted))
 
 
 def exact_maps(drawn: Sequence[Drawn]) -> Maps:
@@ -153,8 +156,9 @@ def _estimate(drawn: Sequence[Drawn], fineness: Fineness, room: int) -> float:
     n_all, total, n_cells = sum(one.n_cells for one in drawn), 0, 0
     expected = 0.0
     for one in drawn[step // 2 :: step]:
-        shown = head_map(one.head, one.sequence).pooled(fineness.factor)
-        total += len(encoded(shown, 0, fineness)[0].json) - _OVERHEAD
+        cells = head_map(one.head, one.sequence)
+        given = sink_shares(one.head, one.sequence, cells)
+        total += len(encoded(cells.pooled(fineness.factor), 0, fineness, given)[0].json) - _OVERHEAD
         n_cells += one.n_cells
         expected = (total / n_cells * n_all + _OVERHEAD * len(drawn)) / (1 if step == 1 else _SURE)
         if expected > 2 * room:
@@ -172,7 +176,8 @@ def _encoded(drawn: Sequence[Drawn], fineness: Fineness, room: int | None) -> tu
         cells = head_map(one.head, one.sequence)
         shown = cells.pooled(fineness.factor)
         mask = PackedMask(len(shown.shares), shown.shares.shape[1], bits(shown.is_open))
-        made, measured = encoded(shown, masks.setdefault(mask, len(masks)), fineness)
+        given = sink_shares(one.head, one.sequence, cells)
+        made, measured = encoded(shown, masks.setdefault(mask, len(masks)), fineness, given)
         made = replace(made, asked=asked_keys(one.head, one.sequence))
         done.append((made, measured))
         n_bytes += len(made.json)
@@ -204,20 +209,24 @@ def _with_exact(
 def _add_keys(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], room: int) -> Maps:
     n_queries = sum(len(one.keys) for one in exact if one is not None)
     most = min(MOST_KEYS, (room - maps.n_bytes) // max(1, 4 * n_queries))  # fewer bytes than 4 are never enough for one
-    for k in range(most, 0, -1):
+    best, least = maps, 1
+    while least <= most:
+        k = (least + most + 1) // 2
 
         def add(one: EncodedMap, own: _Exact, _: Drawn, k: int = k) -> EncodedMap:
             return with_keys(one, own.keys, own.shares, k)
 
         found = replace(_each(maps, exact, drawn, add), n_keys=k)
         if found.n_bytes <= room:
-            return found
-    return maps
+            best, least = found, k + 1
+        else:
+            most = k - 1
+    return best
 
 
 def _add_rows(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], room: int) -> Maps:
-    n_wanted = max((len(one.rows) for one in exact if one is not None), default=0)
-    n_rows = n_wanted
+    n_wanted = max((of.n_wanted for one, of in zip(exact, drawn, strict=True) if one is not None), default=0)
+    n_rows = min(n_wanted, MOST_ROWS)
     while n_rows:
 
         def add(one: EncodedMap, own: _Exact, of: Drawn, n: int = n_rows) -> EncodedMap:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
 from mhacli.record import Record
-from mhacli.render.headmaps import drawable_heads, scale_of
+from mhacli.render.headmaps import DrawableHead, drawable_heads, scale_of
 from mhacli.render.model import checks_view, model_header
-from mhacli.render.options import Screen, ViewOptions, chosen
+from mhacli.render.options import ViewOptions, chosen
 from mhacli.render.ownmodule import module_header
 from mhacli.render.page import assets
-from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, exact_maps, fitting_maps, wanted_rows
-from mhacli.render.page.markup import Html, joined, lines_of, tag, text
+from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, drawn_head, exact_maps, fitting_maps
+from mhacli.render.page.markup import WIDE, Html, joined, lines_of, tag, text
 from mhacli.render.page.notes import notes, quantised_text
 from mhacli.render.page.payload import View, payload
 from mhacli.render.page.statistics import statistics
 from mhacli.render.page.walkthrough import walkthrough
 from mhacli.render.provenance import provenance
-from mhacli.render.words import configuration, count_of
+from mhacli.render.words import configuration, count_of, fitted
 from mhacli.text.escape import visible
 
 _RESERVE = 6 << 10
 """Bytes for what is said of the maps."""
 _LEAST_ROOM = LIMIT_BYTES // 4
 """Bytes that maps get although tokens and tables alone fill the page."""
-_WIDE = Screen(width=10_000, colour=False)
 _TITLE = 80
 _NO_SCRIPT = (
     "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
@@ -41,9 +40,12 @@ def page(record: Record, options: ViewOptions) -> str:
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
-    view = View(heads, sequences, scale_of(options, heads), options.hide_sinks)
-    drawn = [Drawn(head, b, wanted_rows(head, b, options.rows)) for head in heads for b in sequences]
-    frame = _Frame(record, options, view, drawn)
+    begin = 0 if options.heads is not None else surest(heads)
+    view = View(heads, sequences, scale_of(options, heads), options.hide_sinks, begin=begin)
+    drawn = [drawn_head(head, b, options.rows) for head in heads for b in sequences]
+    title = _title(record)
+    tables = joined([statistics(record, options, view.heads), walkthrough(record)])
+    frame = _Frame(record, options, view, tuple(drawn), title, tables)
     if options.full or not drawn:
         return frame.whole(exact_maps(drawn))
     room = LIMIT_BYTES - len(frame.whole(exact_maps([])).encode()) - _RESERVE
@@ -51,27 +53,40 @@ def page(record: Record, options: ViewOptions) -> str:
     return frame.whole(replace(maps, is_small=maps.n_bytes <= room))
 
 
-class _Frame:
-    """Everything of a page but its maps."""
+def surest(heads: Sequence[DrawableHead]) -> int:
+    """Where the head stands whose kind is surest, of those with a kind that can be seen; the first where none has one."""
+    named = [
+        (-head.said.certainty, place)
+        for place, head in enumerate(heads)
+        if head.said is not None and head.said.certainty is not None and head.said.kind not in ("mixed", "uniform")
+    ]
+    return min(named)[1] if named else 0
 
-    def __init__(self, record: Record, options: ViewOptions, view: View, drawn: Sequence[Drawn]) -> None:
-        self._record, self._options, self._view, self._drawn = record, options, view, drawn
-        self._title = _title(record)
-        self._tables = joined([statistics(record, options, view.heads), walkthrough(record)])
+
+@dataclass(frozen=True)
+class _Frame:
+    """Everything of a page but its maps; `tables` are the parts that can be read without a script."""
+
+    record: Record
+    options: ViewOptions
+    view: View
+    drawn: tuple[Drawn, ...]
+    title: str
+    tables: Html
 
     def whole(self, maps: Maps) -> str:
         """The page with these maps, or none of them."""
-        view = replace(self._view, quantised=quantised_text(maps))
-        drawn = self._drawn if maps.maps else []
-        told = [*notes(self._record, self._options, view, drawn, maps)]
+        view = replace(self.view, quantised=quantised_text(maps))
+        drawn = self.drawn if maps.maps else ()
+        told = [*notes(self.record, self.options, view, drawn, maps)]
         sections = _drawn_sections() if view.heads else [_nothing_section(told.pop(0))]
-        sections += [self._tables, *([_notes_section(told)] if told else []), _provenance(self._record)]
+        sections += [self.tables, *([_notes_section(told)] if told else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
         script, style = assets.script(), assets.style()
         body = joined(
-            [*_top(self._record, self._title), tag("main", joined(sections)), content, tag("script", Html(script))]
+            [*_top(self.record, self.title), tag("main", joined(sections)), content, tag("script", Html(script))]
         )
-        head = _head(self._title, assets.policy(script, style), style)
+        head = _head(self.title, assets.policy(script, style), style)
         return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{body}\n</body>\n</html>\n'
 
 
@@ -94,8 +109,8 @@ def _title(record: Record) -> str:
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
         return f"{what} over random rows"
-    words = visible(" ".join(record.sequences[0].text.split()))
-    cut = words if len(words) <= _TITLE else words[: _TITLE - 1].rstrip() + "…"
+    words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
+    cut = fitted(visible(words), _TITLE)
     more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""
     model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     return f"{what}{model}: “{cut}”{more}"
@@ -103,12 +118,12 @@ def _title(record: Record) -> str:
 
 def _top(record: Record, title: str) -> list[Html]:
     """What stands above everything: the title, what was computed, and room for controls."""
-    said: RenderableType = configuration(record, _WIDE.width)
+    said: RenderableType = configuration(record, WIDE.width)
     if record.module is not None:
-        said = module_header(record, record.module, _WIDE)
+        said = module_header(record, record.module, WIDE)
     elif record.model is not None:
-        said = model_header(record, record.model, _WIDE)
-    origin = tag("div", *(tag("p", line) for line in lines_of(said, _WIDE.width)), id="origin")
+        said = model_header(record, record.model, WIDE)
+    origin = tag("div", *(tag("p", line) for line in lines_of(said, WIDE.width)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip", data_script="", hidden="")
     controls = tag("div", id="controls", hidden="")
     return [
@@ -141,6 +156,6 @@ def _notes_section(told: Sequence[str]) -> Html:
 def _provenance(record: Record) -> Html:
     rows = (tag("tr", tag("th", text(word), scope="row"), tag("td", text(line))) for word, line in provenance(record))
     whole = tag("table", tag("caption", text("what made this page")), tag("tbody", *rows))
-    checks = [] if record.model is None else [*lines_of(checks_view(record, _WIDE), _WIDE.width)]
+    checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE), WIDE.width)]
     said = (tag("p", line) for line in checks)
     return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *said, id="provenance")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from mhacli.record import Array
-from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap, head_map
+from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8
 """How many of each query's strongest keys are kept at most."""
+_ROUNDING = 1e-6
+"""By so much shares of uniform attention may differ from it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class KeptRows:
 @dataclass(frozen=True)
 class EncodedMap:
     """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
-    what sinks get of all its attention, `learned_mass` what a learned sink takes."""
+    what sinks get of all its attention, `uniform` what uniform attention would give them, `learned_mass` what a learned sink
+    takes. `first_tokens` are those of the sinks that begin a text or document; `is_led`: these get more than uniformly."""
 
     mask: int
     block: int
@@ -65,17 +69,20 @@ class EncodedMap:
     largest: float
     cells: str
     sinks: tuple[int, ...]
+    first_tokens: tuple[int, ...]
+    is_led: bool
     sink_columns: tuple[int, ...]
     of_sinks: str
     learned: str | None
     seen: str
     removed: float
+    uniform: float
     learned_mass: float | None
     top: StrongKeys | None = None
     rows: KeptRows | None = None
     asked: StrongKeys | None = None
 
-    @property
+    @cached_property
     def json(self) -> str:
         """The map as JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
@@ -94,13 +101,34 @@ class Measured:
     n_queries: float
 
 
-def shown_map(drawn: DrawableHead, sequence: int, fineness: Fineness) -> HeadMap:
-    """The map at the size at which the page shows it."""
-    return head_map(drawn, sequence).pooled(fineness.factor)
+@dataclass(frozen=True)
+class SinkShares:
+    """Of a map's sinks: those that begin a text or document, whether these get more than uniform attention would give them, and
+    what that would give all sinks."""
+
+    first_tokens: tuple[int, ...]
+    is_led: bool
+    uniform: float
 
 
-def encoded(shown: HeadMap, mask: int, fineness: Fineness) -> tuple[EncodedMap, Measured]:
-    """The map in a code, and what is to be said of it.
+def sink_shares(drawn: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares:
+    """What uniform attention gives to the sinks of a map, of single cells or as the record holds it."""
+    first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
+    if "pattern" in drawn.view.arrays:
+        per_query = cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))
+        received, own = per_query.sum(axis=0), cells.of_sinks[:, list(first)].sum(axis=1)
+    else:
+        of_all = drawn.view.arrays["uniform_received"][sequence]
+        received = of_all[min(drawn.place, len(of_all) - 1), drawn.view.first_key(sequence) :]
+        own = cells.of_sinks.sum(axis=1)  # blocks know what first tokens get, and of no other key
+    n_queries = max(1.0, float(cells.n_queries.sum()))
+    given, uniform = (float(received[list(places)].sum()) / n_queries for places in (first, cells.sinks))
+    mass = float((np.nan_to_num(own) * cells.n_queries).sum()) / n_queries
+    return SinkShares(first, mass > given + _ROUNDING, uniform)
+
+
+def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) -> tuple[EncodedMap, Measured]:
+    """The map in a code, and what is to be said of it. `given` is what its sinks get uniformly.
 
     Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
     sinks are taken out.
@@ -120,11 +148,14 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness) -> tuple[EncodedMap, 
         largest=top,
         cells=b64z(numbers),
         sinks=shown.sinks,
+        first_tokens=given.first_tokens,
+        is_led=given.is_led,
         sink_columns=tuple(columns.tolist()),
         of_sinks=floats(shown.of_sinks[:, columns]),
         learned=None if shown.learned is None else floats(shown.learned),
         seen=floats(shown.n_queries),
         removed=shown.sink_mass,
+        uniform=given.uniform,
         learned_mass=shown.learned_mass,
     )
     difference = np.abs(decoded(numbers, top, fineness.code) - cells)

@@ -11,9 +11,13 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
+from mhacli.render.options import Screen
+
 Html = NewType("Html", str)
 """Text in which every `<` is a tag of ours."""
 
+WIDE = Screen(width=10_000, colour=False)
+"""A screen on which a terminal view breaks no line and leaves nothing out."""
 _CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sink", "cyan": "name"}
 """What a colour of the terminal means."""
 

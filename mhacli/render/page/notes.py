@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor, log10
 
 from mhacli.files import format_size
 from mhacli.record import Record
@@ -13,7 +14,7 @@ from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
 from mhacli.render.page.maps import EXACT, Fineness
 from mhacli.render.page.payload import View
 from mhacli.render.stack import chosen_layers, names_of, ranges
-from mhacli.render.words import count_of, number_text, percent_text
+from mhacli.render.words import count_of, number_text, percent_text, share_text
 from mhacli.text.escape import visible
 
 _MOST_SINKS = 6
@@ -26,6 +27,8 @@ def notes(record: Record, options: ViewOptions, view: View, drawn: Sequence[Draw
         yield _cell(view.heads, maps.fineness)
         yield _exactness(view, maps)
         yield from _kept(view, maps, options.rows)
+        if len(view.heads) > 1:
+            yield _first_look(view)
         yield _scale(view, maps)
         yield from _sinks(record, view, drawn, maps)
         yield from _learned(maps)
@@ -39,11 +42,18 @@ def quantised_text(maps: Maps) -> str | None:
         return None
     code, factor = maps.fineness.code, maps.fineness.factor
     blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
+    kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
     return (
-        f"shares are {blocks}stored in {code[1:]} bits, so that the page stays below {_LIMIT}: a number marked ≈ is at most "
-        f"{number_text(maps.error)} off, and where sinks are taken out, that over what is left of its row. --full puts every "
-        "cell in, exactly"
+        f"shares are {blocks}stored in {code[1:]} bits, {kept}: a number marked ≈ is stored at most "
+        f"{_rounded_up(maps.error)} off, and its ± counts what it was rounded by to be told. Where sinks are taken out, the "
+        "error is that over what is left of its row. --full puts every cell in, exactly"
     )
+
+
+def _rounded_up(error: float) -> str:
+    """An error in two digits, none of which says less than it is."""
+    step = 10.0 ** (floor(log10(error)) - 1) if error > 0 else 1.0
+    return number_text(ceil(error / step) * step)
 
 
 def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
@@ -65,7 +75,7 @@ def _exactness(view: View, maps: Maps) -> str:
     if said is None:
         rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
         return f"shares are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
-    return said if maps.is_small else f"{said}. It did not stay below: there are too many heads or tokens for that"
+    return said if maps.is_small else f"{said}. It is above {_LIMIT} all the same: there are too many heads or tokens"
 
 
 def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
@@ -89,6 +99,16 @@ def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
     yield f"exact besides: {said}{left}"
 
 
+def _first_look(view: View) -> str:
+    """Which head is seen first, and why."""
+    head = view.heads[view.begin]
+    if head.said is None or head.said.certainty is None or not view.begin:
+        return f"seen first: {head.label}"
+    return (
+        f"seen first: {head.label}, which is surest of its kind, {head.said.kind} {share_text(head.said.certainty, 2)}"
+    )
+
+
 def _scale(view: View, maps: Maps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
     if view.scale == "rank":
@@ -98,15 +118,36 @@ def _scale(view: View, maps: Maps) -> str:
 
 
 def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
-    """Which keys count as sinks, and what they get."""
-    masses = [
-        (one.removed, measured.n_queries)
+    """Which keys are taken as sinks, and what they get, beside what uniform attention would give them."""
+    known = [
+        (one, measured.n_queries)
         for one, measured in zip(maps.maps, maps.measured, strict=True)
         if measured.n_queries and not measured.n_missing
     ]
-    if not masses:
+    if not known:
         return
-    first = "of each document" if any(sequence.documents for sequence in record.keys) else "of each text"
+    first = "document" if any(sequence.documents for sequence in record.keys) else "text"
+    named = _named_sinks(drawn, maps)
+    besides = f", and keys that a head gives much more than their share: {named}" if named else ""
+    mass, uniform = _mean([(one.removed, n) for one, n in known]), _mean([(one.uniform, n) for one, n in known])
+    way = "taken out at first" if view.hide_sinks else "shown at first"
+    done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
+    own = "Each head’s own stand below its picture"
+    if mass > uniform and (named or any(one.is_led for one in maps.maps)):
+        led = (
+            ""
+            if all(one.is_led for one in maps.maps)
+            else ", which in some maps gets no more than uniform attention gives"
+        )
+        got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
+        yield f"taken as sinks: the first token of each {first}{led}{besides}. {got}, and are {way}; {done}. {own}"
+        return
+    got = f"{percent_text(mass)} of all attention drawn, no more than uniform attention gives them ({percent_text(uniform)})"
+    yield f"hide sinks takes out: the first token of each {first}{besides}. They get {got}, and are {way}; {done}. {own}"
+
+
+def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
+    """The keys that are taken as sinks besides first tokens, those of most maps first."""
     found: dict[str, int] = {}
     for one, own in zip(drawn, maps.maps, strict=True):
         for place in own.sinks:
@@ -115,13 +156,7 @@ def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> It
                 found[name] = found.get(name, 0) + 1
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
-    more = f" and {count_of(len(ordered) - _MOST_SINKS, 'other')}" if len(ordered) > _MOST_SINKS else ""
-    besides = f", and keys that a head gives much more than their share: {named}{more}" if named else ""
-    way = "taken out at first" if view.hide_sinks else "shown at first"
-    yield (
-        f"sinks: the first token {first}{besides}. They get {percent_text(_mean(masses))} of all attention drawn, and are {way}; "
-        "where they are taken out, the rest of each row is renormalised, and what they got stands in a column of its own"
-    )
+    return named + (f" and {count_of(len(ordered) - _MOST_SINKS, 'other key')}" if len(ordered) > _MOST_SINKS else "")
 
 
 def _learned(maps: Maps) -> Iterator[str]:

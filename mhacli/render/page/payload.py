@@ -22,13 +22,14 @@ SCHEMA = "mha.page/1"
 @dataclass(frozen=True)
 class View:
     """What a page draws: heads of sequences, on which scale, with sinks or without; `quantised` says in words what coarse
-    codes did to the shares, None where they are exact."""
+    codes did to the shares, None where they are exact. `begin` is where the head stands that is seen first."""
 
     heads: tuple[DrawableHead, ...]
     sequences: tuple[int, ...]
     scale: Scale
     hide_sinks: bool
     quantised: str | None = None
+    begin: int = 0
 
     @property
     def bits(self) -> int:
@@ -49,6 +50,7 @@ def payload(view: View, maps: Maps) -> Html:
         "texts": list(texts),
         "sequences": len(view.sequences),
         "numbers": view.sequences,
+        "begin": view.begin,
         "heads": [_head(head, places[id(head.view)]) for head in view.heads],
         "masks": [asdict(mask) for mask in maps.masks],
         "scale": {"kind": view.scale, "decades": DECADES, **tops},

@@ -12,14 +12,15 @@ from mhacli.heads import HeadStatistics, in_order
 from mhacli.record import Record
 from mhacli.render.headmaps import DrawableHead
 from mhacli.render.heads import legend
-from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.options import ViewOptions
 from mhacli.render.overview import overview
-from mhacli.render.page.markup import Html, joined, tag, text
+from mhacli.render.page.markup import WIDE, Html, joined, tag, text
 from mhacli.render.stack import chosen_heads, chosen_layers
 
-_WIDE = Screen(width=10_000, colour=False)
 _DECIMALS = 3
 _NONE = "–"
+_TERMINAL_SINK = ("mass on: sink the first token", "mass on: the first token")
+"""On a page `sink` is what a head's picture takes as one: what the first token alone gets has its own name."""
 _NAMES, _WORDS = ("layer", "head"), ("kind", "distance →")
 
 
@@ -29,11 +30,12 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     if not listed:
         return Html("")
     exact = replace(options, precision=max(options.precision, _DECIMALS))
-    drawn = overview(record, listed, exact, _WIDE)
+    drawn = overview(record, listed, exact, WIDE)
     places = {_key(head.said): place for place, head in enumerate(heads) if head.said is not None}
     body, foot = _rows(drawn, [places.get(_key(head)) for head in listed])
     names = [str(column.header) for column in drawn.columns]
-    head = tag("thead", tag("tr", *(tag("th", text(name), scope="col") for name in names)))
+    named = (text("first token" if name == "sink" else name) for name in names)
+    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in named)))
     caption = tag("caption", text("means over all queries that see a key, of all sequences"))
     whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
     title = tag("h2", text("statistics"))
@@ -77,5 +79,5 @@ def _plain(cell: object) -> str:
 
 def _legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions) -> Iterator[Html]:
     """What the headings mean."""
-    lines = [line.plain for line in legend(record, listed, options, _WIDE)]
+    lines = [line.plain.replace(*_TERMINAL_SINK) for line in legend(record, listed, options, WIDE)]
     yield joined(tag("p", text(line), class_="dim") for line in lines)

@@ -10,7 +10,7 @@ from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.ownmodule import repeats_text, source_line
 from mhacli.render.page.markup import Html, joined, preformatted, table, tag, text
-from mhacli.render.terminal import axes_text
+from mhacli.render.terminal import axes_text, self_check_line
 from mhacli.render.walk import closing
 from mhacli.render.words import bytes_text, count_of, count_text, number_text, seconds_text, sparkline
 from mhacli.text.escape import token_label, visible
@@ -28,8 +28,23 @@ def walkthrough(record: Record) -> Html:
     if record.decoding is not None:
         body = [_decoding(record), *_ways(record.decoding.ways)]
     else:
-        body = [_steps(record), preformatted(closing(record, _STORY), _STORY.width)]
+        body = [_steps(record), *_closing(record)]
     return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")
+
+
+def _closing(record: Record) -> Iterator[Html]:
+    """What ends a walk: of a look at heads, which keeps no tensor of attention, the cost of what it did keep."""
+    if record.survey is None:
+        yield preformatted(closing(record, _STORY), _STORY.width)
+        return
+    n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
+    cost = f"{count_text(sum(step.flops for step in record.trace))} FLOPs, {bytes_text(n_bytes)} in new tensors"
+    yield tag("p", text(f"these steps alone: {cost}"), class_="bold")
+    left_out = "attention itself and what follows are not counted: a look at heads computes them a part at a time"
+    total = record.timings.get("total")
+    timed = "" if total is None else f". All of it, attention too, took {seconds_text(total.median_s)}"
+    yield tag("p", text(left_out + timed))
+    yield preformatted(self_check_line(record.self_check), _STORY.width)
 
 
 def _steps(record: Record) -> Html:

@@ -56,16 +56,6 @@ function sinkShares(map) {
   return shares;
 }
 
-// A mean over all queries that see a key.
-function meanOfRows(map, rows) {
-  let sum = 0, count = 0;
-  for (let row = 0; row < map.rows; row++) {
-    sum += (rows[row] || 0) * map.seen[row];
-    count += map.seen[row];
-  }
-  return sum / Math.max(1, count);
-}
-
 // The rest of each row beside sinks, learned ones too, renormalised by its own sum; what sinks got stands in `taken`.
 function withoutSinks(map) {
   const taken = sinkShares(map), cells = Float64Array.from(map.cells), width = map.sinkColumns.length;

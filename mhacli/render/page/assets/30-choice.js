@@ -6,7 +6,7 @@ const THEMES = ["auto", "dark", "light"];
 
 // `query` and `key` are places in the text; `side` says whose lines are drawn. -1: to be chosen from the map.
 const choice = {
-  head: 0, sequence: 0, query: -1, key: -1, side: "query",
+  head: RECORD.begin, sequence: 0, query: -1, key: -1, side: "query",
   scale: RECORD.scale.kind, hideSinks: RECORD.hide_sinks,
 };
 

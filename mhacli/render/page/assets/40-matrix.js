@@ -9,13 +9,17 @@ const SMALL = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // The map in blocks large enough that a cell is at least a pixel, with and without its sinks.
-const blocks = { index: -1, factor: 0, shown: null, rest: null };
+const blocks = { index: -1, factor: 0, shown: null, rest: null, hasClosed: false, hasMissing: false };
 function blocksOf(map, factor) {
   if (blocks.index !== map.index || blocks.factor !== factor) {
-    Object.assign(blocks, { index: map.index, factor, shown: pooled(map, factor), rest: null });
+    const shown = pooled(map, factor);
+    Object.assign(blocks, { index: map.index, factor, shown, rest: null });
+    Object.assign(blocks, { hasClosed: shown.cells.includes(FORBIDDEN), hasMissing: shown.cells.some(Number.isNaN) });
   }
   if (choice.hideSinks && blocks.rest === null) blocks.rest = withoutSinks(blocks.shown);
-  return { shown: blocks.shown, drawn: choice.hideSinks ? blocks.rest : blocks.shown };
+  const drawn = choice.hideSinks ? blocks.rest : blocks.shown;
+  drawn.most ??= drawn.cells.reduce((most, share) => (share > most ? share : most), 0);
+  return { shown: blocks.shown, drawn };
 }
 
 // The top of the scale: common to all heads, but blocks hold more than cells.
@@ -35,7 +39,8 @@ const stripShares = ({ shown, drawn }, name) => (name === "sinks" ? drawn.taken 
 function stripsFrom(pen, left) {
   let x = left;
   return stripNames(chosen.map).map((name) => {
-    const strip = { name, x, width: Math.ceil(pen.measureText(name).width) + 4 };
+    const title = name === "sinks" ? takenName() : name;
+    const strip = { name, title, x, width: Math.ceil(pen.measureText(title).width) + 4 };
     x += strip.width + STRIP_GAP;
     return strip;
   });
@@ -212,6 +217,7 @@ function tickStep(size, room) {
 function drawAxes(pen, layout, sight) {
   const hasLabels = layout.wide >= LABELLED && layout.high >= LABELLED;
   const { shown } = layout;
+  layout.names = { query: [], key: [] };
   pen.fillStyle = themed("--muted");
   pen.textAlign = "right";
   const rowStep = hasLabels ? 1 : tickStep(layout.high / shown.block, 26) / shown.block;
@@ -219,6 +225,7 @@ function drawAxes(pen, layout, sight) {
     const text = hasLabels ? cut(pen, cellLabel(shown, "query", row), layout.margins.left - 10) : tickOf(shown, "query", row);
     const x = layout.margins.left - 6, y = Math.max(layout.top + 5, yOf(layout, row + 0.5));
     pen.fillText(text, x, y);
+    keepName(layout, "query", x - pen.measureText(text).width, x, y - 7, y + 7);
   }
   const columnStep = hasLabels ? 1 : tickStep(layout.wide / shown.block, 44) / shown.block;
   for (const column of ticks(shown, "key", sight.column, sight.columns, columnStep)) {
@@ -247,15 +254,24 @@ function drawColumnName(pen, layout, column, hasLabels) {
   if (!hasLabels || layout.margins.isFlat) {
     pen.textAlign = "center";
     const text = hasLabels ? cellLabel(shown, "key", column) : tickOf(shown, "key", column);
-    pen.fillText(text, Math.max(layout.left + pen.measureText(text).width / 2, x), top - 13);
+    const half = pen.measureText(text).width / 2, middle = Math.max(layout.left + half, x);
+    pen.fillText(text, middle, top - 13);
+    keepName(layout, "key", middle - half, middle + half, top - 20, top - 6);
     return;
   }
   pen.save();
   pen.translate(x, top - 6);
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "left";
-  pen.fillText(cut(pen, cellLabel(shown, "key", column), top - 10), 0, 0);
+  const text = cut(pen, cellLabel(shown, "key", column), top - 10);
+  pen.fillText(text, 0, 0);
   pen.restore();
+  keepName(layout, "key", x - 7, x + 7, top - 6 - pen.measureText(text).width, top - 6);
+}
+
+// Where a name stands on an axis, so that what would be left of it beside a plate can be hidden.
+function keepName(layout, side, left, right, top, bottom) {
+  layout.names[side].push({ left: left - 1, right: right + 1, top, bottom });
 }
 
 // A triangle above each column of a sink.
@@ -274,7 +290,7 @@ function drawSinkMarks(pen, layout, sight) {
 
 function drawStrips(pen, layout, sight) {
   pen.textAlign = "center";
-  for (const { name, x, width } of layout.strips) {
+  for (const { name, title, x, width } of layout.strips) {
     const shares = stripShares(layout, name);
     for (let row = sight.row; row < sight.row + sight.rows; row++) {
       const y = Math.max(layout.top, yOf(layout, row)), end = Math.min(layout.top + layout.plot.height, yOf(layout, row + 1));
@@ -287,7 +303,7 @@ function drawStrips(pen, layout, sight) {
       pen.fillText(shareText(shares[row]), x + width / 2, (y + end) / 2);
     }
     pen.fillStyle = themed("--sink");
-    pen.fillText(name, x + width / 2, layout.top - 13);
+    pen.fillText(title, x + width / 2, layout.top - 13);
   }
 }
 

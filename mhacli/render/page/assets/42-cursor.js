@@ -85,6 +85,11 @@ function drawName(pen, layout, side, cell) {
   const least = side === "key" && layout.strips.length ? layout.left - STRIP_GAP : 0;
   const x = Math.max(least, Math.min(layout.width - width, middle - width / 2));
   if (side === "query" && (y < layout.top || y > layout.top + layout.plot.height)) return;
+  pen.fillStyle = themed("--card");
+  for (const name of layout.names[side]) {
+    const isTouched = name.left < x + width + 3 && name.right > x - 3 && name.top < y + 9 && name.bottom > y - 9;
+    if (isTouched) pen.fillRect(name.left, name.top, name.right - name.left, name.bottom - name.top);
+  }
   pen.fillStyle = themed("--ink");
   pen.beginPath();
   pen.roundRect(x, y - 9, width, 18, 4);
@@ -111,7 +116,7 @@ function drawReadout() {
 }
 
 function matrixLabel() {
-  const { queries, keys } = chosen, sinks = choice.hideSinks ? ", sinks taken out" : "";
+  const { queries, keys } = chosen, sinks = choice.hideSinks ? `, ${takenName()} taken out` : "";
   const shape = `${queries.length} queries as rows, ${keys.length} keys as columns`;
   return `${HEADS[choice.head].label}: ${shape}, ${choice.scale} scale${sinks}`;
 }
@@ -141,10 +146,11 @@ function partsOfCell({ row, column }) {
     reading.push(...mean, " of a query’s attention, the mean of this block");
   }
   const isSink = hasSink(key), isTaken = isSink && shown.block === 1 && choice.hideSinks;
-  const sinkText = isTaken ? " · a sink, taken out" : shown.block === 1 ? " · a sink" : " · holds a sink";
+  const sinkText = ` · ${shown.block === 1 ? "" : "holds "}${sinkName(key)}${isTaken ? ", taken out" : ""}`;
   if (isSink) reading.push(make("span", { class: "sink" }, sinkText));
   if (choice.hideSinks && !isTaken && !Number.isNaN(share)) {
-    reading.push(` · ${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
+    const isNear = shown.code !== "f32";
+    reading.push(` · ${isNear ? "≈ " : ""}${shareText(drawn.cells[at], 3)} of what is left beside ${hasSinks() ? "sinks" : "the first token"}`);
   }
   return [names, reading];
 }
@@ -157,7 +163,7 @@ function blockError(shown, row, column) {
 
 function partsOfStrip({ row, strip }) {
   const { layout } = matrix, shares = stripShares(layout, strip.name);
-  const words = strip.name === "sinks" ? "sinks, taken out" : "the learned sink, which is no key";
+  const words = strip.name === "sinks" ? `${takenName()}, taken out` : "the learned sink, which is no key";
   const names = [...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `];
   return [names, [value(shares[row], layout.shown.block === 1)]];
 }

@@ -2,7 +2,9 @@
 
 function drawLegend() {
   const { layout } = matrix, top = layout.scaleTop;
-  const ends = { linear: ["0", tickText(top)], log: [`≤ ${tickText(top / 10 ** RECORD.scale.decades)}`, tickText(top)] };
+  // A row that sees one key gives it all: such cells are as bright as the top, and no part of the scale.
+  const end = `${layout.drawn.most > top * (1 + NOTHING) ? "≥ " : ""}${tickText(top)}`;
+  const ends = { linear: ["0", end], log: [`≤ ${tickText(top / 10 ** RECORD.scale.decades)}`, end] };
   const [least, most] = ends[choice.scale] ?? ["smallest", "largest"];
   const what = choice.scale === "rank" ? "rank among this head’s cells" : `${choice.scale}, one scale for all heads`;
   const parts = [
@@ -10,23 +12,41 @@ function drawLegend() {
     make("span", {}, `share of a query’s attention · ${what}`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
-  if (hasClosed(layout.shown)) parts.push(swatch("closed", "not allowed"));
-  if (layout.shown.cells.some(Number.isNaN)) parts.push(swatch("missing", "not a number"));
-  if (layout.shown.sinkColumns.length) parts.push(sinkWords(layout));
+  if (blocks.hasClosed) parts.push(swatch("closed", "not allowed"));
+  if (blocks.hasMissing) parts.push(swatch("missing", "not a number"));
+  if (layout.shown.sinkColumns.length) parts.push(sinkWords());
   if (layout.strips.length) {
     parts.push(make("span", { class: "pair" }, "beside the plot: 0", make("span", { class: "ramp of-sinks" }), "1"));
   }
   byId("legend").replaceChildren(...parts);
 }
 
-const hasClosed = (map) => map.cells.includes(FORBIDDEN);
 const swatch = (name, text) => make("span", { class: "pair" }, make("span", { class: `swatch ${name}` }), text);
 
-function sinkWords({ shown }) {
-  const mass = tickText(meanOfRows(shown, sinkShares(shown)));
-  const learned = shown.learned ? `, a learned sink ${tickText(meanOfRows(shown, shown.learned))}` : "";
-  const all = `${mass} of all attention${learned}`;
-  return make("span", { class: "sink" }, choice.hideSinks ? `sinks had ${all}: taken out` : `▾ sinks take ${all}`);
+const MOST_NAMED = 4, LONGEST_NAME = 16;
+
+// Which keys the mark stands for in this head, and what they get of all its attention, beside what uniform attention would give.
+function sinkWords() {
+  const { first_tokens: first, is_led: isLed, removed, uniform, learned_mass: learned } = RECORD.maps[chosen.map.index];
+  const others = chosen.map.sinks.filter((place) => !first.includes(place));
+  const names = [...(first.length ? [firstName(first)] : []), ...others.slice(0, MOST_NAMED).map(keyName)];
+  if (first.length && others.length && !isLed) names[0].push(" (itself no more than uniformly)");
+  if (others.length > MOST_NAMED) names.push([`${others.length - MOST_NAMED} more`]);
+  const parts = ["▾ ", hasSinks() ? "sinks of this head: " : ""];
+  names.forEach((name, i) => parts.push(i ? ", " : "", ...name));
+  parts.push(!hasSinks() ? ", no sink here" : "", choice.hideSinks ? ", taken out" : "", choice.hideSinks ? " · had " : " · ");
+  parts.push(`${tickText(removed)} of all attention, ${tickText(uniform)} if uniform`);
+  if (learned !== null) parts.push(` · a learned sink, no key: ${tickText(learned)}`);
+  return make("span", { class: "sink" }, ...parts);
+}
+
+const firstName = (places) =>
+  places.length > 1 ? [`first tokens of ${places.length} documents`] : ["first token “", shortToken(places[0]), "”"];
+const keyName = (place) => [`key ${place} “`, shortToken(place), "”"];
+
+function shortToken(place) {
+  const letters = [...chosen.keys[place]];
+  return tokenElement(letters.length > LONGEST_NAME ? `${letters.slice(0, LONGEST_NAME - 1).join("")}…` : letters.join(""));
 }
 
 function buildTitle() {

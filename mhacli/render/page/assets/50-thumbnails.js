@@ -98,10 +98,11 @@ function paintThumbnail(head, small, top) {
 function tellThumbnails(top) {
   const most = Math.max(...HEADS.map((_, head) => thumbnails.small.get(`${mapIndex(head)} ${choice.hideSinks}`)?.block ?? 1));
   const size = most > 1 ? ` · a cell is ${most} × ${most} tokens` : "";
-  const scale = choice.scale === "rank" ? "rank among a head’s cells" : `${choice.scale}, up to ${tickText(top)}`;
+  const common = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
+  const scale = choice.scale === "rank" ? "rank among each head’s own cells" : common;
   const kinds = new Map(HEADS.filter((head) => head.sign && head.kind).map((head) => [head.sign, head.kind]));
   const signs = [...kinds].map(([sign, kind]) => make("span", { class: "pair" }, `${sign} ${kind}`));
-  byId("thumbnails-note").replaceChildren(make("span", {}, `one scale for all: ${scale}${size}`), ...signs);
+  byId("thumbnails-note").replaceChildren(make("span", {}, `${scale}${size}`), ...signs);
 }
 
 // One of the pictures is reached by Tab, the others by arrow keys.

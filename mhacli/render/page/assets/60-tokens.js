@@ -206,7 +206,7 @@ function tellTokens(focus, found, open) {
   } else if (found.isPart) parts.push(", by queries that have it among their strongest keys");
   if (found.isBlock) parts.push(", in means of blocks");
   parts.push(". Widths follow shares, from the largest down.");
-  if (choice.hideSinks) parts.push(" Lines to sinks are thin and broken; shares are of all attention.");
+  if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; shares are of all attention.");
   byId("tokens-note").replaceChildren(...parts);
   byId("tokens-exact").replaceChildren(...(found.isBlock && isQuery ? strongestInBlock(focus.item) : []));
 }
