@@ -124,7 +124,7 @@ class Heads(Pane, can_focus=True):
         return line
 
     def _tiles(self, row: int, lying: Layout, tile: Tile) -> list[Line]:
-        """A layer of small pictures, each under its number and kind."""
+        """A layer of small pictures, each under its number and kind; the first layer has the heading of their column."""
         title: list[Segment] = []
         lines: list[list[Segment]] = [[] for _ in range(tile.height)]
         for number, column in enumerate(lying.columns):
@@ -132,7 +132,8 @@ class Heads(Pane, can_focus=True):
             is_cursor = (row, column) == self.place
             if number == 0 and lying.label:
                 names = [fitted(self.gallery.rows[row].name, lying.label - 1), *[""] * (tile.height - 1)]
-                title.append(segment(f"{'layer':<{lying.label}}", DIM))
+                heading = "layer" if row == lying.rows.start else ""
+                title.append(segment(f"{heading:<{lying.label}}", DIM))
                 for line, name in zip(lines, names, strict=True):
                     line.append(segment(f"{name:>{lying.label - 1}} ", ACCENT))
             title += [*_tile_title(entry, tile.width + 1, is_cursor), segment(" ")]

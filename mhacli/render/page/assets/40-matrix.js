@@ -173,10 +173,27 @@ function drawCells(pen, layout, sight) {
   canvas.getContext("2d").putImageData(imageOf(layout.drawn, layout.level, sight), 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(canvas, xOf(layout, sight.column), yOf(layout, sight.row), sight.columns * wide, sight.rows * high);
+  blankTakenCells(pen, layout, sight);
   if (wide < GRIDDED || high < GRIDDED) return;
   pen.fillStyle = themed("--card");
   for (let i = 0; i <= sight.columns; i++) pen.fillRect(xOf(layout, sight.column + i) - 1, top, 1, plot.height);
   for (let i = 0; i <= sight.rows; i++) pen.fillRect(left, yOf(layout, sight.row + i) - 1, plot.width, 1);
+}
+
+// A cell that was taken out is not one with a small share: it has no colour of the scale, and a dash where numbers are.
+const isTakenOut = (layout, column) =>
+  choice.hideSinks && layout.drawn.block === 1 && layout.drawn.sinkColumns.includes(column);
+
+function blankTakenCells(pen, layout, sight) {
+  const { drawn, wide, high } = layout;
+  pen.fillStyle = themed("--card");
+  for (let column = sight.column; column < sight.column + sight.columns; column++) {
+    if (!isTakenOut(layout, column)) continue;
+    for (let row = sight.row; row < sight.row + sight.rows; row++) {
+      if (drawn.cells[row * drawn.columns + column] === FORBIDDEN) continue;
+      pen.fillRect(xOf(layout, column), yOf(layout, row), wide, high);
+    }
+  }
 }
 
 // What may not be attended looks like no colour of the scale.
@@ -201,9 +218,9 @@ function drawNumbers(pen, layout, sight) {
     for (let column = sight.column; column < sight.column + sight.columns; column++) {
       const share = drawn.cells[row * drawn.columns + column];
       if (share === FORBIDDEN) continue;
-      const isMissing = Number.isNaN(share);
-      pen.fillStyle = inkOn(isMissing ? NO_NUMBER : COLOURS[level(share)]);
-      const text = isMissing ? "?" : shareText(share, digits);
+      const isMissing = Number.isNaN(share), isTaken = isTakenOut(layout, column);
+      pen.fillStyle = isTaken ? themed("--muted") : inkOn(isMissing ? NO_NUMBER : COLOURS[level(share)]);
+      const text = isTaken ? "–" : isMissing ? "?" : shareText(share, digits);
       pen.fillText(text, xOf(layout, column + 0.5), yOf(layout, row + 0.5), wide - 2);
     }
   }
