@@ -772,3 +772,16 @@ def test_statistics_are_told_beside_those_of_uniform_attention() -> None:
     assert re.search(r"entropy \(nats\) +1\.25", shown)
     assert re.search(r"on the first token +\.432", shown)
     assert re.search(r"on the token before +\.062", shown)
+
+
+@pytest.mark.parametrize("word", [None, "1", ""])
+@pytest.mark.parametrize("colour", [True, False])
+def test_the_environment_is_as_it_was_when_the_viewer_has_begun(
+    word: str | None, colour: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if word is not None:
+        monkeypatch.setenv("NO_COLOR", word)
+    app = Viewer(make_record(("the", "cat")), ViewerOptions(colour=colour))
+    assert os.environ.get("NO_COLOR") == word
+    assert app.no_color is not colour

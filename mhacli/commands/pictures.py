@@ -117,9 +117,17 @@ def _require_different(files: Files) -> None:
     for name, path in files:
         if path is None:
             continue
-        other = known.setdefault(os.path.realpath(path), name)
+        other = known.setdefault(_place(path), name)
         if other != name:
             raise UsageError(f"{other} and {name} must be different files, got {path!r} for both")
+
+
+def _place(path: str) -> str:
+    """Where a path leads. In a working folder that was deleted nobody knows: whoever writes the file tells it."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return path
 
 
 def tell(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import get_args
@@ -46,6 +47,20 @@ class ViewerOptions:
     is_open: bool = False
 
 
+@contextmanager
+def _colour_in_environment(has_colour: bool) -> Iterator[None]:
+    """While it lasts the environment says what Textual asks it, and nobody else: whether there is colour."""
+    before = os.environ.pop("NO_COLOR", None)
+    if not has_colour:
+        os.environ["NO_COLOR"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("NO_COLOR", None)
+        if before is not None:
+            os.environ["NO_COLOR"] = before
+
+
 class Viewer(App[None]):
     """The viewer of a record."""
 
@@ -67,11 +82,8 @@ class Viewer(App[None]):
     """
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
-        if options.colour:
-            os.environ.pop("NO_COLOR", None)
-        else:
-            os.environ["NO_COLOR"] = "1"  # how Textual is told; it takes the word back itself
-        super().__init__(ansi_color=True)
+        with _colour_in_environment(options.colour):
+            super().__init__(ansi_color=True)
         self.record, self.colour = record, options.colour
         self.gallery: Gallery = gallery(record)
         self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
