@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.headcounts import head_counts
@@ -28,9 +28,6 @@ from mhacli.render.options import Rows
 from mhacli.text.chat import Message, read_chat
 from mhacli.text.read import Decoding, argument_text
 from mhacli.values import index_list, whole
-
-if TYPE_CHECKING:
-    pass
 
 _MODEL, _VIEW = "Checkpoint", "View"
 
