@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
-from mhacli.checkpoints.headcounts import head_counts
-from mhacli.checkpoints.request import ModelRequest, is_hub_id
-from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_texts, record_command
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target
 from mhacli.heads import Wanted
@@ -25,9 +21,13 @@ from mhacli.options import (
     option,
 )
 from mhacli.render.options import Rows
-from mhacli.text.chat import Message, read_chat
-from mhacli.text.read import Decoding, argument_text
 from mhacli.values import index_list, whole
+
+if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
+    from mhacli.checkpoints.folder import Checkpoint
+    from mhacli.checkpoints.request import ModelRequest
+    from mhacli.text.chat import Message
+    from mhacli.text.read import Decoding
 
 _MODEL, _VIEW = "Checkpoint", "View"
 
@@ -165,6 +165,9 @@ def _chat_or_texts(
     reading: ModelTextOptions, source: SourceOptions, decoding: Decoding
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
+    from mhacli.commands.sources import read_texts
+    from mhacli.text.chat import read_chat
+
     chat = () if reading.chat is None else read_chat(reading.chat)
     if chat and (source.text or source.file):
         raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
@@ -186,6 +189,10 @@ def model_request(
     wanted: Wanted,
 ) -> ModelRequest:
     """The request that the options come to. Raises `MhaError` before anything slow begins."""
+    from mhacli.checkpoints.request import ModelRequest
+    from mhacli.commands.sources import leave_deleted_folder, make_decoding, record_command
+    from mhacli.text.read import argument_text
+
     assert asked.model is not None
     _require_layer_left_open(layer, source, text, save)
     if device.repeat is not None:
@@ -234,6 +241,9 @@ def _require_matrices(keep: tuple[str, ...]) -> None:
 
 def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
     """The checked folder, None where it can only be the id of one on a hub."""
+    from mhacli.checkpoints.folder import read_checkpoint
+    from mhacli.checkpoints.request import is_hub_id
+
     path = asked.model or ""
     if is_hub_id(path):
         return None
@@ -255,6 +265,8 @@ def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
 
 def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
     """Raises `UsageError` for layers that the config does not have."""
+    from mhacli.checkpoints.headcounts import head_counts
+
     for kind, n in layers:
         count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
         if count is not None and n >= count:
@@ -265,6 +277,8 @@ def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> 
 
 def require_configured_heads(heads: tuple[int, ...] | None, request: ModelRequest, name: str = "head") -> None:
     """Raises `UsageError` for a head that no layer has by the config, where the checkpoint's folder is here."""
+    from mhacli.checkpoints.headcounts import head_counts
+
     config = {} if request.checkpoint is None else request.checkpoint.config
     counts = [head_counts(config, stack).n_heads for stack in (None, "encoder", "decoder")]
     count = max((n for n in counts if n is not None), default=None)
