@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mhacli.errors import UsageError
-from mhacli.patterns import Pattern
+
+if TYPE_CHECKING:
+    from mhacli.patterns import Pattern
 
 Kind = Literal[
     "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
