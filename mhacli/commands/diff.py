@@ -55,7 +55,7 @@ class PanelOptions:
         option(_VIEW, "Sequences to draw, such as 0,2. (default: where a head changed most)", metavar="LIST"),
     ] = None
     map_scale: Annotated[
-        Scale | None, option(_VIEW, "How shades follow shares. (default: linear for cells, log for maps)")
+        Scale | None, option(_VIEW, "How shades follow shares. (default: linear, log for long texts)")
     ] = None
     precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
     all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False

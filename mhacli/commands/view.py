@@ -47,7 +47,7 @@ class StartOptions:
     sequence: Annotated[int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.")] = 0
     map_scale: Annotated[
         Scale | None,
-        option(_VIEW, "How shades follow shares. (default: linear for cells, log for blocks)"),
+        option(_VIEW, "How shades follow shares. (default: linear, log for long texts)"),
     ] = None
     hide_sinks: Annotated[bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks")] = False
 

@@ -37,7 +37,7 @@ _RESTORING_S = 5.0
 @dataclass(frozen=True)
 class ViewerOptions:
     """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `is_open` whether
-    to look into it at once; `scale` None: linear for cells, log for blocks."""
+    to look into it at once; `scale` None: linear for short texts, log for long ones and blocks."""
 
     colour: bool = True
     scale: Scale | None = None
