@@ -7,6 +7,7 @@ import signal
 from typing import NoReturn
 
 from mhacli import interrupts
+from mhacli.memory import keep_what_is_loaded, uncollected
 
 
 def main() -> NoReturn:
@@ -14,7 +15,9 @@ def main() -> NoReturn:
     code = 0
     try:
         interrupts.install()
-        from mhacli import cli
+        keep_what_is_loaded()
+        with uncollected():
+            from mhacli import cli
 
         code = cli.main()
     except KeyboardInterrupt:

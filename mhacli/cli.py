@@ -15,6 +15,7 @@ import typer.core
 
 import mhacli
 from mhacli.errors import MhaError, UsageError
+from mhacli.memory import uncollected
 from mhacli.streams import flush, forget_stdout, require_stdout, wants_colour
 from mhacli.text.escape import message_text, without_surrogates
 
@@ -52,7 +53,8 @@ class LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Loads the command that the arguments name."""
         if args and args[0] in COMMANDS:
-            self.commands[args[0]] = _load(args[0])
+            with uncollected():
+                self.commands[args[0]] = _load(args[0])
         return super().resolve_command(ctx, args)
 
 

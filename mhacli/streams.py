@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from mhacli.errors import MhaError
+from mhacli.memory import uncollected
 from mhacli.text.escape import message_text, visible
 
 if TYPE_CHECKING:
@@ -172,6 +173,13 @@ def life(doing: str) -> Iterator[None]:
     finally:
         done.set()
         speaker.join()
+
+
+@contextmanager
+def loading_torch() -> Iterator[None]:
+    """Says so where it takes long, and makes it take three quarters of the time."""
+    with life("loading torch"), uncollected():
+        yield
 
 
 @contextmanager

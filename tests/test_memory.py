@@ -1,4 +1,7 @@
+import gc
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,56 @@ def test_this_machine_has_some_memory():
 def test_what_fits_in_four_fifths_is_granted_and_one_byte_more_is_not():
     assert memory.fits(800, available=1000)
     assert not memory.fits(801, available=1000)
+
+
+def test_no_garbage_is_looked_for_while_modules_are_loaded():
+    assert gc.isenabled()
+    with memory.uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_garbage_is_looked_for_again_when_loading_fails():
+    with pytest.raises(ImportError), memory.uncollected():
+        raise ImportError
+    assert gc.isenabled()
+
+
+KEPT = """
+import gc
+from mhacli import memory
+{first}
+with memory.uncollected():
+    kept = [[] for _ in range(10_000)]
+print(gc.get_freeze_count() >= 10_000)
+"""
+
+
+@pytest.mark.parametrize(("first", "is_kept"), [("memory.keep_what_is_loaded()", "True"), ("", "False")])
+def test_what_was_loaded_is_left_alone_in_a_process_of_ours_only(first, is_kept):
+    words = [sys.executable, "-c", KEPT.format(first=first)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == is_kept
+
+
+COUNT = """
+import gc, os, sys
+found, real_exit = [], os._exit
+gc.callbacks.append(lambda phase, _: found.append(phase))
+def end(code):
+    print(len(found), file=sys.stderr, flush=True)
+    real_exit(code)
+os._exit = end
+sys.argv[0] = "mha"
+{what}
+end(0)
+"""
+
+
+def test_a_run_looks_for_garbage_less_often_than_loading_torch_alone_would():
+    def n_collections(what, *words):
+        done = subprocess.run([sys.executable, "-c", COUNT.format(what=what), *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return int(done.stderr.split()[-1])
+
+    ours = n_collections("from mhacli.__main__ import main; main()", "run", "the cat", "--view", "none")
+    assert 0 < ours < n_collections("import torch")

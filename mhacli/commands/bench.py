@@ -15,7 +15,7 @@ from mhacli.config import MAX_SEED, MAX_THREADS, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.options import ColourOptions, command, number, option, switch
-from mhacli.streams import draw, life, note, progress, screen, write_pieces
+from mhacli.streams import draw, loading_torch, note, progress, screen, write_pieces
 from mhacli.sweep import ALL, BACKENDS, Sweep
 from mhacli.values import counts, integer, real, whole, words_of
 from mhacli.workload import Direction
@@ -139,7 +139,7 @@ def bench(
 
         require_plots()
     leave_deleted_folder()
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies import bench as study
     options = study.Options(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
     with progress() as tell:

@@ -22,6 +22,7 @@ from mhacli.commands.pictures import PictureOptions, tell, with_pictures
 from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
+from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -33,7 +34,7 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions, require_choices
-from mhacli.streams import life
+from mhacli.streams import life, loading_torch
 from mhacli.values import counts, index_list, whole
 
 _DECODING = "Decoding"
@@ -123,7 +124,7 @@ def decode(
     require_memory(request, save)
     decodable(request.config, request.encoded, decoding.prompt_len)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies import decode as study
     with life("computing"):
         record = study.decode(
@@ -167,10 +168,10 @@ def _decode_checkpoint(
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
     require_one_layer(request, "decode")
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.modeldecode import decode_checkpoint
         from mhacli.studies.prepare import prepare_checkpoint
-    with life("loading the checkpoint"):
+    with life("loading the checkpoint"), uncollected():
         look, notes = prepare_checkpoint(request)
     with life("computing"):
         record = decode_checkpoint(look, decoding.prompt_len)

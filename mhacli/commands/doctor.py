@@ -14,7 +14,7 @@ from mhacli.config import MAX_SEED, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.health import DoctorRequest
 from mhacli.options import ColourOptions, command, number, option
-from mhacli.streams import draw, life, note, progress, screen, write_pieces
+from mhacli.streams import draw, loading_torch, note, progress, screen, write_pieces
 from mhacli.text.read import Decoding, argument_text
 from mhacli.values import integer
 
@@ -98,7 +98,7 @@ def doctor(patient: PatientOptions, place: PlaceOptions, report: ReportOptions, 
 def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
     require_without_model(text=patient.text, revision=patient.revision, tokenizer=patient.tokenizer)
     leave_deleted_folder()
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.doctor import examine_installation
     with progress() as tell:
         return examine_installation(
@@ -132,7 +132,7 @@ def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
         command=record_command(),
     )
     leave_deleted_folder()
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.modeldoctor import examine_checkpoint
     with progress() as tell:
         return examine_checkpoint(request, tell)

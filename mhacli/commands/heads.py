@@ -24,6 +24,7 @@ from mhacli.files import format_size
 from mhacli.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
 from mhacli.interrupts import more_time
 from mhacli.layers import LayerChoice, kinds_of
+from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -42,7 +43,7 @@ from mhacli.patterns import INDUCTION, parse_pattern
 from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.words import seconds_text
-from mhacli.streams import flush, life, note
+from mhacli.streams import flush, life, loading_torch, note
 from mhacli.values import index_list, real, span, whole
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def heads(
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
         foresee_heads(facts_of(request.encoded, request.config), wanted)
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.heads import prepare_heads
     with life("projecting"):
         run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
@@ -305,9 +306,9 @@ def _of_checkpoint(
     request = model_request(model, reading, source, text, layer, device, replace(save, keep=""), wanted)
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.prepare import prepare_checkpoint
-    with life("loading the checkpoint"):
+    with life("loading the checkpoint"), uncollected():
         run, notes = prepare_checkpoint(request)
     longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
     kept = _kept_of_kinds(asked, run, request.layers, files.keep_z)

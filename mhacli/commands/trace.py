@@ -22,6 +22,7 @@ from mhacli.commands.ownmodule import OwnOptions, require_of_target, target_in, 
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
 from mhacli.heads import Wanted
+from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -32,7 +33,7 @@ from mhacli.options import (
     command,
 )
 from mhacli.render.options import ViewOptions
-from mhacli.streams import draw, life, note, read_key, screen, write_pieces
+from mhacli.streams import draw, life, loading_torch, note, read_key, screen, write_pieces
 from mhacli.values import triple, whole
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _walk_ours(
         _draw_mask(request, walking, telling.colour)
         return
     require_memory(request, save)
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies import walk
     with life("computing"):
         record = walk.walk(
@@ -190,10 +191,10 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, t
     from mhacli.plan import Place
 
     require_one_layer(request, "a walk")
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.modelwalk import walk_checkpoint
         from mhacli.studies.prepare import prepare_checkpoint
-    with life("loading the checkpoint"):
+    with life("loading the checkpoint"), uncollected():
         look, notes = prepare_checkpoint(request)
     place = None if cell is None else Place(telling.walking.sequence, *cell)
     with life("computing"):
@@ -234,7 +235,7 @@ def _draw_mask(request: Request, walking: WalkOptions, colour: ColourOptions) ->
     from mhacli.commands.sources import record_command
     from mhacli.render import mask
 
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.survey import survey_mask
     survey = survey_mask(request.encoded, request.config)
     if walking.json:

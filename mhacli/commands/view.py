@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, layer_list
-from mhacli.commands.output import save_record
-from mhacli.commands.run import Asked, computed, computed_of_checkpoint
 from mhacli.errors import MhaError, UsageError
+from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
     DeviceOptions,
@@ -67,39 +66,35 @@ def view(
     """A record's file, or what `run` takes, in; the viewer on the terminal until the reader leaves it."""
     _require_terminal()
     _require_textual()
-    asked = Asked(source, text, layer, device, model, reading, save)
-    notes: tuple[str, ...] = ()
+    layers = layer_list(model.layer)
     path = _record_path(source)
     if path is not None:
-        _require_record_alone(asked)
+        _require_record_alone(source, text, layer, device, model, reading, save)
+        _show(_loaded(path), start, layers, colour)
+        return
+    from mhacli.commands.compute import Asked, computed
+    from mhacli.commands.output import require_self_check, tell_notes
+
+    heads = None if start.head is None else (start.head,)
+    options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
+    record, notes = computed(Asked(source, text, layer, device, model, reading, save), options)
+    _show(record, start, layers, colour)
+    require_self_check(record)
+    tell_notes(record, notes)
+
+
+def _loaded(path: str) -> Record:
+    with uncollected():
         from mhacli.record import Record
 
-        record = Record.load(path)
-    else:
-        heads = None if start.head is None else (start.head,)
-        options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layer_list(model.layer))
-        record, notes = _computed(asked, options)
-    _show(record, start, layer_list(model.layer), colour)
-    if path is None:
-        from mhacli.commands.output import require_self_check, tell_notes
-
-        require_self_check(record)
-        tell_notes(record, notes)
-
-
-def _computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    """The record of what is asked, saved where that was asked for."""
-    if asked.model.model is None:
-        return computed(asked, options)
-    record, notes = computed_of_checkpoint(asked, options)
-    save_record(record, asked.save)
-    return record, notes
+        return Record.load(path)
 
 
 def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
-    from mhacli.viewer.app import ViewerOptions, run_viewer
-    from mhacli.viewer.gallery import gallery
+    with uncollected():
+        from mhacli.viewer.app import ViewerOptions, run_viewer
+        from mhacli.viewer.gallery import gallery
 
     if not 0 <= start.sequence < len(record.sequences):
         raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")
@@ -168,11 +163,11 @@ def _is_record(word: str) -> bool:
         return False
 
 
-def _require_record_alone(asked: Asked) -> None:
+def _require_record_alone(*groups: Any) -> None:
     """Raises `UsageError` for an option of a computation: a record brings what it says."""
-    for name, group in vars(asked).items():
+    for group in groups:
         for f in fields(group):
-            is_free = f.name in ("text", "layer") and name in ("source", "model")
+            is_free = (type(group), f.name) in ((SourceOptions, "text"), (ModelOptions, "layer"))
             if not is_free and _is_given(getattr(group, f.name), f.default):
                 shown = f"--{f.name.replace('_', '-')}"
                 raise UsageError(

@@ -16,7 +16,7 @@ from mhacli.errors import UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.layerfile import FORMAT, read_layer_file
 from mhacli.options import ColourOptions, command, number, option
-from mhacli.streams import draw, life, note, screen, write, write_pieces
+from mhacli.streams import draw, life, loading_torch, note, screen, write, write_pieces
 from mhacli.values import integer, whole
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
     from mhacli.checkpoints.conversion import plan_conversion
 
     plan = plan_conversion(checkpoint, _conversion(wanted))
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.convert import to_layer_file
     with life("converting"):
         made = to_layer_file(plan)
@@ -182,7 +182,7 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
     source = read_layer_file(wanted.path, {name: value for name, value in given.items() if value is not None})
     layout, layer = layout_named(wanted.to or ""), wanted.layer or 0
     prefix = home_prefix(layout, wanted.stack, layer) if wanted.prefix is None else wanted.prefix
-    with life("loading torch"):
+    with loading_torch():
         from mhacli.studies.convert import to_family_file
     with life("converting"):
         made = to_family_file(source, layout, prefix)

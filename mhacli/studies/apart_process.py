@@ -79,9 +79,11 @@ def find_ours() -> None:
 
 def load_job(job: str) -> Job:
     """The job, after torch, whose own complaints are nobody's."""
+    from mhacli.memory import keep_what_is_loaded, uncollected
     from mhacli.text.tokenizer_file import silent_stderr
 
-    with silent_stderr():
+    keep_what_is_loaded()
+    with silent_stderr(), uncollected():
         import torch
     torch.set_num_threads(min(N_THREADS, torch.get_num_threads()))
     module, _, name = job.partition(":")
