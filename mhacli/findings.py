@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mhacli.parts import Argument
+
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
 
@@ -71,16 +73,6 @@ class Departure:
     file: str | None = None
     line: int | None = None
     source: str = ""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
-
-    name: str
-    value: str
-    origin: Literal["given", "default", "guessed"]
-    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.config import Config
-from mhacli.findings import Argument
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,16 @@ class Step:
     remark: str = ""
     repeats: int = 1
     repeats_of: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
+
+    name: str
+    value: str
+    origin: Literal["given", "default", "guessed"]
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.findings import Argument
-from mhacli.parts import OwnModule, Step
+from mhacli.parts import Argument, OwnModule, Step
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.terminal import self_check_line

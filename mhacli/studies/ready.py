@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.findings import Argument
 from mhacli.modules.apart import Stage
 from mhacli.modules.building import build
 from mhacli.modules.calling import find_subject
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Subject
 from mhacli.modules.target import find_target
+from mhacli.parts import Argument
 from mhacli.studies.probes import Probed
 from mhacli.studies.scenes import Draw, ask
 

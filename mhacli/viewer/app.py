@@ -13,6 +13,7 @@ from typing import get_args
 
 from textual import events
 from textual.app import App
+from textual.screen import Screen
 
 from mhacli.interrupts import Terminated, more_time
 from mhacli.record import Record
@@ -20,10 +21,9 @@ from mhacli.render.options import Scale
 from mhacli.text.escape import visible
 from mhacli.viewer.caption import scale_range, sink_words
 from mhacli.viewer.gallery import Entry, Gallery, gallery
-from mhacli.viewer.headscreen import HeadScreen
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.picture import Picture, picture
-from mhacli.viewer.reading import Reading, help_page, origin_page, walk_page
+from mhacli.viewer.screen import ViewerScreen
 
 _SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
@@ -94,17 +94,16 @@ class Viewer(App[None]):
         self.fault: Exception | None = None
         self._pictures: dict[tuple[object, ...], Picture] = {}
 
-    def on_mount(self) -> None:
+    def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record that has no heads."""
+        return Overview(self.gallery, colour=self.colour) if self.gallery.places else self._walk()
+
+    def on_mount(self) -> None:
+        """Opens the head that was asked for."""
         self._running_loop = asyncio.get_running_loop()
         if self.ended_by is not None:  # before there was a loop to tell
             self.leave()
-            return
-        if not self.gallery.places:
-            self.show_walk()
-            return
-        self.push_screen(Overview(self.gallery, colour=self.colour))
-        if self._is_open and self.entry().drawn is not None:
+        elif self._is_open and self.gallery.places and self.entry().drawn is not None:
             self.open_head()
 
     # ------------------------------------------------------------------------------------------------------- what is seen
@@ -180,17 +179,18 @@ class Viewer(App[None]):
     def on_key(self, event: events.Key) -> None:
         """Keys that came while the line of a search was opening, still on their way through the part that had the focus, belong
         to it."""
-        if isinstance(self.screen, HeadScreen) and self.screen.prompt.display:
+        if isinstance(self.screen, ViewerScreen) and self.screen.take(event):
             event.prevent_default()
-            self.screen.prompt.take(event)
 
     def open_head(self) -> None:
         """Looks into the head under the cursor."""
+        from mhacli.viewer.headscreen import HeadScreen
+
         self.push_screen(HeadScreen(colour=self.colour))
 
     def back(self) -> None:
         """The screen before; from the first, the end."""
-        if len(self.screen_stack) > 2:  # the app's own, which is empty, lies below the first
+        if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
             self.leave()
@@ -213,14 +213,23 @@ class Viewer(App[None]):
 
     def show_walk(self) -> None:
         """The walkthrough."""
-        self.push_screen(Reading("walkthrough", walk_page(self.record, colour=self.colour)))
+        self.push_screen(self._walk())
+
+    def _walk(self) -> Screen[None]:
+        from mhacli.viewer.reading import Reading, walk_page
+
+        return Reading("walkthrough", walk_page(self.record, colour=self.colour))
 
     def show_help(self) -> None:
         """All keys."""
+        from mhacli.viewer.reading import Reading, help_page
+
         self.push_screen(Reading("keys", help_page()))
 
     def show_origin(self) -> None:
         """Where the numbers come from, and what is drawn of them."""
+        from mhacli.viewer.reading import Reading, origin_page
+
         self.push_screen(Reading("where this comes from", origin_page(self.record, self._drawn_words())))
 
     def _drawn_words(self) -> Sequence[tuple[str, str]]:

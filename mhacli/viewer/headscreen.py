@@ -6,6 +6,7 @@ import json
 from typing import ClassVar
 
 import numpy as np
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
@@ -316,6 +317,13 @@ class HeadScreen(ViewerScreen):
         self.row, self.column = self._before
         text = self.picture.base.keys if axis == "key" else self.picture.base.queries
         return searched(text, axis, typed, self.key_place if axis == "key" else self.query_place)
+
+    def take(self, event: events.Key) -> bool:
+        """Keys that come while the line of a search is open belong to it."""
+        if not self.prompt.display:
+            return False
+        self.prompt.take(event)
+        return True
 
     def on_prompt_typed(self, message: Prompt.Typed) -> None:
         """Goes to the first match of what is typed, or back where there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
+from textual import events
 from textual.screen import Screen
 
 from mhacli.viewer.keys import Key, last_line
@@ -23,6 +24,10 @@ class ViewerScreen(Screen[None]):
     def viewer(self) -> Viewer:
         """The app, by its own type."""
         return cast("Viewer", self.app)
+
+    def take(self, event: events.Key) -> bool:
+        """Takes a key that no part of the screen took; False where it means nothing here."""
+        return False
 
     def action_back(self) -> None:
         """Closes this screen, the first one with the app."""
