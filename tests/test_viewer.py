@@ -117,7 +117,9 @@ def with_sink(record: Record) -> Record:
         ("overview", (), (80, 24)),
         ("head", ("enter",), (80, 24)),
         ("head_small", ("enter",), (60, 20)),
+        ("head_tiny", ("enter",), (40, 12)),
         ("head_wide", ("enter", "x"), (160, 36)),
+        ("overview_tiny", (), (60, 9)),
         ("keys", ("enter", "question_mark"), (80, 24)),
         ("origin", ("i",), (80, 24)),
         ("walk", ("w",), (80, 24)),
@@ -125,6 +127,31 @@ def with_sink(record: Record) -> Record:
 )
 def test_a_screen_is_as_it_is_kept(name: str, keys: tuple[str, ...], size: tuple[int, int]) -> None:
     require_screen(name, drive(walked(make_record(MAT, causal=True)), *keys, size=size)[1])
+
+
+@pytest.mark.parametrize("size", [(20, 5), (24, 6), (30, 8), (36, 10), (60, 9), (130, 8)])
+def test_the_smallest_screens_keep_the_heads_and_the_matrix(size: tuple[int, int]) -> None:
+    record = make_record(MAT, n_heads=3, causal=True)
+    _, shown = drive(record, size=size)
+    assert re.search("0.*1.*2", shown.split("\n")[2])
+    _, shown = drive(record, "enter", size=size)
+    assert re.search(r"^5 mat *▸[^ ]", shown, re.MULTILINE), "the row of the cursor, with its cells"
+    assert "query 5 mat" in shown
+
+
+@pytest.mark.parametrize("size", [(40, 8), (40, 12), (80, 24)])
+def test_a_click_finds_the_cell_under_it_however_many_lines_stand_above(size: tuple[int, int]) -> None:
+    clicked = []
+
+    async def click(app: Viewer, pilot: Any) -> None:
+        rows = [(number, line) for number, line in enumerate(seen(app).split("\n")) if re.match(r"[1-5][ –]", line)]
+        y, line = rows[0]
+        clicked.append(int(line[0]))
+        await pilot.click(offset=(12, y))
+
+    end, _ = drive(make_record(MAT), "enter", *["up"] * 6, act=click, size=size)
+    assert end.screen.row in (clicked[0], clicked[0] + 1)
+    assert end.screen.row > 0
 
 
 def test_layers_stand_in_rows_with_a_sign_for_each_head() -> None:
@@ -347,7 +374,8 @@ def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
         assert not np.array_equal(pictures[0].base.shares, pictures[1].base.shares)
         assert app.picture_of(entries[0]) is pictures[0]
 
-    drive(replace(record, layers=twins, heads=heads), act=look)
+    _, shown = drive(replace(record, layers=twins, heads=heads), "down", "enter", act=look)
+    assert shown.startswith(f"layer 0 · {twins[1].name} · head 0"), "and a name of its own"
 
 
 def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:

@@ -78,6 +78,8 @@ class Viewer(App[None]):
     .wide #matrix { row-span: 3; }
     Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 6; }
     Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }
+    .tiny #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
+    .tiny #strongest, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }
     Reading #page { height: 1fr; }
     """
 

@@ -95,20 +95,20 @@ def gallery(record: Record) -> Gallery:
     """Every head that a record says something of, or holds a pattern or a map of."""
     drawn = drawable_heads(record, ViewOptions())
     if record.model is None:
-        return _laid_out([("", None, record, drawn)])
+        return _laid_out(record, [("", None, record, drawn)])
     layers = []
     for index, layer in enumerate(record.layers):
         own = [one for one in drawn if one.layer is layer]
         view = own[0].view if own else record.of_layer(index)
         layers.append((short_name(layer, record.layers), layer, view, own))
-    laid = _laid_out(layers)
+    laid = _laid_out(record, layers)
     return Gallery(_with_missing(laid.rows, record), laid.columns)
 
 
 _Layer = tuple[str, InspectedLayer | None, Record, Sequence[DrawableHead]]
 
 
-def _laid_out(layers: Sequence[_Layer]) -> Gallery:
+def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:
     columns = sorted(
         {h.head for _, _, view, _ in layers for h in view.heads} | {h.head for layer in layers for h in layer[3]}
     )
@@ -116,7 +116,7 @@ def _laid_out(layers: Sequence[_Layer]) -> Gallery:
     for name, layer, view, own in layers:
         said, drawn = {h.head: h for h in view.heads}, {h.head: h for h in own}
         entries = tuple(
-            Entry(view, head, _label(layer, head), said.get(head), drawn.get(head), layer)
+            Entry(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
             if head in said or head in drawn
             else None
             for head in columns
@@ -130,8 +130,12 @@ def _asked(head: int | None, layers: Sequence[LayerChoice]) -> str:
     return f"layer {named}" + ("" if head is None else f", head {head}")
 
 
-def _label(layer: InspectedLayer | None, head: int) -> str:
-    return f"head {head}" if layer is None else f"{layer.label} · head {head}"
+def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLayer]) -> str:
+    """The layer and the head, with the name of its module where the layer has several attentions of one kind."""
+    if layer is None:
+        return f"head {head}"
+    has_twin = sum(other.label == layer.label for other in layers) > 1
+    return f"{layer.label} · " + (f"{visible(layer.name)} · " if has_twin else "") + f"head {head}"
 
 
 def _with_missing(rows: Sequence[Row], record: Record) -> tuple[Row, ...]:

@@ -24,6 +24,8 @@ from mhacli.viewer.strongest import Strongest
 from mhacli.viewer.tokens import Tokens
 
 _WIDE = 120
+_LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
+"""How high the screen must be for so many lines of legend."""
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """How many of the strongest keys may be listed."""
 _CLIPBOARD = 74_000
@@ -73,9 +75,11 @@ class HeadScreen(ViewerScreen):
         self.enter()
 
     def on_resize(self) -> None:
-        """A wide screen has the texts beside the matrix, another below it."""
-        self.set_class(self.size.width >= _WIDE, "wide")
-        self.set_class(self.size.height < 22 or self.size.width < 72, "small")
+        """A wide screen has the texts beside the matrix, another below it, a tiny one none."""
+        width, height = self.size
+        self.set_class(width >= _WIDE, "wide")
+        self.set_class(height < 22 or width < 72, "small")
+        self.set_class(height < 12 or (width < _WIDE and (height < 16 or width < 56)), "tiny")
         self.call_after_refresh(self.draw)
 
     def enter(self) -> None:
@@ -119,9 +123,12 @@ class HeadScreen(ViewerScreen):
             self.legend.show([])
             return
         zoom = self.matrix.zoom()
+        self.said.styles.height = 2 if self.size.height >= 8 else 1
         self.said.show(read_out(picture, (self.row, self.column), self.size.width))
         told = captions(picture, zoom, self.size.width, colour=self.colour)
-        self.legend.styles.height = min(len(told), 3)
+        self.legend.styles.height = min(
+            len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
+        )
         self.legend.show(told)
         self._draw_texts(picture)
 

@@ -106,7 +106,11 @@ class Matrix(Pane, can_focus=True):
 
     def _room(self) -> tuple[int, int]:
         """Lines and columns for cells."""
-        return max(1, self.size.height - _TOP_LINES), max(1, self.size.width - self._label_width() - 2)
+        return max(1, self.size.height - self._n_above()), max(1, self.size.width - self._label_width() - 2)
+
+    def _n_above(self) -> int:
+        """Lines above the cells: the title, and the keys where there is room for them and two lines of cells."""
+        return _TOP_LINES if self.size.height >= _TOP_LINES + 2 else 1
 
     # ------------------------------------------------------------------------------------------------------- painting
 
@@ -124,7 +128,9 @@ class Matrix(Pane, can_focus=True):
         if zoom.halves and window.top % 2 and window.top + n_rows < shape[0]:
             window = Window(window.top + 1, window.left, n_rows, n_columns).holding(row, column, shape)
         self.window = window
-        body = [self._axis(shades, zoom, window, column, label), self._mark(shades, zoom, window, column, label)]
+        body = []
+        if self._n_above() > 1:
+            body = [self._axis(shades, zoom, window, column, label), self._mark(shades, zoom, window, column, label)]
         step = 2 if zoom.halves else 1
         for at in range(window.top, window.top + n_rows, step):
             body.append(self._line(shades, zoom, window, at, (row, column), label))
@@ -205,10 +211,10 @@ class Matrix(Pane, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the cell under the mouse."""
-        if self.picture is None or event.y < _TOP_LINES:
+        if self.picture is None or event.y < self._n_above():
             return
         zoom = self.zoom()
-        x, y = (event.x - self._label_width() - 2) // zoom.width, event.y - _TOP_LINES
+        x, y = (event.x - self._label_width() - 2) // zoom.width, event.y - self._n_above()
         row = self.window.top + (2 * y if zoom.halves else y)
         column = self.window.left + max(0, x)
         if x < self.window.n_columns and row < self.window.top + self.window.n_rows:

@@ -80,8 +80,9 @@ class Overview(ViewerScreen):
         self.heads.focus()
 
     def on_resize(self) -> None:
-        """A wide screen has the numbers beside the grid, another below it."""
+        """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
         self.set_class(self.size.width >= _WIDE, "wide")
+        self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
