@@ -51,6 +51,31 @@ def test_the_cells_of_a_record_are_its_pattern_without_padding():
     assert [drawn.query_name(row) for row in range(3)] == list(SHORT) == [drawn.key_name(c) for c in range(3)]
 
 
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_map_of_a_padded_text_has_no_rows_and_columns_of_padding(padding):
+    record = surveyed(" ".join(LONG), " ".join(SHORT), n_heads=2, d_model=6, padding=padding)
+    drawn = head_map(only(record, 1), 1)
+    assert drawn.shares.shape == (3, 3)
+    assert [drawn.query_name(row) for row in range(3)] == list(SHORT) == [drawn.key_name(c) for c in range(3)]
+    assert np.allclose(drawn.shares.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_map_of_blocks_keeps_those_that_hold_a_token(padding):
+    long, short = " ".join(LONG * 130), " ".join(SHORT * 50)  # 910 and 150 tokens
+    record = surveyed(long, short, n_heads=1, d_model=2, padding=padding)
+    assert record.survey is not None
+    block = record.survey.block
+    assert block > 1
+    drawn = head_map(only(record), 1)
+    begin = 760 if padding == "left" else 0
+    kept = range(begin // block, -(-(begin + 150) // block))
+    assert drawn.shares.shape == (len(kept), len(kept))
+    assert drawn.query_places(0)[0] == 0
+    assert drawn.key_places(len(kept) - 1)[1] == 149
+    assert np.array_equal(drawn.shares, record.arrays["map"][1, 0, kept.start : kept.stop, kept.start : kept.stop])
+
+
 def test_keys_of_a_context_are_other_tokens():
     drawn = head_map(only(make_record(SHORT, context=[LONG])), 0)
     assert drawn.shares.shape == (3, 7)

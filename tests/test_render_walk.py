@@ -114,7 +114,7 @@ def with_values(values, shape=(2, 3), site="z"):
 def test_values_show_extremes_moments_and_what_is_not_finite():
     values = Values(-1.5, 2.0, 0.25, 0.5, (1, 0, 8), 3, 2)
     text = said(sites_of(with_values(values))[0])
-    assert "-1.5 ▁ █ 2 mean 0.25 std 0.5 3 NaN, 2 Inf" in text
+    assert "-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN · 2 Inf" in text
 
 
 def test_minus_infinity_in_scores_is_a_mask_and_no_accident():

@@ -26,12 +26,18 @@ _SINK = (255, 64, 200)
 _MIDDLE = 110
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
+NAN_SIGN = "?"
+"""In place of a cell that is no number."""
 
 
 @lru_cache(maxsize=1024)
 def shade(level: int) -> Style:
     """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
-    colour = ramp_colour(level)
+    return on_colour(ramp_colour(level))
+
+
+def on_colour(colour: tuple[int, int, int]) -> Style:
+    """The style of text on a background: black or white, whichever is easier to read."""
     return Style(color="bright_white" if is_dark(colour) else "black", bgcolor=Color.from_rgb(*colour))
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from mhacli import costs
 from mhacli.parts import CacheStep, DecodeSummary, Step, Way
 from mhacli.record import Record
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.matrix import Head
 from mhacli.render.model import model_header
 from mhacli.render.options import Screen, ViewOptions, balanced, chosen
+from mhacli.render.steps import new_tokens_text
 from mhacli.render.terminal import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
@@ -29,7 +29,7 @@ from mhacli.render.words import (
     share_text,
     token_text,
 )
-from mhacli.text.escape import token_label, visible
+from mhacli.text.escape import visible
 from mhacli.variants import GROUPED_QUERY, MULTI_QUERY
 
 MAX_STEPS = 16
@@ -109,7 +109,7 @@ def _step(
     screen: Screen,
 ) -> Group:
     n_new = step.shape[1]
-    names = " | ".join(_new_tokens(cache.tokens[b]) for b in sequences if b < len(cache.tokens))
+    names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
     title = Text(f"{visible(step.site)} · {cache.phase} · ", style="bold").append(names, style="bold cyan")
     room = screen.width - _INDENT
     lines: list[RenderableType] = [
@@ -122,7 +122,7 @@ def _step(
         seconds_text(step.time_s),
     ]
     lines.append(Text("\n".join(filled(check, room)), style="dim"))
-    return Group(Rule(title, align="left", style="dim"), Padding(Group(*lines), (0, 0, 0, _INDENT)))
+    return Group(title_rule(title), Padding(Group(*lines), (0, 0, 0, _INDENT)))
 
 
 def _shapes(cache: CacheStep) -> list[str]:
@@ -146,11 +146,6 @@ def _traffic(cache: CacheStep, n_new: int) -> list[str]:
         f"reads {bytes_text(cache.read_bytes)}",
         f"cache {bytes_text(cache.read_bytes)}{room_made}",
     ]
-
-
-def _new_tokens(tokens: tuple[str, ...]) -> str:
-    named = [token_label(token) for token in (tokens if len(tokens) <= _KEYS_SHOWN else tokens[: _KEYS_SHOWN - 1])]
-    return (" ".join(named) + (f" … {len(tokens) - len(named)} more" if len(named) < len(tokens) else "")) or "padding"
 
 
 def _pattern_rows(
@@ -197,9 +192,8 @@ def _row_words(head: Head, query: int, options: ViewOptions) -> list[str]:
 def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
     """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
     wanted = [name for name, (_, width) in _COLUMNS.items() if screen.width >= width]
-    table = Table(box=None, padding=(0, 2 if screen.width >= _WIDE else 1, 0, 0), pad_edge=False, header_style="dim")
-    for name in wanted:
-        table.add_column(_COLUMNS[name][0], justify="left" if name == "cache" else "right", no_wrap=True)
+    columns = ((_COLUMNS[name][0], name != "cache") for name in wanted)
+    table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
     again = {way.length: way.step.median_s for way in ways if way.cache == "none"}
     previous = None
     for way in ways:
@@ -241,8 +235,7 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
         f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
         "a step reads all of it once",
         "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
-        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
-        "keys and values are more traffic than weights",
+        _weights_line(decoding),
     ]
     if c.window is not None:
         lines.append(
@@ -264,14 +257,20 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
     n_layers = 0 if record.model is None else record.model.n_layers
     lines = [
         f"cache of all {count_of(n_layers, 'layer')}: {bytes_text(decoding.token_bytes)} for every token of every sequence",
-        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
-        "keys and values are more traffic than weights",
+        _weights_line(decoding),
     ]
     if decoding.full_token_bytes != decoding.token_bytes:
         lines.append(
             f"with a kv head for every query head it would be {bytes_text(decoding.full_token_bytes)} per token"
         )
     return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
+
+
+def _weights_line(decoding: DecodeSummary) -> str:
+    return (
+        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
+        "keys and values are more traffic than weights"
+    )
 
 
 def _tokens(length: float) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rich.color import Color
 from rich.style import Style
 
-from mhacli.render.colours import is_dark
+from mhacli.render.colours import on_colour
 
 LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
 STRONG = 0.5
@@ -32,8 +31,7 @@ def change_colour(level: int) -> tuple[int, int, int]:
 @lru_cache(maxsize=512)
 def change_style(level: int) -> Style:
     """The style of a cell at `level` of −255 … 255: its background, with text black or white by luminance."""
-    colour = change_colour(level)
-    return Style(color="bright_white" if is_dark(colour) else "black", bgcolor=Color.from_rgb(*colour))
+    return on_colour(change_colour(level))
 
 
 def change_glyph(level: int) -> str:

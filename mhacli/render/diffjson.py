@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from mhacli.differences.parts import Differences, SiteDifference, TextDifference, TokenChange
 from mhacli.record import Record
 from mhacli.render.diffwords import texts_of, verdict_text
+from mhacli.render.json import field
 from mhacli.text.escape import without_surrogates
 
 SCHEMA = "mha.diff/1"
@@ -20,7 +20,7 @@ def pieces(
 ) -> Iterator[str]:
     """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
     fields = _document(found, records, names, command)
-    yield "{" + ",\n".join(f"{json.dumps(name)}:{_compact(value)}" for name, value in fields.items()) + "}\n"
+    yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
 
 
 def _document(
@@ -74,7 +74,3 @@ def _change(text: TextDifference, change: TokenChange, a: Record, b: Record) -> 
     own_a, own_b = texts_of(text, a, b)
     tokens_a, tokens_b = own_a.tokens[change.a_begin : change.a_end], own_b.tokens[change.b_begin : change.b_end]
     return asdict(change) | {"a": [*map(without_surrogates, tokens_a)], "b": [*map(without_surrogates, tokens_b)]}
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -16,7 +16,7 @@ from rich.text import Text
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.errors import UsageError
 from mhacli.record import Array, Record
-from mhacli.render.colours import GLYPHS, glyph, half_block, ramp_colour, shade
+from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_colour, shade
 from mhacli.render.diffcolours import change_colour, change_glyph, change_style
 from mhacli.render.diffgrids import Grids, grids
 from mhacli.render.frames import title_rule
@@ -39,7 +39,6 @@ _MAX_LINES, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 12, 7, "  "
 _WIDE, _NAMED, _NUMBERED, _MAX_CELL = 100, 5, 5, 8
 _BLANK, _BROKEN = -1000, -1001
 """A cell of which nothing is known, and one that is no number in one record alone."""
-_NAN_SIGN = "?"
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[s
 
     def word(value: float) -> str:
         if not math.isfinite(value):
-            return _NAN_SIGN
+            return NAN_SIGN
         said = share_text(abs(value), precision)
         is_zero = not said.strip("0.")
         return said if not signed or is_zero else ("+" if value > 0 else "−") + said
@@ -336,7 +335,7 @@ def _row(panel: _Panel, row: int, cell: int, colour: bool) -> Text:
         if level == _BLANK:
             text.append(" " * cell)
         elif level == _BROKEN:
-            text.append(f"{_NAN_SIGN:>{cell}}" if cell < 2 else f"{_NAN_SIGN:>{cell - 1}} ")
+            text.append(f"{NAN_SIGN:>{cell}}" if cell < 2 else f"{NAN_SIGN:>{cell - 1}} ")
         elif colour:
             text.append(f"{word if fits else '':>{cell - 1}} ", style=panel.style(level))
         else:
@@ -351,7 +350,7 @@ def _halves(panel: _Panel, row: int) -> Text:
     lower = panel.levels[row + 1].astype(int).tolist() if row + 1 < len(panel.levels) else [_BLANK] * len(upper)
     for levels_of in zip(upper, lower, strict=True):
         if _BROKEN in levels_of:
-            text.append(_NAN_SIGN)
+            text.append(NAN_SIGN)
             continue
         top, bottom = (None if one == _BLANK else one for one in levels_of)
         text.append(*half_block(top, bottom, panel.colour))
@@ -364,7 +363,7 @@ def _halves(panel: _Panel, row: int) -> Text:
 def _remarks(drawn: Sequence[_Drawn], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
     said = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
-    said += [f"{_NAN_SIGN} is not a number"] if any(one.has_nan for one in drawn) else []
+    said += [f"{NAN_SIGN} is not a number"] if any(one.has_nan for one in drawn) else []
     if any(one.is_pooled for one in drawn):
         said += ["a mark of several cells shows the largest, of B − A the largest either way"]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]

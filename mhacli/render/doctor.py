@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mhacli.files import format_size
 from mhacli.health import HealthCheck, Kernel, Library, Numerics, Patient, Report
+from mhacli.render.frames import plain_table
 from mhacli.render.options import Screen
 from mhacli.render.words import count_of, filled
 from mhacli.text.escape import visible
@@ -99,10 +100,7 @@ def _kernels(kernels: Sequence[Kernel], on: Screen) -> list[RenderableType]:
     for device in dict.fromkeys(one.device for one in kernels):
         own = [one for one in kernels if one.device == device]
         dtypes = list(dict.fromkeys(one.dtype for one in own))
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column("backend", no_wrap=True)
-        for dtype in dtypes:
-            table.add_column(dtype, justify="right", no_wrap=True)
+        table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
         for backend in dict.fromkeys(one.backend for one in own):
             cells = {one.dtype: _kernel_cell(one) for one in own if one.backend == backend}
             if any(one.ok is not None for one in own if one.backend == backend):
@@ -150,9 +148,8 @@ def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
     """The definition, on every device in every dtype."""
     if not rows:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("attend", "error", "at most", "rows − 1", "at most", "forbidden", "no keys", "scores × 1000"):
-        table.add_column(name, justify="left" if name == "attend" else "right", no_wrap=True)
+    numbers = ("error", "at most", "rows − 1", "at most", "forbidden", "no keys", "scores × 1000")
+    table = plain_table(("attend", False), *((name, True) for name in numbers))
     several = len({one.device for one in rows}) > 1
     for one in rows:
         name = f"{one.device} {one.dtype}" if several else one.dtype

@@ -154,9 +154,40 @@ class HeadMap:
             taken=self.of_sinks.sum(axis=1),
         )
 
+    def part(self, rows: slice | Array, columns: slice = slice(None)) -> HeadMap:
+        """The map of some rows and columns alone; rows may be named one by one, in any order and several times. `first` stays."""
+        learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
+        return replace(
+            self,
+            shares=self.shares[rows, columns],
+            of_sinks=self.of_sinks[rows, columns],
+            learned=learned,
+            n_queries=self.n_queries[rows],
+            taken=taken,
+        )
+
+    def of_tokens(self) -> HeadMap:
+        """The map without rows and columns that are padding alone."""
+        texts = zip(self.first, (len(self.queries.tokens), len(self.keys.tokens)), strict=True)
+        rows, columns = (slice(-first // self.block, -((first - n) // self.block)) for first, n in texts)
+        begins = (first + part.start * self.block for first, part in zip(self.first, (rows, columns), strict=True))
+        return replace(self.part(rows, columns), first=(next(begins), next(begins)))
+
     def fitting(self, rows: int, columns: int) -> HeadMap:
         """The map in blocks large enough that no more than `rows` × `columns` are needed."""
         return self.pooled(max(1, -(-self.shares.shape[0] // rows), -(-self.shares.shape[1] // columns)))
+
+    def query_places(self, row: int) -> tuple[int, int]:
+        """The first and the last place of the text that a row stands for."""
+        return self._places(self.queries, row, self.first[0])
+
+    def key_places(self, column: int) -> tuple[int, int]:
+        """The first and the last place that a column stands for."""
+        return self._places(self.keys, column, self.first[1])
+
+    def _places(self, text: TokenSequence, cell: int, first: int) -> tuple[int, int]:
+        begin = cell * self.block + first
+        return max(0, begin), max(0, min(len(text.tokens), begin + self.block) - 1)
 
     def query_name(self, row: int) -> str:
         """The token of a row, or the places that it stands for, such as `16–31`."""
@@ -168,9 +199,10 @@ class HeadMap:
 
     def _name(self, text: TokenSequence, cell: int, first: int) -> str:
         begin = cell * self.block + first
-        if self.block == 1:
+        if self.block == 1 or not -self.block < begin < len(text.tokens):
             return token_text(text, begin)
-        return f"{max(0, begin)}–{min(len(text.tokens), begin + self.block) - 1}"
+        begin, last = self._places(text, cell, first)
+        return f"{begin}–{last}"
 
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
@@ -202,8 +234,10 @@ def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
 
 
 def head_map(drawn: DrawableHead, sequence: int) -> HeadMap:
-    """The map of a head of a sequence: its cells where the record holds them, without padding; else blocks."""
-    return _cells(drawn, sequence) if "pattern" in drawn.view.arrays else block_map(drawn.view, drawn.place, sequence)
+    """The map of a head of a sequence: its cells where the record holds them, else blocks; without what is padding alone."""
+    if "pattern" in drawn.view.arrays:
+        return _cells(drawn, sequence)
+    return block_map(drawn.view, drawn.place, sequence).of_tokens()
 
 
 def _cells(drawn: DrawableHead, sequence: int) -> HeadMap:

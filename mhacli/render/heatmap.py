@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mhacli.record import Array, Record
-from mhacli.render.colours import GLYPHS, glyph, half_block, level_of, shade
+from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, level_of, shade
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.words import fitted, share_text
@@ -20,7 +20,6 @@ SMALL = 24
 """Up to so many tokens on both axes every cell gets a line of its own, with its token's name."""
 _LABEL_WIDTH = 12
 FORBIDDEN, NOT_A_NUMBER = -1, -2
-_NAN_SIGN = "?"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def scale_caption(record: Record, largest: float, screen: Screen, precision: int
     else:
         caption.append(GLYPHS)
     caption.append(" from small to large, a blank is not allowed")
-    return caption.append(f", {_NAN_SIGN} is not a number") if np.isnan(record.arrays["pattern"]).any() else caption
+    return caption.append(f", {NAN_SIGN} is not a number") if np.isnan(record.arrays["pattern"]).any() else caption
 
 
 def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
@@ -83,7 +82,7 @@ def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
             if not head.allowed[query, key]:
                 picture.append(" " * width)
             elif math.isnan(share):
-                picture.append(_NAN_SIGN * (width - 1) + " ")
+                picture.append(NAN_SIGN * (width - 1) + " ")
             elif screen.colour:
                 picture.append(" " * width, style=shade(level))
             else:
@@ -119,7 +118,7 @@ def _half_blocks(head: Head, grid: Grid) -> list[Text]:
         lower = grid.levels[row + 1] if row + 1 < len(grid.levels) else np.full_like(upper, -1)
         for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
             if NOT_A_NUMBER in (top, bottom):
-                line.append(_NAN_SIGN)
+                line.append(NAN_SIGN)
             else:
                 line.append(*half_block(top if top >= 0 else None, bottom if bottom >= 0 else None))
         lines.append(line)
@@ -127,7 +126,7 @@ def _half_blocks(head: Head, grid: Grid) -> list[Text]:
 
 
 def _characters(head: Head, grid: Grid) -> list[Text]:
-    lines, signs = [], {FORBIDDEN: " ", NOT_A_NUMBER: _NAN_SIGN}
+    lines, signs = [], {FORBIDDEN: " ", NOT_A_NUMBER: NAN_SIGN}
     for row, levels in enumerate(grid.levels.tolist()):
         line = _line_label(head, row * grid.block)
         line.append("".join(signs.get(level) or glyph(level) for level in levels))

@@ -14,6 +14,7 @@ from mhacli.layers import InspectedLayer
 from mhacli.render import merged
 from mhacli.render.cells import places_of, where
 from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
+from mhacli.render.frames import title_rule
 from mhacli.render.heatmap import scale_caption
 from mhacli.render.lookedat import looked_at
 from mhacli.render.matrix import Head, largest_of
@@ -103,7 +104,7 @@ def _title(one: _Drawn) -> Rule:
     if not one.said.verified:
         title.append(" · NOT verified", style="bold red")
     title.append(" · ").append(f"{GLYPHS[kind][0]} {kind}{sure}", style=GLYPHS[kind][1])
-    return Rule(title, align="left", style="dim")
+    return title_rule(title)
 
 
 def _captions(heads: Sequence[Head], largest: float, options: ViewOptions, screen: Screen) -> Iterator[Text]:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.record import Array
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.rows import first_produced, rows_in
@@ -34,15 +33,14 @@ def looked_at(
         produced = first_produced(own[0].said.kind, made, b)
         rows = rows_in(options.rows, own[0].view.sequences[b], produced)
         means = np.mean([layer.view.arrays["pattern"][b, :, head.queries].mean(axis=0) for layer in own], axis=0)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table = plain_table()
         for name in ("query", *(["made"] if produced is not None else []), "first token", "and besides"):
             table.add_column(name, no_wrap=name != "and besides", justify="right" if name == "first token" else "left")
         for row in rows:
             table.add_row(*_row(head, means[row], row, produced, options))
         said = f"sequence {b} · mean over all heads of {names_of([layer.said for layer in own])}"
-        title = Rule(Text(said, style="bold"), align="left", style="dim")
         note = Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
-        yield Group(title, table, note)
+        yield Group(title_rule(said), table, note)
 
 
 def _row(head: Head, shares: Array, row: int, produced: int | None, options: ViewOptions) -> list[Text]:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.parts import MaskSurvey, SequenceMask, TokenSequence
+from mhacli.render.frames import title_rule
 from mhacli.render.options import Screen, balanced
 from mhacli.render.terminal import MAX_SEQUENCES
 from mhacli.render.words import count_of, filled, fitted, token_text
@@ -54,7 +54,7 @@ def _one(survey: MaskSurvey, index: int, screen: Screen) -> Iterator[RenderableT
     mask, q_len = survey.masks[index], len(survey.masks[index].visible_per_query)
     k_len = mask.n_cells // q_len
     n_real = len(survey.sequences[index].tokens) * len((survey.context or survey.sequences)[index].tokens)
-    yield Rule(Text(f"sequence {index}: {q_len} queries × {k_len} keys", style="bold"), align="left", style="dim")
+    yield title_rule(f"sequence {index}: {q_len} queries × {k_len} keys")
     room = screen.width - _LABEL_WIDTH - 1 - _COUNT_WIDTH
     cell_width = 2 if 2 * k_len <= room else 1
     if mask.block == 1 and q_len <= _MAX_NAMED and k_len * cell_width <= room:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mhacli.heads import NEAR, SINK_TOKENS, Averages, HeadStatistics, Kind
 from mhacli.record import Record, layer_prefix
+from mhacli.render.frames import left_out, plain_table
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.stack import names_of, short_name, survey_of
 from mhacli.render.words import fitted, share_text, short_text, sparkline, told
@@ -62,9 +63,7 @@ def overview(
     """
     columns, has_profile = _chosen(record, listed, options, screen)
     names, places = _layer_names(record, listed), _places(record)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for name in (["layer"] if names else []) + ["head"]:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(*[("layer", True)] * bool(names), ("head", True), gap=1)
     table.add_column("kind", no_wrap=True, width=_KIND_WIDTH - 1)
     for column in columns:
         table.add_column(column.name, justify="right", no_wrap=True, min_width=column.width)
@@ -72,7 +71,7 @@ def overview(
         table.add_column(_PROFILE, no_wrap=True, min_width=len(_profile_steps(record)))
     for row, head in enumerate(listed):
         if gap[1] and row == gap[0]:
-            table.add_row("⋮", Text(f"{gap[1]} more (--all)", style="dim"))
+            table.add_row("⋮", left_out(gap[1]))
         own = [Text(column.tell(head), style=_emphasis(head, column)) for column in columns]
         line = [Text(_sparks(record, "profile", places[_key(head)]), style="cyan")] if has_profile else []
         layer = [names[_key(head)[:2]]] if names else []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record import Array, Record
 from mhacli.render.cells import where
 from mhacli.render.colours import GLYPHS, glyph, half_block, shade, sink_shade
+from mhacli.render.frames import title_rule
 from mhacli.render.headmaps import HeadMap, block_map, levels, range_text
 from mhacli.render.options import Scale, Screen, ViewOptions
 from mhacli.render.words import share_text
@@ -37,8 +37,7 @@ def pooled_map(
     head = record.heads[place]
     place_name = where(record, sequence, layer, head.head)
     name = f"{place_name} · {head.kind} · each cell {drawn.block} × {drawn.block} tokens"
-    title = Rule(Text(name, style="bold"), align="left", style="dim")
-    return Group(title, Text("\n").join(body), _caption(drawn, scale, options, screen))
+    return Group(title_rule(name), Text("\n").join(body), _caption(drawn, scale, options, screen))
 
 
 def renormalised(record: Record, place: int, sequence: int, *, rows: int, columns: int) -> HeadMap:

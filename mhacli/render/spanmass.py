@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mhacli.record import Record
 from mhacli.render.cells import places_of
+from mhacli.render.frames import left_out
 from mhacli.render.options import Screen, ViewOptions, balanced
 from mhacli.render.stack import Layer, short_name
 from mhacli.render.words import fitted, share_text, short_text
@@ -42,7 +43,7 @@ def span_view(
             table.add_column(Text(f"{names[one]}\n→ {names[other]}"), justify="right", no_wrap=True, min_width=width)
         for place, row in enumerate(shown.shown):
             if shown.hidden and place == shown.before:
-                table.add_row("⋮", Text(f"{shown.hidden} more (--all)", style="dim"))
+                table.add_row("⋮", left_out(shown.hidden))
             name, mass, uniform = rows[row]
             cells = [_cell(float(mass[pair]), float(uniform[pair]), options.precision) for pair in pairs]
             table.add_row(name, *cells)

@@ -8,7 +8,6 @@ from textwrap import wrap
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from mhacli import costs
 from mhacli.parts import SelfCheck
 from mhacli.record import Record
 from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.heatmap import scale_caption
 from mhacli.render.matrix import Head, largest_share
 from mhacli.render.options import Screen, Selection, ViewOptions, chosen
@@ -101,7 +101,7 @@ def groups_table(record: Record) -> Iterator[RenderableType]:
     n_kv_heads, group = c.n_kv_heads or c.n_heads, c.heads_per_kv_head
     if group == 1:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column("kv head", justify="right")
     table.add_column("read by query heads")
     for kv_head in range(min(n_kv_heads, MAX_GROUPS)):
@@ -163,8 +163,7 @@ def _one_head(
     for site, note in sites.items():
         drawn = Head(record, index, head, site)
         name = f"sequence {index} · head {head}{kv_head_of(record, head)}{note}"
-        title = Rule(Text(name, style="bold"), align="left", style="dim")
-        yield Group(title, drawing(drawn, largest, options, screen))
+        yield Group(title_rule(name), drawing(drawn, largest, options, screen))
 
 
 def _dropout_caption(record: Record, sequences: Selection) -> Text:
@@ -191,9 +190,8 @@ def timing_table(record: Record, screen: Screen) -> Table:
     """Median, spread and share of every stage; the first run apart; tokens per second in total."""
     total = record.timings.get("total")
     is_wide = screen.width >= _WIDE
-    table = Table(box=None, padding=(0, 2 if is_wide else 1, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("stage", "first run" if is_wide else "first", "median", "IQR", "share"):
-        table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
+    columns = ("first run" if is_wide else "first", "median", "IQR", "share")
+    table = plain_table(("stage", False), *((name, True) for name in columns), gap=2 if is_wide else 1)
     if total is None:
         return table
     for site, timing in record.timings.items():

@@ -8,11 +8,11 @@ from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.parts import TokenSequence
 from mhacli.record import Record
+from mhacli.render.frames import left_out, plain_table
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.words import PADDING, count_of, fitted, token_text
 from mhacli.text.escape import token_label
@@ -62,16 +62,14 @@ def token_table(
     first = record.config.first_column(len(sequence.tokens), longest)
     rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
     indices = [row - first for row in rows.shown]
-    more = Text(f"{rows.hidden} more (--all)" if rows.hidden else "", style="dim")
+    more = left_out(rows.hidden) if rows.hidden else Text()
     needed = max(more.cell_len, min(_LEAST_TOKEN, max(cell_len(token_text(sequence, i)) for i in indices)))
     columns = _fitting(_columns(record, index, of_context, indices), indices, screen.width - needed)
     room = max(len(PADDING), screen.width - _taken(columns, indices) - (0 if sequence.pieces else len(f" {UNKNOWN}")))
     token = _Column("token", lambda i: _token(record, sequence, i, room))
     at = 2 if sequence.pieces else 1  # a checkpoint's ids are numbers beside the index, ours come after the word
     columns.insert(at, token)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column.name, justify=column.justify, no_wrap=True)
+    table = plain_table(*((column.name, column.justify == "right") for column in columns), gap=_GAP)
     for place, i in enumerate(indices):
         if rows.hidden and place == rows.before:
             table.add_row("⋮", *[""] * (at - 1), more)

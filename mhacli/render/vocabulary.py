@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from mhacli.render.frames import left_out, plain_table
 from mhacli.render.options import Screen, balanced
 from mhacli.render.words import count_of, fitted
 from mhacli.text.escape import token_label
@@ -21,7 +21,7 @@ def vocabulary_table(
     rows: Sequence[Entry], n_distinct: int, n_tokens: int, *, everything: bool, on: Screen
 ) -> RenderableType:
     """Token, id, count and bytes; first and last rows of a long one. The caption counts the whole vocabulary."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column("id", justify="right")
     table.add_column("token", no_wrap=True)
     table.add_column("count", justify="right")
@@ -30,7 +30,7 @@ def vocabulary_table(
     shown = balanced(len(rows), len(rows) if everything else MAX_ROWS)
     for place, index in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
-            table.add_row("⋮", Text(f"{shown.hidden} more (--all)", style="dim"))
+            table.add_row("⋮", left_out(shown.hidden))
         row = rows[index]
         name = fitted(token_label(row.token), room)
         table.add_row(str(row.id), Text(name, style="bold"), f"{row.count:,}", str(row.bytes))

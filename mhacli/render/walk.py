@@ -7,16 +7,16 @@ from math import exp, prod
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.config import ROPE
 from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
 from mhacli.record import Record
+from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.model import model_header
 from mhacli.render.options import Screen
 from mhacli.render.ownmodule import module_closing, module_header, repeats_text, source_line
+from mhacli.render.steps import is_masked, memory_text, odd_numbers, own_parameters, values_text
 from mhacli.render.terminal import axes_text, groups_table, self_check_line
 from mhacli.render.words import (
     bytes_text,
@@ -33,8 +33,6 @@ from mhacli.text.escape import visible
 from mhacli.variants import variants
 
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
-_MASKED = ("scores", "bias", "masked")
-"""Sites where −∞ is no accident."""
 _KINDS = {
     "content": "content",
     "position": "position",
@@ -92,7 +90,7 @@ def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
     lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
     lines += [Text("\n".join(filled(_measured(step, is_timed=is_timed), room)), style="dim")]
     if step.parameters:
-        shown = step.parameters if step.repeats == 1 else step.parameters[: len(step.parameters) // step.repeats or 1]
+        shown = own_parameters(step)
         weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in shown)
         weights += f" … {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
         total = sum(prod(p.shape) for p in step.parameters)
@@ -105,13 +103,9 @@ def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
 
 
 def _measured(step: Step, *, is_timed: bool) -> list[str]:
-    strides = f"strides ({', '.join(map(str, step.strides))})"
-    repeated = "a view that repeats its rows (strides of 0)" if step.layout == "view" else "a new tensor"
-    layout = f"view of {visible(step.view_of)}: the same memory" if step.view_of else repeated
-    layout = layout if step.built else "made to be seen here, never by the kernel that ran"
     return [
-        layout,
-        strides,
+        memory_text(step),
+        f"strides ({', '.join(map(str, step.strides))})",
         f"{count_text(step.flops)} FLOPs",
         bytes_text(step.bytes) + f" {visible(step.dtype)}",
         *([seconds_text(step.time_s)] if is_timed else []),
@@ -119,20 +113,19 @@ def _measured(step: Step, *, is_timed: bool) -> list[str]:
 
 
 def _values_line(step: Step, values: Values) -> Text:
-    flags = [f"{values.n_nan} NaN"] if values.n_nan else []
-    if values.n_inf:
-        flags += [f"{values.n_inf} × −∞, not allowed" if step.site in _MASKED else f"{values.n_inf} Inf"]
-    line = Text(f"{number_text(values.min)} ")
-    line.append(sparkline(values.histogram), style="cyan")
-    line.append(f" {number_text(values.max)}   mean {number_text(values.mean)}   std {number_text(values.std)}")
-    return line.append("   " + ", ".join(flags), style="bold yellow") if flags else line
+    line = Text(values_text(step, values))
+    marked = {sparkline(values.histogram): "cyan"} | dict.fromkeys(odd_numbers(step, values), "bold yellow")
+    for words, style in marked.items():
+        begin = line.plain.find(words)
+        line.stylize(style, begin, begin + len(words))
+    return line
 
 
 def _small_tensor(step: Step, values: Values, room: int) -> Text:
     """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
     fit = max(1, room // _NUMBER_WIDTH)
-    numbers, missing = values.numbers or (), "−∞" if step.site in _MASKED else "not fin."
+    numbers, missing = values.numbers or (), "−∞" if is_masked(step) else "not fin."
     lines = []
     for start in range(0, len(numbers), width):
         row = numbers[start : start + width]
@@ -177,7 +170,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     """How one query of one head came to give one key its share, number by number."""
     query = _named(record.sequences[cell.sequence], cell.query)
     key = _named(record.keys[cell.sequence], cell.key)
-    yield Rule(Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold"), align="left", style="dim")
+    yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
     turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
     yield _vector(f"k{turned}[{cell.key}]", cell.k, screen)
@@ -209,7 +202,7 @@ def _is_forbidden_by_bias(cell: Cell) -> bool:
 
 def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
     """How much of the score is what the tokens are, and how much is where they stand."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column("of the score", no_wrap=screen.width >= _WIDE)
     table.add_column("comes from", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
@@ -237,9 +230,7 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     widths = [max(map(len, column)) for column in zip(headers, *numbers, *sums, strict=True)]
     gap = 2 if is_wide else 1
     room = screen.width - len("→") - sum(widths) - 4 * gap
-    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("", "key", *headers):
-        table.add_column(name, justify="left" if name in ("", "key") else "right", no_wrap=True)
+    table = plain_table(("", False), ("key", False), *((name, True) for name in headers), gap=gap)
     for j, step in zip(listed, numbers, strict=True):
         key = f"{fitted(token_text(record.keys[cell.sequence], j), max(1, room - len(f' {j}')))} {j}"
         table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
@@ -298,7 +289,7 @@ def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Tex
 def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
     """The three ways to write it, the sites each passes that another does not, and how far apart their outputs are."""
     shared = set.intersection(*(set(route.sites) for route in routes))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = plain_table()
     for name in ("route", "its own steps", "largest difference"):
         table.add_column(name, no_wrap=name != "its own steps")
     for route in routes:

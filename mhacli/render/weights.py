@@ -12,6 +12,7 @@ from rich.text import Text
 from mhacli.checkpoints.contents import AttentionKind, Contents
 from mhacli.config import ROPE, Config
 from mhacli.files import format_size
+from mhacli.render.frames import plain_table
 from mhacli.render.options import Screen, balanced
 from mhacli.render.words import count_of, filled, fitted
 from mhacli.text.escape import visible
@@ -94,9 +95,7 @@ def _tensors(found: Contents, on: Screen) -> RenderableType:
 
 def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
     """Columns by name, right-justified where they count."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name, counts in columns:
-        table.add_column(name, justify="right" if counts else "left", no_wrap=True)
+    table = plain_table(*columns)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mhacli.parts import TokenSequence
 from mhacli.record import Array
 from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap, head_map, levels, scale_of
 from mhacli.render.options import Scale, ViewOptions
@@ -93,11 +94,11 @@ class Picture:
 
     def query_places(self, row: int) -> tuple[int, int]:
         """The first and the last place of the text that a row stands for."""
-        return _places(self.base, row, of_keys=False)
+        return self.base.query_places(row)
 
     def key_places(self, column: int) -> tuple[int, int]:
         """The first and the last place that a column stands for."""
-        return _places(self.base, column, of_keys=True)
+        return self.base.key_places(column)
 
     def row_of(self, place: int) -> int:
         """The row of a query's place."""
@@ -109,11 +110,11 @@ class Picture:
 
     def query_name(self, row: int) -> str:
         """A query as sentences name it: `2 sat`, or `32–63`."""
-        return _name(self.base, row, of_keys=False)
+        return _name(self.base, self.base.queries, self.query_places(row))
 
     def key_name(self, column: int) -> str:
         """A key as sentences name it."""
-        return _name(self.base, column, of_keys=True)
+        return _name(self.base, self.base.keys, self.key_places(column))
 
     def strongest(self, row: int) -> tuple[tuple[int, float], ...]:
         """The columns that a row may attend to and that were not taken out, with their shares, the largest first, NaN last; equal
@@ -149,7 +150,10 @@ class Picture:
         """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite; without keys that were taken
         out."""
         keys = [
-            {**_json_place(self.base, column, of_keys=True), "share": _json_number(self._exact(row, column, share))}
+            {
+                **_json_place(self.base, self.base.keys, self.key_places(column)),
+                "share": _json_number(self._exact(row, column, share)),
+            }
             for column, share in sorted(self.strongest(row))
         ]
         said = self.entry.said
@@ -160,7 +164,7 @@ class Picture:
             "head": self.drawn.head,
             "kind": None if said is None else said.kind,
             "sequence": self.sequence,
-            "query": _json_place(self.base, row, of_keys=False),
+            "query": _json_place(self.base, self.base.queries, self.query_places(row)),
             "entropy": _json_number(self.entropy(row)),
             "sinks": {
                 "places": list(self.base.sinks),
@@ -192,25 +196,16 @@ def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:
     return levels(shares, scale).astype(int).tolist(), float(shares.max(initial=0.0, where=is_known))
 
 
-def _places(drawn: HeadMap, cell: int, *, of_keys: bool) -> tuple[int, int]:
-    text, first = (drawn.keys, drawn.first[1]) if of_keys else (drawn.queries, drawn.first[0])
-    begin = cell * drawn.block + first
-    last = min(len(text.tokens), begin + drawn.block) - 1
-    return max(0, begin), max(0, last)
+def _name(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
+    first, last = places
+    return f"{first}–{last}" if drawn.block > 1 else f"{first} {token_text(text, first)}"
 
 
-def _name(drawn: HeadMap, cell: int, *, of_keys: bool) -> str:
-    first, last = _places(drawn, cell, of_keys=of_keys)
-    if drawn.block > 1:
-        return f"{first}–{last}"
-    return f"{first} {token_text(drawn.keys if of_keys else drawn.queries, first)}"
-
-
-def _json_place(drawn: HeadMap, cell: int, *, of_keys: bool) -> dict[str, Any]:
-    first, last = _places(drawn, cell, of_keys=of_keys)
+def _json_place(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) -> dict[str, Any]:
+    first, last = places
     if drawn.block > 1:
         return {"first": first, "last": last}
-    return {"place": first, "token": without_surrogates((drawn.keys if of_keys else drawn.queries).tokens[first])}
+    return {"place": first, "token": without_surrogates(text.tokens[first])}
 
 
 def _json_number(number: float | None) -> float | None:

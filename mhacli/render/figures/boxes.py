@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
 
-from mhacli.parts import Step, Values
+from mhacli.parts import Step
 from mhacli.render.figures.shapes import (
     ALARM,
     INK,
@@ -22,8 +22,9 @@ from mhacli.render.figures.shapes import (
     written,
 )
 from mhacli.render.ownmodule import repeats_text
+from mhacli.render.steps import memory_text, own_parameters, values_text
 from mhacli.render.terminal import axes_text
-from mhacli.render.words import bytes_text, count_text, filled, number_text, sparkline
+from mhacli.render.words import bytes_text, count_text, filled
 from mhacli.text.escape import visible
 
 SIZE, INSET = 10.0, 9.0
@@ -32,8 +33,6 @@ _WIDE = 90
 _MADE, _WITH_WEIGHTS, _SEEN = "#f6f8fb", "#e3edf9", "#ffffff"
 _EDGE, _LINES_OF_THEIRS = "#44607c", "#1b6b3a"
 _DASHES = "4 3"
-_MASKED = ("scores", "bias", "masked")
-"""Sites where −∞ says that a cell may not be attended."""
 
 
 @dataclass(frozen=True)
@@ -101,28 +100,17 @@ def _lines(step: Step, *, is_wide: bool) -> Iterator[_Line]:
     if step.parameters:
         yield _Line(_parameters(step), SOFT)
     if step.values is not None:
-        yield _Line(_values(step, step.values), SOFT)
+        yield _Line(values_text(step, step.values, in_brief=True), SOFT)
 
 
 def _measured(step: Step) -> str:
-    own = "a view that repeats its rows" if step.layout == "view" else "new"
-    layout = f"view of {visible(step.view_of)}" if step.view_of else own
-    if not step.built:
-        layout = "made to be seen here, never by the kernel that ran"
     flops = f" · {count_text(step.flops)} FLOPs" if step.flops else ""
-    return f"{layout} · {bytes_text(step.bytes)} {visible(step.dtype)}{flops}"
+    return f"{memory_text(step, in_brief=True)} · {bytes_text(step.bytes)} {visible(step.dtype)}{flops}"
 
 
 def _parameters(step: Step) -> str:
-    shown = step.parameters if step.repeats == 1 else step.parameters[: len(step.parameters) // step.repeats or 1]
+    shown = own_parameters(step)
     more = f" and {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
     total = sum(prod(parameter.shape) for parameter in step.parameters)
     named = ", ".join(f"{visible(parameter.name)} {list(parameter.shape)}" for parameter in shown)
     return f"weights {named}{more}: {total:,} numbers"
-
-
-def _values(step: Step, values: Values) -> str:
-    infinite = "−∞, not allowed" if step.site in _MASKED else "Inf"
-    odd = [f"{values.n_nan} NaN"] * bool(values.n_nan) + [f"{values.n_inf} × {infinite}"] * bool(values.n_inf)
-    spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
-    return " · ".join([spread, f"mean {number_text(values.mean)}", *odd])

@@ -10,8 +10,8 @@ from mhacli.parts import CacheStep, Step
 from mhacli.record import Record
 from mhacli.render.figures.shapes import FAINT, INK, MONO_EM, SOFT, Piece, element, rectangle, written
 from mhacli.render.options import balanced
+from mhacli.render.steps import new_tokens_text
 from mhacli.render.words import bytes_text, count_text, fitted, number_text
-from mhacli.text.escape import token_label
 
 _SIZE, _ROW, _MOST, _APART, _TOKENS = 10.0, 17.0, 48, 2, 36
 _BAR = 120.0
@@ -63,7 +63,7 @@ def _line(texts: Sequence[str], starts: Sequence[int], widths: Sequence[int], y:
 
 
 def _cells(number: int, step: Step, cache: CacheStep) -> tuple[str, ...]:
-    tokens = " | ".join(" ".join(map(token_label, new)) or "‹pad›" for new in cache.tokens)
+    tokens = " | ".join(new_tokens_text(new, len(new)) for new in cache.tokens)
     return (
         str(number),
         cache.phase,

@@ -80,7 +80,6 @@ def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: i
     if options.words:
         drawn, rows = _in_words(drawn, sequence, rows)
     found = head_map(drawn, sequence)
-    found = _of_tokens(found) if found.block == 1 else found
     if rows is not None:
         if found.block > 1:
             raise UsageError(
@@ -105,33 +104,9 @@ def _rows(drawn: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int
     return rows
 
 
-def _of_tokens(found: HeadMap) -> HeadMap:
-    """A map of cells without its padding."""
-    rows, columns = (
-        slice(-first, -first + len(text.tokens))
-        for first, text in zip(found.first, (found.queries, found.keys), strict=True)
-    )
-    return replace(
-        found,
-        shares=found.shares[rows, columns],
-        of_sinks=found.of_sinks[rows, columns],
-        learned=None if found.learned is None else found.learned[rows],
-        n_queries=found.n_queries[rows],
-        first=(0, 0),
-    )
-
-
 def _with_rows(found: HeadMap, rows: Sequence[int], *, factor: int) -> HeadMap:
     """The map of some rows, `factor` keys to a cell: each row stands `factor` times, so that no two are put together."""
-    places = np.repeat(np.array(rows, dtype=int), factor)
-    picked = replace(
-        found,
-        shares=found.shares[places],
-        of_sinks=found.of_sinks[places],
-        learned=None if found.learned is None else found.learned[places],
-        n_queries=found.n_queries[places],
-    )
-    return picked.pooled(factor)
+    return found.part(np.repeat(np.array(rows, dtype=int), factor)).pooled(factor)
 
 
 def _in_words(

@@ -10,14 +10,13 @@ from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.ownmodule import repeats_text, source_line
 from mhacli.render.page.markup import Html, joined, preformatted, table, tag, text
+from mhacli.render.steps import is_masked, memory_text, new_tokens, values_text
 from mhacli.render.terminal import axes_text, self_check_line
 from mhacli.render.walk import closing
-from mhacli.render.words import bytes_text, count_of, count_text, number_text, seconds_text, sparkline
-from mhacli.text.escape import token_label, visible
+from mhacli.render.words import bytes_text, count_of, count_text, number_text, seconds_text
+from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)
-_MASKED = ("scores", "bias", "masked")
-"""Sites where −∞ is no accident."""
 _MOST_TOKENS = 12
 
 
@@ -54,7 +53,7 @@ def _steps(record: Record) -> Html:
     headings += (["time"] if is_timed else []) + (["values"] if has_values else [])
     rows = []
     for number, step in enumerate(record.trace, 1):
-        row = [text(f"{number} {visible(step.site)}"), _axes(step), _what(step), text(_memory(step))]
+        row = [text(f"{number} {visible(step.site)}"), _axes(step), _what(step), text(memory_text(step))]
         row += [
             _unbroken(count_text(step.flops)),
             joined([_unbroken(bytes_text(step.bytes)), text(visible(step.dtype))], " "),
@@ -85,27 +84,15 @@ def _what(step: Step) -> Html:
     return joined(lines, "<br>")
 
 
-def _memory(step: Step) -> str:
-    if not step.built:
-        return "made to be seen here, never by the kernel that ran"
-    if step.view_of:
-        return f"view of {visible(step.view_of)}: the same memory"
-    return "a view that repeats its rows" if step.layout == "view" else "a new tensor"
-
-
 def _values(step: Step, values: Values | None) -> Html:
     """Range and distribution, what is not finite, and the numbers themselves where they were kept."""
     if values is None:
         return Html("")
-    said = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
-    said += f", mean {number_text(values.mean)}, std {number_text(values.std)}"
-    said += f", {values.n_nan} NaN" if values.n_nan else ""
-    infinite = "−∞, not allowed" if step.site in _MASKED else "Inf"
-    said += f", {values.n_inf} × {infinite}" if values.n_inf else ""
+    said = values_text(step, values)
     if values.numbers is None:
         return text(said)
     width = max(1, step.shape[-1] if step.shape else 1)
-    missing = "−∞" if step.site in _MASKED else "not finite"
+    missing = "−∞" if is_masked(step) else "not finite"
     shown = [missing if number is None else f"{number:.4g}" for number in values.numbers]
     lines = (" ".join(f"{number:>10}" for number in shown[i : i + width]) for i in range(0, len(shown), width))
     numbers = tag("details", tag("summary", text("numbers")), tag("pre", text("\n".join(lines))))
@@ -148,9 +135,9 @@ def _new_tokens(cache: CacheStep) -> Html:
     """The tokens of each sequence that came in, the first few of many."""
     families = []
     for tokens in cache.tokens:
-        shown = [tag("bdi", text(token_label(token)), class_="token") for token in tokens[:_MOST_TOKENS]]
-        more = [text(f"… {len(tokens) - len(shown)} more")] if len(tokens) > len(shown) else []
-        families.append(joined([*shown, *more] or [text("padding")], " "))
+        labels, rest = new_tokens(tokens, _MOST_TOKENS)
+        shown = [tag("bdi", text(label), class_="token") for label in labels]
+        families.append(joined([*shown, *([text(rest)] if rest else [])], " "))
     return joined(families, " | ")
 
 
