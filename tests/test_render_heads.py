@@ -324,6 +324,20 @@ def test_queries_say_what_they_looked_at_in_every_head(records):
             assert " ".join(lines[start + 1 + place].split()) == f"head {place} {said}{beyond}"
 
 
+def test_shares_that_are_no_numbers_are_neither_forbidden_nor_nothing():
+    kept = Kept((1, 2), 2, Corner(0, 3, 0, 5))
+    record = surveyed(CAT, n_heads=2, d_model=4, causal=True, wanted=Wanted(kept=kept))
+    assert "?" not in "".join(drawn(heads_view(record, ViewOptions(), Screen(120, False)), 120))
+    for name, index in (("entropy", (0, 1, 1)), ("corner", (0, 1, 1)), ("top_shares", (0, 1, 0))):
+        record.arrays[name][index] = np.nan
+    record.arrays["top_keys"][0, 1, 0] = -1
+    lines = drawn(heads_view(record, ViewOptions(), Screen(120, False)), 120)
+    corner = lines[next(n for n, line in enumerate(lines) if "head 1 · cells" in line) :]
+    assert next(line for line in corner if line.startswith("cat 1")).split() == ["cat", "1", *"?????"]
+    assert any("0 not allowed · ? not a number" in line for line in corner)
+    assert [line.split() for line in corner if "not a number" in line][1:] == [["head", "1", "not", "a", "number"]]
+
+
 def test_a_query_that_a_sequence_does_not_have_is_left_out(records):
     text = " ".join(view(records["batch"], 200))
     assert text.count("sequence 0 · query") == 2

@@ -7,15 +7,30 @@ import hashlib
 import re
 from importlib.resources import files
 
+from mhacli.render.colours import is_dark, ramp_colour
+
+N_SHADES = 16
+"""Shades of the cells of tables: the policy allows no style of an element's own, so that each has a class."""
+_OF_CELLS = "30-kept.css"
+
 
 def script() -> str:
     """All scripts in the order of their names, in a scope of their own."""
     return f'(() => {{\n"use strict";\n{_joined(".js")}}})();\n'
 
 
-def style() -> str:
-    """All styles in the order of their names."""
-    return _joined(".css")
+def style(*, has_cells: bool = False) -> str:
+    """All styles in the order of their names; those of tables of single cells for a page that has such: a cell without a class
+    is darkest, `l1` … are brighter."""
+    shades = map(_shade, range(N_SHADES)) if has_cells else ()
+    return "".join([_joined(".css", left_out="" if has_cells else _OF_CELLS), *shades])
+
+
+def _shade(number: int) -> str:
+    colour = ramp_colour(255 * number // (N_SHADES - 1))
+    ink = "#fff" if is_dark(colour) else "#000"
+    selector = f".l{number}" if number else "td"
+    return f"#cells {selector} {{ background: #{bytes(colour).hex()}; color: {ink}; }}\n"
 
 
 def policy(script: str, style: str) -> str:
@@ -24,9 +39,10 @@ def policy(script: str, style: str) -> str:
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _joined(suffix: str) -> str:
+def _joined(suffix: str, left_out: str = "") -> str:
     folder = files("mhacli.render.page").joinpath("assets")
-    found = sorted((file for file in folder.iterdir() if file.name.endswith(suffix)), key=lambda file: file.name)
+    named = (file for file in folder.iterdir() if file.name.endswith(suffix) and file.name != left_out)
+    found = sorted(named, key=lambda file: file.name)
     return "".join(_compact(file.read_text(encoding="utf-8")) for file in found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rich.console import RenderableType
 
@@ -14,6 +15,7 @@ from mhacli.render.options import ViewOptions, chosen
 from mhacli.render.ownmodule import module_header
 from mhacli.render.page import assets
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, drawn_head, exact_maps, fitting_maps
+from mhacli.render.page.kept import kept_cells
 from mhacli.render.page.markup import WIDE, Html, joined, lines_of, tag, text
 from mhacli.render.page.notes import notes, quantised_text
 from mhacli.render.page.payload import View, payload
@@ -26,7 +28,9 @@ from mhacli.text.escape import visible
 _RESERVE = 6 << 10
 """Bytes for what is said of the maps."""
 _LEAST_ROOM = LIMIT_BYTES // 4
-"""Bytes that maps get although tokens and tables alone fill the page."""
+"""Bytes that maps, and single cells with them, get although tokens and tables alone fill the page."""
+_PARTS = (1 / 2, 1 / 4, 1 / 16, 0)
+"""What part of the room single cells may take: the first with which maps fit, too."""
 _TITLE = 80
 _NO_SCRIPT = (
     "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
@@ -44,13 +48,16 @@ def page(record: Record, options: ViewOptions) -> str:
     view = View(heads, sequences, scale_of(options, heads), options.hide_sinks, begin=begin)
     drawn = [drawn_head(head, b, options.rows) for head in heads for b in sequences]
     title = _title(record)
-    tables = joined([statistics(record, options, view.heads), walkthrough(record)])
-    frame = _Frame(record, options, view, tuple(drawn), title, tables)
+    said, walk = statistics(record, options, view.heads), walkthrough(record)
+    frame = _Frame(record, options, view, tuple(drawn), title, said, walk, cells=Html(""))
     if options.full or not drawn:
-        return frame.whole(exact_maps(drawn))
-    room = LIMIT_BYTES - len(frame.whole(exact_maps([])).encode()) - _RESERVE
-    maps = fitting_maps(drawn, max(room, _LEAST_ROOM), rows_first=options.rows is not None)
-    return frame.whole(replace(maps, is_small=maps.n_bytes <= room))
+        return replace(frame, cells=kept_cells(heads, sequences, options, room=None)).whole(exact_maps(drawn))
+    for part in _PARTS:
+        tried = frame.with_cells(part)
+        maps = fitting_maps(drawn, max(tried.room, tried.least_room), rows_first=options.rows is not None)
+        if maps.n_bytes <= tried.room or maps.n_bytes > frame.room:  # else fewer cells would help
+            break
+    return tried.whole(replace(maps, is_small=maps.n_bytes <= tried.room))
 
 
 def surest(heads: Sequence[DrawableHead]) -> int:
@@ -65,14 +72,32 @@ def surest(heads: Sequence[DrawableHead]) -> int:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Everything of a page but its maps; `tables` are the parts that can be read without a script."""
+    """Everything of a page but its maps. Statistics, walk and `cells` can be read without a script."""
 
     record: Record
     options: ViewOptions
     view: View
     drawn: tuple[Drawn, ...]
     title: str
-    tables: Html
+    statistics: Html
+    walk: Html
+    cells: Html
+
+    @cached_property
+    def room(self) -> int:
+        """The bytes that are left below the limit; negative where there are none."""
+        return LIMIT_BYTES - len(self.whole(exact_maps([])).encode()) - _RESERVE
+
+    @property
+    def least_room(self) -> int:
+        """The bytes that maps get in any case: what single cells take of it is theirs."""
+        return _LEAST_ROOM - len(self.cells.encode())
+
+    def with_cells(self, part: float) -> _Frame:
+        """The page with as many single cells as fit in a part of its room; as it is where the record has none."""
+        room = int(max(self.room, _LEAST_ROOM) * part)
+        cells = kept_cells(self.view.heads, self.view.sequences, self.options, room=room)
+        return replace(self, cells=cells) if cells else self
 
     def whole(self, maps: Maps) -> str:
         """The page with these maps, or none of them."""
@@ -80,9 +105,10 @@ class _Frame:
         drawn = self.drawn if maps.maps else ()
         told = [*notes(self.record, self.options, view, drawn, maps)]
         sections = _drawn_sections() if view.heads else [_nothing_section(told.pop(0))]
-        sections += [self.tables, *([_notes_section(told)] if told else []), _provenance(self.record)]
+        sections += [self.statistics, *([self.cells] if self.cells else []), self.walk]
+        sections += [*([_notes_section(told)] if told else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
-        script, style = assets.script(), assets.style()
+        script, style = assets.script(), assets.style(has_cells=bool(self.cells))
         body = joined(
             [*_top(self.record, self.title), tag("main", joined(sections)), content, tag("script", Html(script))]
         )

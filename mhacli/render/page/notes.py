@@ -209,8 +209,6 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any("pattern" not in head.view.arrays and _block(head) > 1 for head in view.heads):
         yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
-    if any("corner" in head.view.arrays for head in view.heads):
-        yield "the part that was kept cell by cell is not drawn here; mha show prints it"
     if options.words:
         yield "tokens are drawn as they are; words are put together in the terminal only"
     yield from _left_out(record, options, view)

@@ -17,7 +17,8 @@ from mhacli.render.overview import overview
 from mhacli.render.page.markup import WIDE, Html, joined, tag, text
 from mhacli.render.stack import chosen_heads, chosen_layers
 
-_DECIMALS = 3
+DECIMALS = 3
+"""Digits of a share that a page has at least: it has more room than a screen."""
 _NONE = "–"
 _TERMINAL_SINK = ("mass on: sink the first token", "mass on: the first token")
 """On a page `sink` is what a head's picture takes as one: what the first token alone gets has its own name."""
@@ -29,7 +30,7 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     listed = in_order(_listed(record, options), options.sort)
     if not listed:
         return Html("")
-    exact = replace(options, precision=max(options.precision, _DECIMALS))
+    exact = replace(options, precision=max(options.precision, DECIMALS))
     drawn = overview(record, listed, exact, WIDE)
     places = {_key(head.said): place for place, head in enumerate(heads) if head.said is not None}
     body, foot = _rows(drawn, [places.get(_key(head)) for head in listed])
