@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from layers_made import layered, text_of
-from records import make_record
+from records import make_record, walked
 
 from mhacli.heads import HeadStatistics, Sink
 from mhacli.record import Record
@@ -586,6 +586,18 @@ def test_a_narrow_screen_scrolls_no_page_sideways_whatever_the_words(open_page: 
     assert (
         opened.tab.locator("main > section, #controls > *, #readout, #matrix, .tokens li").evaluate_all(right) <= width
     )
+
+
+def test_paper_holds_every_column_of_every_table(open_page: Open):
+    opened = open_page(walked(make_record(TEXT, causal=True)))
+    opened.tab.set_viewport_size({"width": 720, "height": 1000})  # A4 without margins
+    opened.tab.emulate_media(media="print")
+    beyond = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right - innerWidth)"
+    widths = opened.tab.evaluate(beyond)
+    assert len(widths) >= 2
+    assert max(widths) <= 0
+    cut = "[...document.querySelectorAll('.scroll')].filter(e => getComputedStyle(e).overflowX !== 'visible').length"
+    assert opened.tab.evaluate(cut) == 0
 
 
 def test_a_window_without_width_comes_back_as_it_was(open_page: Open):

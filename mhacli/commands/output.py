@@ -89,12 +89,16 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
         note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
 
 
+def _difference(found: float | None) -> str:
+    return "numbers that are not finite" if found is None else f"a difference of {found:.3g}"
+
+
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
     for one in () if record.survey is None else record.survey.checks:
         if not one.ok:
             raise MhaError(
-                f"the check '{one.name}' must hold within {one.tolerance:.3g}, got a difference of {one.error}",
+                f"the check '{one.name}' must hold within {one.tolerance:.3g}, got {_difference(one.error)}",
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )
@@ -113,15 +117,15 @@ def require_self_check(record: Record) -> None:
             else "follow from the pattern shown and be that of a full recomputation"
         )
         raise MhaError(
-            f"the output must {rule} within {check.tolerance:.3g}, got a difference of {check.max_abs_error}",
+            f"the output must {rule} within {check.tolerance:.3g}, got {_difference(check.max_abs_error)}",
             code="self-check",
             exit_code=EXIT_CHECK,
         )
     for route in record.routes:
         if not route.ok:
             raise MhaError(
-                f"the route {route.route} must agree with the separate one within {route.tolerance:.3g}, got a difference "
-                f"of {route.max_abs_difference}",
+                f"the route {route.route} must agree with the separate one within {route.tolerance:.3g}, got "
+                f"{_difference(route.max_abs_difference)}",
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )

@@ -25,7 +25,7 @@ def pieces(record: Record) -> Iterator[str]:
     array, cells that are not allowed aside. Arrays that were not kept are null.
     """
     document = record.document()
-    yield "{" + ",\n".join(_field(name, document.pop(name)) for name in _FIRST)
+    yield "{" + ",\n".join(field(name, document.pop(name)) for name in _FIRST)
     layers = document.pop("layers")
     if layers:
         yield ',\n"layers":['
@@ -38,7 +38,7 @@ def pieces(record: Record) -> Iterator[str]:
         yield from _arrays(record)
     document["nonfinite"] = nonfinite(record)
     for name, value in document.items():
-        yield ",\n" + _field(name, value)
+        yield ",\n" + field(name, value)
     yield "}\n"
 
 
@@ -46,7 +46,7 @@ def _arrays(record: Record) -> Iterator[str]:
     """The arrays of a record, or of a layer of one, as fields that follow others."""
     for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
         if name not in record.arrays:
-            yield ",\n" + _field(name, None)
+            yield ",\n" + field(name, None)
             continue
         values, meant = _values(record, name)
         yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
@@ -59,13 +59,14 @@ def nonfinite(record: Record) -> dict[str, int]:
         found = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
         return {prefix + name: count for prefix, counts in found.items() for name, count in counts.items()}
     counts = {}
-    for name in record.arrays:
+    for name in sorted(record.arrays):  # a file gives them in any order
         values, meant = _values(record, name)
         counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & meant).sum())
     return {name: count for name, count in counts.items() if count}
 
 
-def _field(name: str, value: object) -> str:
+def field(name: str, value: object) -> str:
+    """A field of a document, without spaces. Raises `ValueError` for a number that is not finite."""
     return f"{json.dumps(name)}:{_compact(value)}"
 
 
