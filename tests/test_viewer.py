@@ -726,9 +726,10 @@ def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them()
     async def look(app: Viewer, pilot: Any) -> None:
         await pilot.press("slash", "4", "0", "0", "enter")
         screen = head_of(app)
-        assert screen.row == (first + 400) // block
+        begins = (first + 400) // block * block - first
+        assert screen.row == (begins + first) // block - first // block, "of the rows that hold a token"
         begin, end = screen.picture.query_places(screen.row)
-        assert (begin, end) == (screen.row * block - first, min(410, (screen.row + 1) * block - 1 - first))
+        assert (begin, end) == (begins, min(410, begins + block - 1))
         assert f"query {begin}–{end}  key" in seen(app)
 
     drive(record, "enter", sequence=1, act=look)
