@@ -284,6 +284,17 @@ def test_a_pipe_that_they_write_into_is_told_of(job: Job) -> None:
     assert fault.message == "calling A must leave the pipe of its process alone, got something else written into it"
 
 
+def test_what_comes_at_once_with_a_stage_belongs_to_that_stage(job: Job) -> None:
+    source = """
+    for fd in range(3, 20):
+        try: os.write(fd, b'{"stage": "calling A", "limited": true}\\nhello\\n')
+        except OSError: pass
+    time.sleep(5)
+    """
+    fault = refused(job, source)
+    assert fault.message == "calling A must leave the pipe of its process alone, got something else written into it"
+
+
 # ------------------------------------------------------------------------------------------------- what must not stay
 
 

@@ -169,9 +169,12 @@ def _write(fd: int, message: bytes) -> None:
 
 
 class _Answers:
-    """The answers of a process, taken apart as they come: a line of JSON each, and behind it as many bytes as it says."""
+    """The answers of a process, taken apart as they come: a line of JSON each, and behind it as many bytes as it says.
+
+    `what` is the stage that the process is at."""
 
     def __init__(self) -> None:
+        self.what = _LOADING
         self._bytes, self._line = bytearray(), None
 
     _line: dict[str, Any] | None
@@ -197,37 +200,38 @@ class _Answers:
 
 def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None]) -> bytes:
     """The result, once it has come. Raises `MhaError` for every other end."""
-    answers, what, limit_s = _Answers(), _LOADING, LOADING_LIMIT_S
-    on_stage(what)
+    answers, limit_s = _Answers(), LOADING_LIMIT_S
+    on_stage(answers.what)
     began = time.monotonic()
     while True:
         ended = child.process.poll()  # before the last answers are read, which may have come until then
         is_ready = bool(select.select([child.answers], [], [], 0 if ended is not None else _TICK_S)[0])
         chunk = os.read(child.answers, 1 << 20) if is_ready else b""
-        for line, payload in _understood(answers, chunk, what):
+        for line, payload in _understood(answers, chunk):
             if "n_bytes" in line:
                 return payload
             if "error" in line:
                 raise _passed_on(line)
-            if line["stage"] != what:
+            if line["stage"] != answers.what:
                 on_stage(line["stage"])
-            what, limit_s = line["stage"], time_limit_s if line["limited"] else float("inf")
+            answers.what, limit_s = line["stage"], time_limit_s if line["limited"] else float("inf")
             began = time.monotonic()
         child.printed.bound()
         if ended is not None and not chunk:
-            raise _end(child, what, ended)
+            raise _end(child, answers.what, ended)
         if is_ready and not chunk:  # it has closed its end, and goes on
             time.sleep(_TICK_S)
         if time.monotonic() - began > limit_s:
-            raise _too_slow(child, what, limit_s)
+            raise _too_slow(child, answers.what, limit_s)
 
 
-def _understood(answers: _Answers, chunk: bytes, what: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _understood(answers: _Answers, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
     try:
         yield from answers.fed(chunk)
     except (ValueError, TypeError, RecursionError) as fault:
         raise MhaError(
-            f"{what} must leave the pipe of its process alone, got something else written into it", code="crashed"
+            f"{answers.what} must leave the pipe of its process alone, got something else written into it",
+            code="crashed",
         ) from fault
 
 
