@@ -71,6 +71,7 @@ class Terminal:
             shown = "\n".join(line.rstrip() for line in self._screen.display)
             if words in shown:
                 return shown
+        self.process.kill()
         raise AssertionError(f"{words!r} did not come up in:\n{shown}")
 
     def press(self, keys: str) -> None:
@@ -88,6 +89,15 @@ class Terminal:
         os.close(self._theirs)
         os.close(self._ours)
         return Session(shell_code(self.process.wait()), self.written, modes[:4] == self._modes[:4])
+
+    def hang_up(self) -> int:
+        """Takes the terminal away, and gives the exit code."""
+        os.close(self._theirs)
+        os.close(self._ours)
+        try:
+            return shell_code(self.process.wait(WAIT_S))
+        finally:
+            self.process.kill()
 
     def _read(self, seconds: float) -> bool:
         """Takes what was written meanwhile; False where that is nothing."""
@@ -144,6 +154,12 @@ def test_a_signal_gives_the_terminal_back(saved: Path, tmp_path: Path) -> None:
         terminal.until("2 heads ─")
         terminal.process.send_signal(number)
         require_clean(terminal.end(), code)
+
+
+def test_a_terminal_that_goes_away_takes_the_viewer_with_it(saved: Path, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, [str(saved)], COLOUR, NO_TORCH)
+    terminal.until("2 heads ─")
+    assert terminal.hang_up() == 129
 
 
 def test_a_text_is_computed_and_looked_at(tmp_path: Path) -> None:

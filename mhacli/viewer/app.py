@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +33,8 @@ _KEPT_PICTURES = 64
 """Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
 _LARGE = 1_000_000
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_LOOKING_MS = 1000
+"""How often it is seen whether the viewer is over; a terminal that is gone is seen at once."""
 _RESTORING_S = 5.0
 """How long the terminal may take to be given back after a signal."""
 
@@ -247,6 +252,27 @@ class Viewer(App[None]):
         ]
 
 
+@contextmanager
+def _ending_with_terminal() -> Iterator[None]:
+    """While it lasts, a terminal that goes away ends the process as a hang-up does. Not every terminal sends that signal, and
+    Textual would read the end of its input for ever."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(sys.stdin.fileno(), 0)
+        while not is_over.is_set():
+            if any(event & select.POLLHUP for _, event in poller.poll(_LOOKING_MS)):
+                os._exit(128 + signal.SIGHUP)  # nothing is left to restore, and nobody to tell
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
 def run_viewer(record: Record, options: ViewerOptions) -> None:
     """Shows the viewer on the terminal until the reader leaves it. Raises what went wrong in it, and `KeyboardInterrupt` or
     `Terminated` where a signal ended it, when the terminal is as it was."""
@@ -260,7 +286,8 @@ def run_viewer(record: Record, options: ViewerOptions) -> None:
     for number in _ENDING:
         signal.signal(number, end)
     try:
-        viewer.run()
+        with _ending_with_terminal():
+            viewer.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
