@@ -272,22 +272,16 @@ def test_a_process_that_closes_its_pipe_is_told_of(job: Job) -> None:
     assert fault.message == "loading torch must not end the process, got its end with exit status 1"
 
 
-def test_a_pipe_that_they_write_into_is_told_of(job: Job) -> None:
-    source = """
-    stage("calling A")
+@pytest.mark.parametrize(
+    ("first", "written"),
+    [("stage('calling A')", "hello\\n"), ("", '{"stage": "calling A", "limited": true}\\nhello\\n')],
+    ids=["after a stage", "at once with it"],
+)
+def test_a_pipe_that_they_write_into_is_told_of_at_its_stage(job: Job, first: str, written: str) -> None:
+    source = f"""
+    {first}
     for fd in range(3, 20):
-        try: os.write(fd, b"hello\\n")
-        except OSError: pass
-    time.sleep(5)
-    """
-    fault = refused(job, source)
-    assert fault.message == "calling A must leave the pipe of its process alone, got something else written into it"
-
-
-def test_what_comes_at_once_with_a_stage_belongs_to_that_stage(job: Job) -> None:
-    source = """
-    for fd in range(3, 20):
-        try: os.write(fd, b'{"stage": "calling A", "limited": true}\\nhello\\n')
+        try: os.write(fd, b'{written}')
         except OSError: pass
     time.sleep(5)
     """

@@ -24,12 +24,11 @@ from mhacli.render.options import ViewOptions
 from mhacli.render.page.assets import N_SHADES
 from mhacli.render.page.budget import LIMIT_BYTES
 from mhacli.render.page.markup import Html, joined, tag, text
-from mhacli.render.page.statistics import DECIMALS
+from mhacli.render.page.statistics import DECIMALS, NONE, key_of
 from mhacli.render.words import count_of, percent_text, share_text
 
 _FRAME = 1 << 10
 """Bytes that a section takes beside its tables."""
-_NONE = "–"
 _MOST_OPEN = 8
 """Tables that are seen at once; more can be opened."""
 _MOST_DECIMALS = 7
@@ -51,9 +50,9 @@ def kept_cells(
 
 def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
     """The heads in the order of the statistics."""
-    known = {(head.said.layer, head.said.attention, head.head): head for head in heads if head.said is not None}
-    listed = in_order([head.said for head in known.values() if head.said is not None], sort)
-    return [known[said.layer, said.attention, said.head] for said in listed]
+    known = {key_of(head.said): head for head in heads if head.said is not None}
+    listed = in_order([head.said for head in heads if head.said is not None], sort)
+    return [known[key_of(said)] for said in listed]
 
 
 def _cut(shown: str) -> Html:
@@ -192,13 +191,13 @@ def _row(head: DrawableHead, question: _Question) -> _Row:
     cells = [tag("td", _named(name), text(" "), tag("b", text(share))) for name, share in found.keys]
     if cells:
         cells += [tag("td")] * (table.n_keys - len(cells))
-        cells.append(tag("td", text(found.rest or _NONE)))
+        cells.append(tag("td", text(found.rest or NONE)))
     else:
         cells = [tag("td", text(found.instead), colspan=str(table.n_keys + 1), class_="dim")]
     if table.varies:
         visible = view.arrays["visible"][b, :, question.query]
         n_visible = int(visible[min(head.place, len(visible) - 1)])
-        cells.append(tag("td", text(percent_text(1 / n_visible) if n_visible else _NONE)))
+        cells.append(tag("td", text(percent_text(1 / n_visible) if n_visible else NONE)))
     return _Row(table, tag("tr", tag("th", text(head.label), scope="row"), *cells))
 
 

@@ -19,7 +19,8 @@ from mhacli.render.stack import chosen_heads, chosen_layers
 
 DECIMALS = 3
 """Digits of a share that a page has at least: it has more room than a screen."""
-_NONE = "–"
+NONE = "–"
+"""In place of a number that there is not."""
 _TERMINAL_SINK = ("mass on: sink the first token", "mass on: the first token")
 """On a page `sink` is what a head's picture takes as one: what the first token alone gets has its own name."""
 _NAMES, _WORDS = ("layer", "head"), ("kind", "distance →")
@@ -32,8 +33,8 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
         return Html("")
     exact = replace(options, precision=max(options.precision, DECIMALS))
     drawn = overview(record, listed, exact, WIDE)
-    places = {_key(head.said): place for place, head in enumerate(heads) if head.said is not None}
-    body, foot = _rows(drawn, [places.get(_key(head)) for head in listed])
+    places = {key_of(head.said): place for place, head in enumerate(heads) if head.said is not None}
+    body, foot = _rows(drawn, [places.get(key_of(head)) for head in listed])
     names = [str(column.header) for column in drawn.columns]
     named = (text("first token" if name == "sink" else name) for name in names)
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in named)))
@@ -49,7 +50,8 @@ def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
     return tuple(head for head in record.heads if options.heads is None or head.head in options.heads)
 
 
-def _key(head: HeadStatistics) -> tuple[int, str, int]:
+def key_of(head: HeadStatistics) -> tuple[int, str, int]:
+    """What tells a head from all others of a record."""
     return head.layer, head.attention, head.head
 
 
@@ -70,7 +72,7 @@ def _cell(name: str, words: str) -> Html:
         return tag("th", text(words), scope="row")
     if name in _WORDS:
         return tag("td", text(words), class_="word")
-    number = "" if words == _NONE else words.replace(",", "").removesuffix("%")
+    number = "" if words == NONE else words.replace(",", "").removesuffix("%")
     return tag("td", text(words), **({} if number == words else {"data_value": number}))
 
 
