@@ -15,11 +15,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
+from mhacli.arrays import PrefixedArrays, StoredArrays
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
-from mhacli.heads import FOR_ALL_HEADS, MATRICES, OPTIONAL, Corner, HeadStatistics, Survey, survey_shapes
+from mhacli.heads import Corner, HeadStatistics, Survey
 from mhacli.layers import InspectedLayer, Model, SpanTokens, texts_of
 from mhacli.parts import (
     Cell,
@@ -33,7 +34,6 @@ from mhacli.parts import (
     TokenSequence,
 )
 from mhacli.schema import decode
-from mhacli.trace import SITES
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -104,7 +104,6 @@ class Record:
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
         layer = self.layers[index]
-        prefix = layer_prefix(index)
         queries, keys = texts_of(layer.kind, self.sequences, self.context)
         sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
         return dataclasses.replace(
@@ -116,7 +115,7 @@ class Record:
             self_check=layer.self_check,
             survey=layer.survey,
             layers=(),
-            arrays={name.removeprefix(prefix): array for name, array in self.arrays.items() if name.startswith(prefix)},
+            arrays=PrefixedArrays(self.arrays, layer_prefix(index)),
         )
 
     def document(self) -> dict[str, Any]:
@@ -137,6 +136,16 @@ class Record:
     @staticmethod
     def load(path: str) -> Record:
         """The record in a file. Raises `MhaError` for a file that is no record, or one whose parts do not fit together."""
+        record = Record.opened(path)
+        return dataclasses.replace(record, arrays=dict(record.arrays))
+
+    @staticmethod
+    def opened(path: str) -> Record:
+        """The record in a file, whose arrays are read when the first is asked for: without them numpy is not loaded.
+
+        Raises `MhaError` for a file that is no record, or one whose parts do not fit together; an array that is asked for
+        does where numbers have no meaning.
+        """
         file = tensorfile.read_tensor_file(path, MAX_FILE_BYTES)
         schema = file.metadata.get("schema", file.metadata.get("format")) if isinstance(file.metadata, dict) else None
         if schema != SCHEMA:
@@ -149,14 +158,8 @@ class Record:
         record = decode(Record, file.metadata, path)
         _require_whole(record, path)
         record = dataclasses.replace(record, config=_resolved(record.config, path))
-        full = dataclasses.replace(record, arrays=_load_arrays(file))
-        if record.module is not None:
-            return dataclasses.replace(record, arrays={})
-        views = {layer_prefix(i): full.of_layer(i) for i in range(len(record.layers))} or {"": full}
-        arrays: dict[str, Array] = {}
-        for prefix, view in views.items():
-            arrays |= {prefix + name: array for name, array in _checked_arrays(view, path, prefix).items()}
-        return dataclasses.replace(record, arrays=arrays)
+        views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
+        return dataclasses.replace(record, arrays=StoredArrays(file, {} if record.module else views))
 
 
 def layer_prefix(index: int) -> str:
@@ -174,106 +177,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-_PER_QUERY = ("entropy", "strongest_key", "allowed")
-_ROUNDING = 1e-3
-_NO_FLOATS = {"ids": "i", "strongest_key": "i", "visible": "i", "top_keys": "i", "allowed": "b"}
-_READABLE = ("F64", "F32", "F16", "I64", "I32", "BOOL")
-
-
-def _load_arrays(file: tensorfile.TensorFile) -> Mapping[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    for name, info in file.tensors.items():
-        if info.dtype not in _READABLE:
-            raise MhaError(
-                f"{file.path} must hold arrays of {', '.join(_READABLE)}, got {info.dtype} for {tensorfile.shown_name(name)}",
-                code="bad-file",
-                path=file.path,
-            )
-    try:
-        return load(file.data)
-    except (SafetensorError, ValueError) as fault:
-        raise MhaError(
-            f"{file.path} must be readable by safetensors: {fault}", code="bad-file", path=file.path
-        ) from None
-
-
-def _checked_arrays(record: Record, path: str, prefix: str) -> Mapping[str, Array]:
-    """The arrays of a record, or of one layer, that have a meaning there. Raises `MhaError` for those that do not fit.
-
-    `prefix` is what their names begin with in the file.
-    """
-    shapes = _shapes(record)
-    arrays = {name: array for name, array in record.arrays.items() if name in shapes}
-    _require_fitting(arrays, shapes, path)
-    required = _PER_QUERY if record.survey is None else [name for name in shapes if name not in OPTIONAL]
-    if any(name in arrays for name in MATRICES):  # without their mask nobody knows which cells are there
-        required = [*required, "allowed"]
-    for name in required:
-        if name not in arrays:
-            raise MhaError(f"{path} must hold the array {prefix}{name}, got none", code="bad-file", path=path)
-    _require_meaning(arrays, record, path)
-    return arrays
-
-
-def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
-    """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
-    facts = record.facts
-    whole = SITES["pattern"].shape_for(facts)
-    if record.survey is None:
-        expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
-        for_all_heads = (whole[0], 1, *whole[2:])
-        per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
-        return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
-    shapes = survey_shapes(
-        record.survey,
-        batch=facts.batch,
-        n_heads=len(record.heads),
-        q_len=facts.q_len,
-        k_len=facts.k_len,
-        d_v=record.config.d_v or 0,
-        n_spans=len(record.spans),
-    )
-    return {
-        name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
-        for name, shape in shapes.items()
-    }
-
-
-def _require_fitting(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[tuple[int, ...], ...]], path: str) -> None:
-    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
-    for name, array in arrays.items():
-        if array.shape not in shapes[name]:
-            raise MhaError(
-                f"{path}: {name} must have the shape {list(shapes[name][0])} of its tokens and heads, got {list(array.shape)}",
-                code="bad-file",
-                path=path,
-            )
-        if array.dtype.kind != _NO_FLOATS.get(name, "f"):
-            kind = {"i": "whole numbers", "b": "true or false"}.get(_NO_FLOATS.get(name, ""), "floating point numbers")
-            raise MhaError(f"{path}: {name} must hold {kind}, got {array.dtype}", code="bad-file", path=path)
-
-
-def _require_meaning(arrays: Mapping[str, Array], record: Record, path: str) -> None:
-    """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
-    import numpy as np
-
-    last_key = record.facts.k_len - 1
-    keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
-    limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
-    limits |= dict.fromkeys(
-        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), shares
-    )
-    for name, (low, high, meaning) in limits.items():
-        if name in arrays and (
-            np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
-        ):
-            raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
-    if "allowed" in arrays and arrays["allowed"].view(np.uint8).max() > 1:
-        raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)
 
 
 def _resolved(config: Config, path: str) -> Config:

@@ -13,6 +13,7 @@ ROWS = (
     ("attention",),
     (
         "record",
+        "arrays",
         "parts",
         "trace",
         "formulas",

@@ -9,16 +9,8 @@ from records import make_record
 
 from mhacli.errors import UsageError
 from mhacli.heads import HeadStatistics, Sink
-from mhacli.render.headmaps import (
-    FORBIDDEN,
-    DrawableHead,
-    drawable_heads,
-    head_map,
-    largest_of_maps,
-    levels,
-    scale_of,
-    sink_places,
-)
+from mhacli.render.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.headmaps import FORBIDDEN, head_map, largest_of_maps, levels, sink_places
 from mhacli.render.options import ViewOptions
 
 LONG = ("the", "cat", "sat", "on", "a", "red", "mat")

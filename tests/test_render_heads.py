@@ -25,12 +25,12 @@ from mhacli.patterns import parse_pattern
 from mhacli.plan import BASE_BYTES
 from mhacli.render import csv
 from mhacli.render import json as json_view
-from mhacli.render.cells import places_of
 from mhacli.render.headmaps import FORBIDDEN, levels
 from mhacli.render.heads import heads_view
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.overview import GLYPHS
 from mhacli.render.pooled import renormalised
+from mhacli.render.stack import places_of
 from mhacli.render.terminal import run_view
 from mhacli.render.words import percent_text, share_text, short_text
 
@@ -81,7 +81,7 @@ def view(record, width=80, colour=False, **options):
 
 def rows_of(lines):
     """The overview's rows of heads, by head."""
-    signs = "".join(sign for sign, _ in GLYPHS.values())
+    signs = "".join(sign for sign, _ in KIND_SIGNS.values())
     found = [(re.match(rf"\s*(\d+) [{re.escape(signs)}] ", line), line) for line in lines]
     return [(int(match[1]), line) for match, line in found if match]
 
@@ -103,7 +103,7 @@ def test_every_head_has_a_row_with_its_kind(name, width, records):
     assert [head for head, _ in rows] == [head.head for head in record.heads]
     for (_, line), head in zip(rows, record.heads, strict=True):
         sure = "" if head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
-        assert f"{GLYPHS[head.kind][0]} {head.kind}{sure}" in line
+        assert f"{KIND_SIGNS[head.kind][0]} {head.kind}{sure}" in line
 
 
 def test_markup_in_tokens_patterns_and_names_is_printed_as_it_is(records):

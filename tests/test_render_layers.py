@@ -21,10 +21,10 @@ from mhacli.layers import Generated, LayerWithout, SpanTokens
 from mhacli.record import Record
 from mhacli.render import csv
 from mhacli.render import json as json_view
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.layers import layers_view
 from mhacli.render.merged import merged, words_with
 from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.overview import GLYPHS
 from mhacli.render.stack import ranges
 from mhacli.render.words import flowing, share_text, short_text
 
@@ -68,7 +68,7 @@ def flat(lines):
     return " ".join(" ".join(lines).split())
 
 
-SIGNS = {sign: kind for kind, (sign, _) in GLYPHS.items()}
+SIGNS = {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
 
 
 def table_rows(lines):
@@ -307,7 +307,7 @@ def test_kinds_are_counted_and_few_heads_of_a_kind_are_named():
     kinds = {(i, h): KINDS[(3 * i + h) % len(KINDS)] for i in range(3) for h in range(4)}
     for kind in set(kinds.values()):
         own = [f"{i}.{h}" for (i, h), k in kinds.items() if k == kind]
-        assert re.search(rf"{GLYPHS[kind][0]} {kind} {len(own)}\b", text)
+        assert re.search(rf"{KIND_SIGNS[kind][0]} {kind} {len(own)}\b", text)
         if kind not in ("mixed", "uniform"):
             assert f"{', '.join(own)})" in text
 

@@ -24,7 +24,7 @@ from mhacli.heads import HeadStatistics, Kept, Sink, Wanted
 from mhacli.layers import Generated, LayerWithout
 from mhacli.parts import OwnModule
 from mhacli.record import Record
-from mhacli.render.headmaps import drawable_heads
+from mhacli.render.drawable import drawable_heads
 from mhacli.render.options import ViewOptions
 from mhacli.render.page.budget import Fineness, drawn_head, exact_maps, fitting_maps
 from mhacli.render.page.document import page

@@ -70,7 +70,7 @@ def view(
     path = _record_path(source)
     if path is not None:
         _require_record_alone(source, text, layer, device, model, reading, save)
-        _show(_loaded(path), start, layers, colour)
+        _show(_opened(path), start, layers, colour)
         return
     from mhacli.commands.compute import Asked, computed
     from mhacli.commands.output import require_self_check, tell_notes
@@ -83,11 +83,11 @@ def view(
     tell_notes(record, notes)
 
 
-def _loaded(path: str) -> Record:
+def _opened(path: str) -> Record:
     with uncollected():
         from mhacli.record import Record
 
-        return Record.load(path)
+        return Record.opened(path)
 
 
 def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:

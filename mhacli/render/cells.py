@@ -11,29 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.errors import UsageError
 from mhacli.heads import Corner, HeadStatistics
 from mhacli.parts import TokenSequence
 from mhacli.record import Array, Record
 from mhacli.render.colours import NAN_SIGN, level_of, shade
 from mhacli.render.frames import left_out, plain_table, title_rule
 from mhacli.render.options import Screen, ViewOptions, balanced
+from mhacli.render.stack import places_of
 from mhacli.render.words import count_of, fitted, percent_text, share_text, short_text, token_text
-
-
-def places_of(record: Record, heads: Sequence[int]) -> list[int]:
-    """Where heads stand on the head axis of the arrays. Raises `UsageError` for one that the record does not have."""
-    known = [head.head for head in record.heads]
-    for head in heads:
-        if head not in known:
-            raise UsageError(f"head and map must name heads of the record, {listed_numbers(known)}, got {head}")
-    return [known.index(head) for head in heads]
-
-
-def listed_numbers(heads: Sequence[int]) -> str:
-    """Heads as an error names them: `0 to 3`, or `1, 3`."""
-    whole = list(heads) == list(range(heads[0], heads[-1] + 1))
-    return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:

@@ -19,18 +19,9 @@ from mhacli.record import Array, Record
 from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_colour, shade
 from mhacli.render.diffcolours import change_colour, change_glyph, change_style
 from mhacli.render.diffgrids import Grids, grids
+from mhacli.render.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.frames import title_rule
-from mhacli.render.headmaps import (
-    FORBIDDEN,
-    NOT_A_NUMBER,
-    DrawableHead,
-    drawable_heads,
-    head_map,
-    is_before_dropout,
-    levels,
-    range_text,
-    scale_of,
-)
+from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER, head_map, levels, range_text
 from mhacli.render.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.words import fitted, number_text, share_text
 

@@ -11,8 +11,8 @@ from rich.text import Text
 from mhacli.heads import HeadStatistics, Kind
 from mhacli.layers import InspectedLayer
 from mhacli.record import Record
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import Screen
-from mhacli.render.overview import GLYPHS
 from mhacli.render.stack import Layer, short_name
 from mhacli.render.words import fitted, flowing
 from mhacli.text.escape import visible
@@ -87,7 +87,7 @@ def _row(layer: Layer, name: str, columns: range, label: int, width: int) -> Tex
 
 
 def _sign(kind: Kind) -> tuple[str, str]:
-    sign, colour = GLYPHS[kind]
+    sign, colour = KIND_SIGNS[kind]
     return sign, f"dim {colour}" if kind in _CALM else f"bold {colour}"
 
 
@@ -96,7 +96,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
     names: Mapping[tuple[int, str], InspectedLayer] = {(layer.layer, layer.name): layer for layer in record.layers}
     parts: list[Text] = []
     unit = "layer.head "
-    for kind in GLYPHS:
+    for kind in KIND_SIGNS:
         own = [head for head in heads if head.kind == kind]
         if not own:
             continue

@@ -7,54 +7,26 @@ of either, by the same arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mhacli.heads import HeadStatistics
-from mhacli.layers import InspectedLayer
 from mhacli.parts import TokenSequence
 from mhacli.record import Array, Record
-from mhacli.render.cells import places_of
+from mhacli.render.drawable import DrawableHead
 from mhacli.render.matrix import Head
-from mhacli.render.options import Scale, ViewOptions, chosen
-from mhacli.render.stack import chosen_layers, require_inspected_heads
+from mhacli.render.options import Scale
 from mhacli.render.words import count_of, number_text, token_text
 
 FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
 DECADES = 3
 """What a log scale spans below the largest share; smaller ones are as dark as nothing."""
-SHORT = 64
-"""Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""
 _NOTHING = 1e-6
 """Where less than this is left of a row, it is not blown up: it would be rounding."""
 _LIFT = 2.0
 """A key that the record names as a sink is taken out from so many times its uniform share on: of few keys each has much."""
-
-
-@dataclass(frozen=True)
-class DrawableHead:
-    """A head that can be drawn: the record of its layer, where it stands there on the head axis, its number, and what is said of
-    it, if anything is. `layer` is None for a layer of our own."""
-
-    view: Record
-    place: int
-    head: int
-    said: HeadStatistics | None = None
-    layer: InspectedLayer | None = None
-
-    @property
-    def label(self) -> str:
-        """`layer 3 · head 5`, or `head 5`."""
-        own = f"head {self.head}"
-        return own if self.layer is None else f"{self.layer.label} · {own}"
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether its cells are in the record, or else sums of blocks."""
-        survey = self.view.survey
-        return "pattern" in self.view.arrays or (survey is not None and survey.block == 1)
 
 
 @dataclass(frozen=True)
@@ -205,34 +177,6 @@ class HeadMap:
         return f"{begin}–{last}"
 
 
-def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
-    """The heads that options choose, or all, in the order of execution: those of which the record holds the pattern or a map.
-
-    Raises `UsageError` for a head or layer that it does not have.
-    """
-    if record.model is None:
-        return tuple(_of_our_own(record, options))
-    layers = chosen_layers(record, options)
-    require_inspected_heads(layers, options.heads or ())
-    return tuple(
-        DrawableHead(layer.view, place, said.head, said, layer.said)
-        for layer in layers
-        for place, said in enumerate(layer.view.heads)
-        if (options.heads is None or said.head in options.heads) and {"pattern", "map"} & {*layer.view.arrays}
-    )
-
-
-def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
-    said = {head.head: head for head in record.heads}
-    if "pattern" in record.arrays:
-        heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
-        return [DrawableHead(record, head, head, said.get(head)) for head in heads]
-    if "map" not in record.arrays:
-        return []
-    places = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
-    return [DrawableHead(record, place, record.heads[place].head, record.heads[place]) for place in places]
-
-
 def head_map(drawn: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence: its cells where the record holds them, else blocks; without what is padding alone."""
     if "pattern" in drawn.view.arrays:
@@ -347,15 +291,3 @@ def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = Fal
         return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
     low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
     return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
-
-
-def is_before_dropout(record: Record) -> bool:
-    """Whether the layer was in training: it did not compute with the pattern that is drawn, but with what dropout left of it."""
-    return record.config.train
-
-
-def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
-    """The scale that was asked for; else linear for the cells of short texts, and log for those of long ones and for blocks,
-    whose shares lie further apart: linear, they would be dark."""
-    is_short = all(len(keys.tokens) <= SHORT for drawn in heads for keys in drawn.view.keys)
-    return options.map_scale or ("linear" if is_short and all(drawn.is_exact for drawn in heads) else "log")

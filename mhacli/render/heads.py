@@ -10,11 +10,11 @@ from rich.text import Text
 from mhacli.heads import NEAR, SINK_TOKENS, HeadStatistics, Survey, in_order
 from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
-from mhacli.render.cells import corner_view, key_name, places_of, strong_places, strongest_keys
+from mhacli.render.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.options import Screen, ViewOptions, chosen
 from mhacli.render.overview import LEARNED, column_names, overview
 from mhacli.render.pooled import pooled_map
-from mhacli.render.stack import survey_of
+from mhacli.render.stack import places_of, survey_of
 from mhacli.render.words import (
     bytes_text,
     configuration,

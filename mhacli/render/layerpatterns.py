@@ -12,16 +12,16 @@ from rich.text import Text
 from mhacli.heads import HeadStatistics
 from mhacli.layers import InspectedLayer
 from mhacli.render import merged
-from mhacli.render.cells import places_of, where
+from mhacli.render.cells import where
 from mhacli.render.drawings import drawing, kv_head_of, matrix_caption
 from mhacli.render.frames import title_rule
 from mhacli.render.heatmap import scale_caption
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.lookedat import looked_at
 from mhacli.render.matrix import Head, largest_of
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
-from mhacli.render.overview import GLYPHS
 from mhacli.render.rows import first_produced, rows_in
-from mhacli.render.stack import Layer, names_of
+from mhacli.render.stack import Layer, names_of, places_of
 from mhacli.render.tokens import hidden
 from mhacli.render.words import share_text
 from mhacli.text.pieces import words_of
@@ -103,7 +103,7 @@ def _title(one: _Drawn) -> Rule:
     title = Text(name, style="bold")
     if not one.said.verified:
         title.append(" · NOT verified", style="bold red")
-    title.append(" · ").append(f"{GLYPHS[kind][0]} {kind}{sure}", style=GLYPHS[kind][1])
+    title.append(" · ").append(f"{KIND_SIGNS[kind][0]} {kind}{sure}", style=KIND_SIGNS[kind][1])
     return title_rule(title)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mhacli.heads import HeadStatistics, in_order
 from mhacli.record import Record
-from mhacli.render.cells import corner_view, key_name, places_of, strong_places, strongest_keys
+from mhacli.render.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.grid import grid
 from mhacli.render.heads import legend
 from mhacli.render.layerpatterns import patterns_view
@@ -18,7 +18,15 @@ from mhacli.render.options import Screen, ViewOptions, drawn_sequences
 from mhacli.render.overview import overview
 from mhacli.render.pooled import pooled_map
 from mhacli.render.spanmass import span_view
-from mhacli.render.stack import Layer, chosen_heads, chosen_layers, require_inspected_heads, short_name, survey_of
+from mhacli.render.stack import (
+    Layer,
+    chosen_heads,
+    chosen_layers,
+    places_of,
+    require_inspected_heads,
+    short_name,
+    survey_of,
+)
 from mhacli.render.tokens import hidden, token_tables
 from mhacli.render.words import count_of, flowing, percent_text
 

@@ -13,23 +13,10 @@ from rich.text import Text
 from mhacli.heads import NEAR, SINK_TOKENS, Averages, HeadStatistics, Kind
 from mhacli.record import Record, layer_prefix
 from mhacli.render.frames import left_out, plain_table
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.stack import names_of, short_name, survey_of
 from mhacli.render.words import fitted, share_text, short_text, sparkline, told
-
-GLYPHS: Mapping[Kind, tuple[str, str]] = {
-    "previous-token": ("◀", "cyan"),
-    "sink": ("┃", "magenta"),
-    "diagonal": ("╲", "blue"),
-    "duplicate-token": ("≡", "yellow"),
-    "induction": ("↻", "green"),
-    "local": ("▪", "bright_blue"),
-    "positional": ("⇠", "bright_cyan"),
-    "uniform": ("░", "white"),
-    "mixed": ("∗", "white"),
-}
-"""A sign and a colour for each kind of head."""
-
 
 _Tell = Callable[[Averages], str]
 
@@ -220,7 +207,7 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 
 def _kind_text(head: HeadStatistics) -> Text:
     """The sign and name of a kind, and how sure it is."""
-    glyph, style = GLYPHS[head.kind]
+    glyph, style = KIND_SIGNS[head.kind]
     sure = "" if head.certainty is None or head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
     return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
 
@@ -238,7 +225,7 @@ _COLUMN_OF: Mapping[Kind, str] = {
 
 def _emphasis(head: HeadStatistics, column: _Column) -> str:
     """The number that gave the head its kind stands out."""
-    return f"bold {GLYPHS[head.kind][1]}" if _COLUMN_OF.get(head.kind) == column.name else ""
+    return f"bold {KIND_SIGNS[head.kind][1]}" if _COLUMN_OF.get(head.kind) == column.name else ""
 
 
 def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:

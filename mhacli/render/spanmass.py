@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.record import Record
-from mhacli.render.cells import places_of
 from mhacli.render.frames import left_out
 from mhacli.render.options import Screen, ViewOptions, balanced
-from mhacli.render.stack import Layer, short_name
+from mhacli.render.stack import Layer, places_of, short_name
 from mhacli.render.words import fitted, share_text, short_text
 from mhacli.text.escape import token_label
 

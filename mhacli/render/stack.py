@@ -1,4 +1,4 @@
-"""The layers of a checkpoint's record: which are chosen, which heads of them, and how they are called."""
+"""The heads of a record and the layers of a checkpoint's: which are chosen, where they stand, and how they are called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from mhacli.errors import UsageError
 from mhacli.heads import HeadStatistics, Survey
 from mhacli.layers import InspectedLayer
 from mhacli.record import Record
-from mhacli.render.cells import listed_numbers
 from mhacli.render.options import ViewOptions
 
 
@@ -24,6 +23,21 @@ class Layer:
     def has_pattern(self) -> bool:
         """Whether its matrices were kept."""
         return "pattern" in self.view.arrays
+
+
+def places_of(record: Record, heads: Sequence[int]) -> list[int]:
+    """Where heads stand on the head axis of the arrays. Raises `UsageError` for one that the record does not have."""
+    known = [head.head for head in record.heads]
+    for head in heads:
+        if head not in known:
+            raise UsageError(f"head and map must name heads of the record, {listed_numbers(known)}, got {head}")
+    return [known.index(head) for head in heads]
+
+
+def listed_numbers(heads: Sequence[int]) -> str:
+    """Heads as an error names them: `0 to 3`, or `1, 3`."""
+    whole = list(heads) == list(range(heads[0], heads[-1] + 1))
+    return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
 
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[Layer, ...]:

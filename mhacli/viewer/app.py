@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from textual import events
 from textual.app import App
@@ -20,13 +20,15 @@ from textual.screen import Screen
 
 from mhacli.interrupts import Terminated, more_time
 from mhacli.record import Record
-from mhacli.render.options import Scale
+from mhacli.render.drawable import scale_of
+from mhacli.render.options import Scale, ViewOptions
 from mhacli.text.escape import visible
-from mhacli.viewer.caption import scale_range, sink_words
 from mhacli.viewer.gallery import Entry, Gallery, gallery
 from mhacli.viewer.overview import Overview
-from mhacli.viewer.picture import Picture, picture
 from mhacli.viewer.screen import ViewerScreen
+
+if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+    from mhacli.viewer.picture import Picture
 
 _SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
@@ -140,7 +142,15 @@ class Viewer(App[None]):
 
     def new_picture_of(self, entry: Entry) -> Picture | None:
         """The picture of a head for whoever keeps nothing of it."""
-        return picture(entry, self.sequence, self.scale, hides_sinks=self.hides_sinks)
+        from mhacli.viewer.picture import Picture
+
+        if entry.drawn is None:
+            return None
+        return Picture(entry, entry.drawn, self.sequence, self.scale_for(entry), self.hides_sinks)
+
+    def scale_for(self, entry: Entry) -> Scale:
+        """The scale of a head's picture: the one that was chosen, or that which fits it."""
+        return scale_of(ViewOptions(map_scale=self.scale), [] if entry.drawn is None else [entry.drawn])
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, and what helps."""
@@ -150,10 +160,8 @@ class Viewer(App[None]):
 
     def scale_words(self) -> str:
         """How small pictures are shaded."""
-        shown = self.picture()
-        scale = self.scale or "linear" if shown is None else shown.scale
         sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
-        return f"pictures: {scale}, each up to its own largest · {sinks}"
+        return f"pictures: {self.scale_for(self.entry())}, each up to its own largest · {sinks}"
 
     # ---------------------------------------------------------------------------------------------------------- what changes
 
@@ -173,8 +181,7 @@ class Viewer(App[None]):
 
     def to_next_scale(self) -> None:
         """Linear, log, rank, and again."""
-        shown = self.picture()
-        now = self.scale or ("linear" if shown is None else shown.scale)
+        now = self.scale_for(self.entry())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 
     def turn_sinks(self) -> None:
@@ -240,6 +247,8 @@ class Viewer(App[None]):
         self.push_screen(Reading("where this comes from", origin_page(self.record, self._drawn_words())))
 
     def _drawn_words(self) -> Sequence[tuple[str, str]]:
+        from mhacli.viewer.caption import scale_range, sink_words
+
         shown = self.picture() if self.gallery.places else None
         if shown is None:
             return ()

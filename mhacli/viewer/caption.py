@@ -2,60 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from rich.cells import cell_len
-from rich.style import Style
 
-from mhacli.heads import HeadStatistics
 from mhacli.render.colours import GLYPHS, shade
-from mhacli.render.headmaps import FORBIDDEN, is_before_dropout, range_text
+from mhacli.render.drawable import is_before_dropout
+from mhacli.render.headmaps import FORBIDDEN, range_text
 from mhacli.render.options import Scale
-from mhacli.render.overview import GLYPHS as KIND_SIGNS
 from mhacli.render.words import fitted, number_text, percent_text, share_text
-from mhacli.viewer.gallery import Entry
-from mhacli.viewer.pane import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
+from mhacli.viewer.heading import Piece, flowed
+from mhacli.viewer.pane import BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.zoom import Zoom
 
 _MANY = 6
-Piece = tuple[str, Style]
-
-
-def kind_sign(said: HeadStatistics | None) -> Piece:
-    """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
-    if said is None:
-        return "?", DIM
-    sign, colour = KIND_SIGNS[said.kind]
-    return sign, Style(color=colour, bold=said.kind not in ("mixed", "uniform"), dim=said.kind in ("mixed", "uniform"))
-
-
-def kind_words(said: HeadStatistics | None) -> str:
-    """The kind of a head, and how sure it is."""
-    if said is None:
-        return "nothing is said of it"
-    sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
-    return said.kind + sure
-
-
-def heading(entry: Entry, sequence: int, *, failed: bool) -> Line:
-    """The first line: which head of which sequence, and what kind of head it is."""
-    parts: list[Piece] = [
-        (entry.label, ACCENT),
-        ("  ", PLAIN),
-        kind_sign(entry.said),
-        (f" {kind_words(entry.said)}", PLAIN),
-    ]
-    n_sequences = len(entry.view.sequences)
-    if n_sequences > 1:
-        parts.append((f"  sequence {sequence}", BOLD))
-        parts.append((f" of 0–{n_sequences - 1}", DIM))
-    if failed:
-        parts.append(("  self-check FAILED: i tells", WARNING))
-    if entry.layer is not None and not entry.layer.verified:
-        parts.append(("  not verified", WARNING))
-    return segments(parts)
 
 
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
@@ -145,20 +105,3 @@ def _swatches(colour: bool) -> list[Piece]:
     if not colour:
         return [(GLYPHS, PLAIN)]
     return [(" ", shade(level)) for level in range(0, 256, 36)]
-
-
-def flowed(parts: Sequence[Sequence[Piece]], width: int, between: str = " · ") -> list[Line]:
-    """The parts in lines that break between them."""
-    lines: list[list[Piece]] = [[]]
-    used = 0
-    for part in parts:
-        size = sum(cell_len(text) for text, _ in part)
-        if lines[-1] and used + len(between) + size > width:
-            lines.append([])
-            used = 0
-        if lines[-1]:
-            lines[-1].append((between, DIM))
-            used += len(between)
-        lines[-1] += part
-        used += size
-    return [segments(line) for line in lines]

@@ -9,10 +9,9 @@ from mhacli.errors import UsageError
 from mhacli.heads import HeadStatistics
 from mhacli.layers import InspectedLayer, LayerChoice
 from mhacli.record import Record
-from mhacli.render.cells import listed_numbers
-from mhacli.render.headmaps import DrawableHead, drawable_heads
+from mhacli.render.drawable import DrawableHead, drawable_heads
 from mhacli.render.options import ViewOptions
-from mhacli.render.stack import short_name
+from mhacli.render.stack import listed_numbers, short_name
 from mhacli.text.escape import visible
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from textual import events
 from textual.message import Message
 
+from mhacli.memory import uncollected
 from mhacli.render.words import count_of, fitted
-from mhacli.viewer.caption import kind_sign, kind_words
 from mhacli.viewer.gallery import Entry, Gallery
+from mhacli.viewer.heading import kind_sign, kind_words
 from mhacli.viewer.pane import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
-from mhacli.viewer.picture import Picture
-from mhacli.viewer.thumbnails import Tile, blank, thumbnail, tile_for
+from mhacli.viewer.tiles import Tile, blank, tile_for
+
+if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+    from mhacli.viewer.picture import Picture
 
 _MOST_WIDTH, _MOST_LABEL = 5, 12
 _CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
@@ -53,6 +57,7 @@ class Heads(Pane, can_focus=True):
         self._small: dict[Entry, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
         self._budget = 0
+        self._thumbnail: Callable[..., Sequence[Line]] | None = None
 
     def show(self, place: tuple[int, int]) -> None:
         """Puts the cursor on a head."""
@@ -92,7 +97,9 @@ class Heads(Pane, can_focus=True):
         if lying.tile is not None:
             for row in lying.rows:
                 lines += self._tiles(row, lying, lying.tile)
-            if self._budget <= 0:
+            if self._thumbnail is None:
+                self.set_timer(_PAUSE_S, self._begin_pictures)
+            elif self._budget <= 0:
                 self.set_timer(_PAUSE_S, self.repaint)
         else:
             lines += [self._numbers(lying), *(self._signs(row, lying) for row in lying.rows)]
@@ -142,10 +149,17 @@ class Heads(Pane, can_focus=True):
                 line += [*own, segment("  ")]
         return [title, *lines, []]
 
+    def _begin_pictures(self) -> None:
+        """Small pictures come when the rest can be seen: they take numpy, which is long to load."""
+        with uncollected():
+            from mhacli.viewer.thumbnails import thumbnail
+
+            self._thumbnail = thumbnail
+        self.repaint()
+
     def _small_of(self, entry: Entry, tile: Tile) -> Sequence[Line]:
         """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
-        drawn = self._picture_of(entry)
-        if drawn is None:
+        if self._thumbnail is None or (drawn := self._picture_of(entry)) is None:
             return blank(tile)
         shown_as = (tile, drawn.sequence, drawn.scale, drawn.hides_sinks)
         if shown_as != self._small_as:
@@ -153,7 +167,7 @@ class Heads(Pane, can_focus=True):
         if entry not in self._small:
             if self._budget <= 0:
                 return blank(tile)
-            self._small[entry] = thumbnail(drawn, tile, colour=self.colour)
+            self._small[entry] = self._thumbnail(drawn, tile, colour=self.colour)
             self._budget -= drawn.n_rows * drawn.n_columns
         return self._small[entry]
 

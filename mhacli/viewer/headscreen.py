@@ -13,7 +13,8 @@ from textual.containers import Container
 
 from mhacli.render.words import count_of, share_text
 from mhacli.text.escape import visible
-from mhacli.viewer.caption import captions, heading, read_out
+from mhacli.viewer.caption import captions, read_out
+from mhacli.viewer.heading import heading
 from mhacli.viewer.jump import Axis, Prompt, Search, searched
 from mhacli.viewer.keys import HEAD, bindings
 from mhacli.viewer.matrix import Matrix

@@ -11,12 +11,12 @@ from textual.containers import Container
 
 from mhacli.heads import NEAR, Averages, HeadStatistics
 from mhacli.record import Record
-from mhacli.render.overview import GLYPHS
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.provenance import check_text
 from mhacli.render.words import count_of, fitted, share_text, short_text, token_text, told
 from mhacli.text.escape import visible
-from mhacli.viewer.caption import Piece, flowed, heading, kind_sign
 from mhacli.viewer.gallery import Entry, Gallery
+from mhacli.viewer.heading import Piece, flowed, heading, kind_sign
 from mhacli.viewer.heads import Heads
 from mhacli.viewer.keys import OVERVIEW, bindings
 from mhacli.viewer.pane import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, Lines, ruled, segments
@@ -116,7 +116,7 @@ class Overview(ViewerScreen):
         lying = self.heads.layout_for(self.heads.size.width, self.heads.size.height)
         if lying.tile is not None:
             return [segments([(self.viewer.scale_words(), DIM)])]
-        kinds = [kind for kind in GLYPHS if any(self._said(place, kind) for place in self.gallery.places)]
+        kinds = [kind for kind in KIND_SIGNS if any(self._said(place, kind) for place in self.gallery.places)]
         parts = [[kind_sign(self._one(kind)), (f" {kind}", PLAIN)] for kind in kinds]
         return flowed(parts, self.size.width, "  ")[:2]
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from mhacli.parts import TokenSequence
 from mhacli.record import Array
-from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap, head_map, levels, scale_of
-from mhacli.render.options import Scale, ViewOptions
+from mhacli.render.drawable import DrawableHead
+from mhacli.render.headmaps import FORBIDDEN, HeadMap, head_map, levels
+from mhacli.render.options import Scale
 from mhacli.render.words import token_text
 from mhacli.text.escape import without_surrogates
 from mhacli.viewer.gallery import Entry
@@ -181,14 +182,6 @@ class Picture:
         if self.hides_sinks or "pattern" not in self.drawn.view.arrays:
             return share
         return float(str(self.drawn.view.arrays["pattern"].dtype.type(share)))
-
-
-def picture(entry: Entry, sequence: int, scale: Scale | None, *, hides_sinks: bool) -> Picture | None:
-    """The picture of a head; None where the record holds neither its pattern nor a map."""
-    if entry.drawn is None:
-        return None
-    wanted = scale or scale_of(ViewOptions(), [entry.drawn])
-    return Picture(entry, entry.drawn, sequence, wanted, hides_sinks)
 
 
 def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:

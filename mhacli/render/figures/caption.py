@@ -10,11 +10,11 @@ from rich.cells import set_cell_size
 
 from mhacli.layers import InspectedLayer
 from mhacli.record import Array, Record
+from mhacli.render.drawable import is_before_dropout
 from mhacli.render.figures.shading import Shading
 from mhacli.render.figures.shapes import INK, LINE, MONO_EM, SOFT, Piece, stacked, wrapped, written
 from mhacli.render.figures.sheet import Sheet
 from mhacli.render.figures.subjects import Subject
-from mhacli.render.headmaps import is_before_dropout
 from mhacli.render.provenance import RECORD_BY, provenance
 from mhacli.render.words import share_text, token_text
 from mhacli.text.escape import visible

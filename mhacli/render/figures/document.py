@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mhacli.record import Record
+from mhacli.render.drawable import drawable_heads
 from mhacli.render.figures.caption import metadata
 from mhacli.render.figures.grid import grid_figure
 from mhacli.render.figures.head import head_figure
 from mhacli.render.figures.shapes import MONO, PAPER, characters, element, placed, rectangle, value_text
 from mhacli.render.figures.sheet import Sheet
 from mhacli.render.figures.walk import walk_figure
-from mhacli.render.headmaps import drawable_heads
 from mhacli.render.options import Figure, ViewOptions
 
 _MARGIN = 18.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mhacli.record import Array, Record
+from mhacli.render.drawable import scale_of
 from mhacli.render.figures.axes import Side, left_side, top_side
 from mhacli.render.figures.caption import caption, learned_mass, map_notes, sink_mass, sink_text, unverified
 from mhacli.render.figures.cells import cell_colours, cell_said
@@ -31,9 +32,8 @@ from mhacli.render.figures.shapes import (
 )
 from mhacli.render.figures.sheet import Sheet
 from mhacli.render.figures.subjects import Subject, chosen_subjects, one_sequence, subject
-from mhacli.render.headmaps import scale_of
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import ViewOptions
-from mhacli.render.overview import GLYPHS
 from mhacli.render.stack import chosen_layers, names_of, ranges
 from mhacli.render.words import count_of, filled, share_text, short_text
 from mhacli.text.escape import visible
@@ -96,7 +96,7 @@ def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
 def _kinds(subjects: Sequence[Subject]) -> list[str]:
     """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
     kinds = [one.head.said.kind for one in subjects if one.head.said is not None]
-    return [f"{GLYPHS[kind][0]} {kind} {kinds.count(kind)}" for kind in GLYPHS if kind in kinds] or [""]
+    return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
 
 
 def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _shapes(one: Subject, colours: Array, cell: float) -> str:
 def _short(one: Subject, form: _Form) -> str:
     """The head's number and kind, and what sinks got where that was taken out."""
     kind = "" if one.head.said is None else one.head.said.kind
-    sign = GLYPHS[kind][0] if kind else ""
+    sign = KIND_SIGNS[kind][0] if kind else ""
     taken = ""
     if one.shown.taken is not None:
         mass = sink_mass([one])

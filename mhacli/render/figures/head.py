@@ -9,6 +9,7 @@ import numpy as np
 
 from mhacli.errors import UsageError
 from mhacli.record import Array, Record
+from mhacli.render.drawable import scale_of
 from mhacli.render.drawings import kv_head_of
 from mhacli.render.figures.axes import Side, left_side, top_side
 from mhacli.render.figures.caption import caption, map_notes, removed_note, unverified
@@ -41,9 +42,9 @@ from mhacli.render.figures.shapes import (
 )
 from mhacli.render.figures.sheet import Sheet
 from mhacli.render.figures.subjects import Subject, chosen_subjects, one_sequence, subject
-from mhacli.render.headmaps import FORBIDDEN, HeadMap, scale_of
+from mhacli.render.headmaps import FORBIDDEN, HeadMap
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import ViewOptions
-from mhacli.render.overview import GLYPHS
 from mhacli.render.words import share_text, short_text
 
 _MOST_CELLS = 512
@@ -89,7 +90,7 @@ def _title(one: Subject, options: ViewOptions) -> Piece:
         pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
     if said is not None:
         sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
-        parts = [f"{GLYPHS[said.kind][0]} {said.kind}{sure}"]
+        parts = [f"{KIND_SIGNS[said.kind][0]} {said.kind}{sure}"]
         parts += [] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"]
         parts += [] if said.sink is None else [f"on the first token {share_text(said.sink, options.precision)}"]
         pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))

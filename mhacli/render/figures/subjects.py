@@ -11,7 +11,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.heads import HeadStatistics
 from mhacli.record import Record
 from mhacli.render import merged
-from mhacli.render.headmaps import DrawableHead, HeadMap, drawable_heads, head_map
+from mhacli.render.drawable import DrawableHead, drawable_heads
+from mhacli.render.headmaps import HeadMap, head_map
 from mhacli.render.options import ViewOptions
 from mhacli.render.rows import first_produced, rows_in
 from mhacli.render.words import token_text

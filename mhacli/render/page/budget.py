@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mhacli.record import Array
-from mhacli.render.headmaps import DrawableHead, HeadMap, head_map
+from mhacli.render.drawable import DrawableHead
+from mhacli.render.headmaps import HeadMap, head_map
 from mhacli.render.options import Rows
 from mhacli.render.page.encoding import bits
 from mhacli.render.page.maps import (

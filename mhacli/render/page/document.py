@@ -9,7 +9,7 @@ from functools import cached_property
 from rich.console import RenderableType
 
 from mhacli.record import Record
-from mhacli.render.headmaps import DrawableHead, drawable_heads, scale_of
+from mhacli.render.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.model import checks_view, model_header
 from mhacli.render.options import ViewOptions, chosen
 from mhacli.render.ownmodule import module_header

@@ -19,7 +19,7 @@ from mhacli.render.cells import (
     strongest_of,
 )
 from mhacli.render.colours import NAN_SIGN, level_of
-from mhacli.render.headmaps import DrawableHead
+from mhacli.render.drawable import DrawableHead
 from mhacli.render.options import ViewOptions
 from mhacli.render.page.assets import N_SHADES
 from mhacli.render.page.budget import LIMIT_BYTES

@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from mhacli.record import Array
-from mhacli.render.headmaps import FORBIDDEN, DrawableHead, HeadMap
+from mhacli.render.drawable import DrawableHead
+from mhacli.render.headmaps import FORBIDDEN, HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 
 NO_KEY = 0xFFFFFFFF

@@ -8,7 +8,8 @@ from math import ceil, floor, log10
 from mhacli.files import format_size
 from mhacli.record import Record
 from mhacli.render.cells import key_name
-from mhacli.render.headmaps import DrawableHead, is_before_dropout, range_text
+from mhacli.render.drawable import DrawableHead, is_before_dropout
+from mhacli.render.headmaps import range_text
 from mhacli.render.options import Rows, ViewOptions
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
 from mhacli.render.page.maps import EXACT, Fineness

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mhacli.parts import TokenSequence
+from mhacli.render.drawable import DrawableHead
 from mhacli.render.drawings import kv_head_of
-from mhacli.render.headmaps import DECADES, DrawableHead
+from mhacli.render.headmaps import DECADES
+from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import Scale
-from mhacli.render.overview import GLYPHS
 from mhacli.render.page.budget import Maps
 from mhacli.render.page.markup import Html
 from mhacli.render.words import token_text
@@ -93,7 +94,7 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
         "label": head.label,
         "kv": kv_head_of(head.view, head.head),
         "kind": None if said is None else said.kind,
-        "sign": "" if said is None else GLYPHS[said.kind][0],
+        "sign": "" if said is None else KIND_SIGNS[said.kind][0],
         "certainty": None if said is None else said.certainty,
         "entropy": None if said is None else said.entropy,
     }

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mhacli.heads import HeadStatistics, in_order
 from mhacli.record import Record
-from mhacli.render.headmaps import DrawableHead
+from mhacli.render.drawable import DrawableHead
 from mhacli.render.heads import legend
 from mhacli.render.options import ViewOptions
 from mhacli.render.overview import overview
