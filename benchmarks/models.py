@@ -28,11 +28,11 @@ import torch
 from transformers import AutoModel, GPT2Config
 
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.heads import Wanted
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.load import Loaded
 from mhacli.parts import TokenSequence
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
+from mhacli.survey import Wanted
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
 SENTENCE = "The quick brown fox jumps over the lazy dog"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mhacli.errors import MhaError
-from mhacli.heads import FOR_ALL_HEADS, MATRICES, OPTIONAL, survey_shapes
 from mhacli.memory import uncollected
 from mhacli.tensorfile import TensorFile, TensorInfo, shown_name
 from mhacli.trace import SITES
@@ -16,6 +15,7 @@ if TYPE_CHECKING:  # numpy is loaded where numbers are, not to print a help text
     import numpy.typing as npt
 
     from mhacli.record import Record
+    from mhacli.survey import Survey
 
     Array = npt.NDArray[Any]
 else:
@@ -121,26 +121,34 @@ def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
     arrays = {name: info for name, info in PrefixedArrays(file.tensors, prefix).items() if name in shapes}
     for name, info in arrays.items():
         _require_fitting(name, info, shapes[name], path)
-    required = _PER_QUERY if view.survey is None else [name for name in shapes if name not in OPTIONAL]
-    if any(name in arrays for name in MATRICES):  # without their mask nobody knows which cells are there
-        required = [*required, "allowed"]
+    required = _PER_QUERY if view.survey is None else _required_of_survey(shapes, arrays)
     for name in required:
         if name not in arrays:
             raise MhaError(f"{path} must hold the array {prefix}{name}, got none", code="bad-file", path=path)
     yield from arrays
 
 
-def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
+_Shapes = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def _shapes(record: Record) -> _Shapes:
     """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
     facts = record.facts
+    if record.survey is not None:
+        return _shapes_of_survey(record.survey, record)
     whole = SITES["pattern"].shape_for(facts)
-    if record.survey is None:
-        expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
-        for_all_heads = (whole[0], 1, *whole[2:])
-        per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
-        return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
+    expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
+    for_all_heads = (whole[0], 1, *whole[2:])
+    per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
+    return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
+
+
+def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
+    from mhacli.survey import FOR_ALL_HEADS, survey_shapes
+
+    facts = record.facts
     shapes = survey_shapes(
-        record.survey,
+        survey,
         batch=facts.batch,
         n_heads=len(record.heads),
         q_len=facts.q_len,
@@ -152,6 +160,14 @@ def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
         name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
         for name, shape in shapes.items()
     }
+
+
+def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable[str]:
+    from mhacli.survey import MATRICES, OPTIONAL
+
+    yield from (name for name in shapes if name not in OPTIONAL)
+    if any(name in held for name in MATRICES):  # without their mask nobody knows which cells are there
+        yield "allowed"
 
 
 def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...], ...], path: str) -> None:

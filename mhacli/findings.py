@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mhacli.parts import Argument
+from mhacli.sections import Argument
 
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]

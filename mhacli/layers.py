@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mhacli.heads import Survey
 from mhacli.parts import SelfCheck, TokenSequence
+from mhacli.survey import Survey
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
 """Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from

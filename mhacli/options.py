@@ -1,4 +1,4 @@
-"""Options shared by commands, as frozen groups: one group, one panel of the help.
+"""Options shared by commands, in groups: one group, one panel of the help.
 
 A command takes groups as parameters (`def run(text: TextOptions, layer: LayerOptions)`), and `command` spreads their
 fields into the signature that Typer reads. None means "not given", so that a weights file can decide.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
@@ -37,6 +37,14 @@ from mhacli.heads import SORTS
 from mhacli.render.options import View
 from mhacli.streams import ColourChoice
 from mhacli.values import integer, real, size, whole
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def option_group(group: type[T]) -> type[T]:
+    """A dataclass of options. Nobody changes, compares or prints one, and methods for that take time at every start."""
+    return dataclass(repr=False, eq=False)(group)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +91,7 @@ def switch(panel: str, names: str, text: str) -> Any:
     return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
 
 
-@dataclass(frozen=True)
+@option_group
 class SourceOptions:
     """Where text comes from, how it is decoded, and how it is cut into tokens."""
 
@@ -127,7 +135,7 @@ class SourceOptions:
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
-@dataclass(frozen=True)
+@option_group
 class TextOptions:
     """What else a run takes from text: a context, documents, a vocabulary, a length; or random rows instead."""
 
@@ -156,7 +164,7 @@ class TextOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class LayerOptions:
     """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
@@ -252,7 +260,7 @@ class LayerOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class DeviceOptions:
     """Where and how it is computed, and how often it is timed."""
 
@@ -274,7 +282,7 @@ class DeviceOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class DrawingOptions:
     """What is drawn of a record."""
 
@@ -292,7 +300,7 @@ class DrawingOptions:
     all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
 
 
-@dataclass(frozen=True)
+@option_group
 class HeadsViewOptions:
     """How the overview of many heads is ordered, and which maps stand below it."""
 
@@ -310,7 +318,7 @@ class HeadsViewOptions:
     ] = "head"
 
 
-@dataclass(frozen=True)
+@option_group
 class ColourOptions:
     """Colour."""
 
@@ -320,7 +328,7 @@ class ColourOptions:
     ] = "auto"
 
 
-@dataclass(frozen=True)
+@option_group
 class MachineOptions:
     """Output for programs."""
 
@@ -331,7 +339,7 @@ class MachineOptions:
     ] = False
 
 
-@dataclass(frozen=True)
+@option_group
 class SaveOptions:
     """Files to write, and what to keep in them."""
 

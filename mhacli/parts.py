@@ -1,11 +1,14 @@
-"""What a record is made of: tokens, steps, timings, checks, the story of a cell, the steps of decoding. Plain data."""
+"""What every record is made of: tokens, steps, their numbers and timings, the self-check, the machine. Plain data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from mhacli.config import Config
+from mhacli.schema import section
+
+if TYPE_CHECKING:
+    from mhacli.sections import CacheStep
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Step:
     view_of: str | None = None
     parameters: tuple[Parameter, ...] = ()
     values: Values | None = None
-    cache: CacheStep | None = None
+    cache: CacheStep | None = field(default=None, metadata=section("mhacli.sections"))
     built: bool = True
     operation: str = ""
     file: str | None = None
@@ -104,97 +107,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Argument:
-    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
-
-    name: str
-    value: str
-    origin: Literal["given", "default", "guessed"]
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class OwnModule:
-    """Somebody's own attention that was walked: the `target` that names it, the `arguments` it was built with, how it was
-    `called`, and the `sizes` that it was asked with, as `(word, size)`. `n_runs` with other sizes told the axes apart. The
-    `result` has a shape, and `expected` is the one that attention must give; what it `printed` is kept."""
-
-    target: str
-    arguments: tuple[Argument, ...]
-    called: str
-    sizes: tuple[tuple[str, int], ...]
-    n_runs: int
-    result: tuple[int, ...]
-    expected: tuple[int, ...]
-    printed: str = ""
-
-
-@dataclass(frozen=True)
 class Parameter:
     """A weight that a site uses, by its name on disk."""
 
     name: str
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class CacheStep:
-    """One step of decoding: new tokens come in, read what is kept of the past, and are kept themselves.
-
-    `start` is the position of the first new token, `tokens` names the new ones of each sequence (empty for padding).
-    Shapes are those of the new queries, keys and values. `read_bytes` are keys and values that attention reads,
-    `appended_bytes` those that this step adds, `moved_bytes` all that this way of keeping the past reads and writes of it,
-    `cache_bytes` the storage that it holds. `max_abs_difference` is the distance of the output from the rows of a full
-    recomputation; None where not finite.
-    """
-
-    phase: Literal["prefill", "decode"]
-    start: int
-    tokens: tuple[tuple[str, ...], ...]
-    q_shape: tuple[int, ...]
-    k_shape: tuple[int, ...]
-    v_shape: tuple[int, ...]
-    n_past: int
-    read_bytes: int
-    appended_bytes: int
-    moved_bytes: int
-    cache_bytes: int
-    max_abs_difference: float | None
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way of keeping the past, at one length: time and bytes of its last step, and of the whole sequence.
-
-    `total_s` is the sum over all steps, of which `n_timed` were timed and the rest interpolated between them.
-    """
-
-    cache: str
-    length: int
-    step: Timing
-    total_s: float
-    n_timed: int
-    step_bytes: int
-    total_bytes: int
-    step_flops: int
-    cache_bytes: int
-
-
-@dataclass(frozen=True)
-class DecodeSummary:
-    """A decoded sequence: how the past was kept, how long the prompt was, and how the ways of keeping it compare.
-
-    `weight_bytes` are read at every step whatever the length, `token_bytes` per token and sequence that is kept; they are
-    equal at `crossing_len` tokens. `full_token_bytes` is what a token would take with a kv head for every query head.
-    """
-
-    cache: str
-    prompt_len: int
-    ways: tuple[Way, ...]
-    weight_bytes: int
-    token_bytes: int
-    full_token_bytes: int
-    crossing_len: float
 
 
 @dataclass(frozen=True)
@@ -218,59 +135,6 @@ class SelfCheck:
 
 
 @dataclass(frozen=True)
-class RouteCheck:
-    """One way of writing the computation: how far its output is from that of the separate projections."""
-
-    route: str
-    sites: tuple[str, ...]
-    max_abs_difference: float | None
-    tolerance: float
-    ok: bool
-
-
-@dataclass(frozen=True)
-class ScorePart:
-    """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
-
-    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed. What is `added` comes
-    after scale and softcap.
-    """
-
-    name: str
-    kind: Literal["content", "position", "both", "given", "softcap"]
-    value: float | None
-    added: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number followed all the way: how a query of a head came to give a key its share.
-
-    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
-    `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query. `qk` is the
-    dot product as it was scaled, after any rotation; `parts` are the terms of the score.
-    """
-
-    sequence: int
-    head: int
-    query: int
-    key: int
-    q: tuple[float | None, ...]
-    k: tuple[float | None, ...]
-    v: tuple[float | None, ...]
-    qk: float | None
-    scale: float
-    softcap: float | None
-    allowed: bool
-    score: float | None
-    scores_row: tuple[float | None, ...]
-    pattern_row: tuple[float | None, ...]
-    share: float | None
-    z: tuple[float | None, ...]
-    parts: tuple[ScorePart, ...] = ()
-
-
-@dataclass(frozen=True)
 class Environment:
     """Where it ran. `device_asked` is what the user said, `device` what that came to."""
 
@@ -283,37 +147,3 @@ class Environment:
     device_name: str
     device_asked: str
     threads: int
-
-
-@dataclass(frozen=True)
-class SequenceMask:
-    """What the mask allows in one sequence: how many keys each query sees, padding included, and a map of blocks.
-
-    `block_counts` are visible cells per block of `block` × `block` queries and keys; blocks at the end may be smaller.
-    """
-
-    visible_per_query: tuple[int, ...]
-    n_cells: int
-    block: int
-    block_counts: tuple[tuple[int, ...], ...]
-
-    @property
-    def n_visible(self) -> int:
-        """How many cells are allowed."""
-        return sum(self.visible_per_query)
-
-    @property
-    def density(self) -> float:
-        """The share of cells that are allowed."""
-        return self.n_visible / self.n_cells
-
-
-@dataclass(frozen=True)
-class MaskSurvey:
-    """A mask looked at alone: its rules, and what they come to in each sequence."""
-
-    config: Config
-    sequences: tuple[TokenSequence, ...]
-    context: tuple[TokenSequence, ...] | None
-    rules: tuple[str, ...]
-    masks: tuple[SequenceMask, ...]

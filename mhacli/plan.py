@@ -12,8 +12,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import format_size
 from mhacli.formulas import WAVES_AT_ONCE
-from mhacli.heads import Wanted
 from mhacli.layerfile import expected_shapes
+from mhacli.survey import Wanted
 from mhacli.text.encode import Encoded
 from mhacli.trace import SITES
 

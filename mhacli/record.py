@@ -15,35 +15,22 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
-from mhacli.arrays import PrefixedArrays, StoredArrays
+from mhacli.arrays import Array, PrefixedArrays, StoredArrays
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
-from mhacli.heads import Corner, HeadStatistics, Survey
-from mhacli.layers import InspectedLayer, Model, SpanTokens, texts_of
-from mhacli.parts import (
-    Cell,
-    DecodeSummary,
-    Environment,
-    OwnModule,
-    RouteCheck,
-    SelfCheck,
-    Step,
-    Timing,
-    TokenSequence,
-)
-from mhacli.schema import decode
+from mhacli.heads import HeadStatistics
+from mhacli.parts import Environment, SelfCheck, Step, Timing, TokenSequence
+from mhacli.schema import decode, section
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
 
-if TYPE_CHECKING:  # numpy is loaded where arrays are, not to print a help text
-    import numpy.typing as npt
-
-    Array = npt.NDArray[Any]
-else:
-    Array = Any
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.layers import InspectedLayer, Model, SpanTokens
+    from mhacli.sections import Cell, DecodeSummary, OwnModule, RouteCheck
+    from mhacli.survey import Survey
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class Record:
     """One run, whole.
 
     `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
-    shapes of `mhacli.heads.survey_shapes`; else it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per
+    shapes of `mhacli.survey.survey_shapes`; else it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per
     query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on
     the side that the config says: `first_query` and `first_key` tell where those begin.
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
@@ -73,14 +60,14 @@ class Record:
     environment: Environment
     weights: str | None = None
     not_kept: tuple[str, ...] = ()
-    routes: tuple[RouteCheck, ...] = ()
-    cell: Cell | None = None
-    decoding: DecodeSummary | None = None
-    survey: Survey | None = None
-    model: Model | None = None
-    layers: tuple[InspectedLayer, ...] = ()
-    spans: tuple[SpanTokens, ...] = ()
-    module: OwnModule | None = None
+    routes: tuple[RouteCheck, ...] = field(default=(), metadata=section("mhacli.sections"))
+    cell: Cell | None = field(default=None, metadata=section("mhacli.sections"))
+    decoding: DecodeSummary | None = field(default=None, metadata=section("mhacli.sections"))
+    survey: Survey | None = field(default=None, metadata=section("mhacli.survey"))
+    model: Model | None = field(default=None, metadata=section("mhacli.layers"))
+    layers: tuple[InspectedLayer, ...] = field(default=(), metadata=section("mhacli.layers"))
+    spans: tuple[SpanTokens, ...] = field(default=(), metadata=section("mhacli.layers"))
+    module: OwnModule | None = field(default=None, metadata=section("mhacli.sections"))
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -103,6 +90,8 @@ class Record:
 
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
+        from mhacli.layers import texts_of
+
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context)
         sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
@@ -240,6 +229,8 @@ def _is_inside(cell: Cell, record: Record) -> bool:
 
 
 def _is_survey(survey: Survey, record: Record) -> bool:
+    from mhacli.survey import Corner
+
     facts, heads = record.facts, [head.head for head in record.heads]
     are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
     are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import types
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError
@@ -41,6 +43,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no JSON number")
+
+
+def section(module: str) -> Mapping[str, str]:
+    """Metadata of a field whose type is defined in `module`, which is loaded when a document has something there."""
+    return {"section": module}
 
 
 def decode(kind: type[T], value: Any, place: str) -> T:
@@ -78,9 +85,9 @@ def _decode_dataclass(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         _refuse("an object", value, place)
     found = {}
-    for name, hint in _hints(kind).items():
-        if name in value:
-            found[name] = _decode(hint, value[name], f"{place}.{name}")
+    for name, default in _defaults(kind).items():
+        if name in value and not _is_empty(value[name], default):
+            found[name] = _decode(_hint(kind, name), value[name], f"{place}.{name}")
     try:
         return kind(**found)
     except TypeError:
@@ -90,9 +97,23 @@ def _decode_dataclass(kind: Any, value: Any, place: str) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.metadata.get("json", True)}
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The fields that a document may have, and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(kind) if f.metadata.get("json", True)}
+
+
+def _is_empty(value: Any, default: Any) -> bool:
+    """Whether nothing is said but what holds anyway; then nobody needs to know the field's type."""
+    return (value is None and default is None) or (value == [] and default == ())
+
+
+@cache
+def _hint(kind: Any, name: str) -> Any:
+    """The type of a field, with the names of the module where its class stands, and of that where its section does."""
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
+    section = vars(import_module(field.metadata["section"])) if "section" in field.metadata else None
+    alone = types.SimpleNamespace(__annotations__={name: field.type})
+    return get_type_hints(alone, vars(sys.modules[kind.__module__]), section)[name]
 
 
 def _decode_union(choices: tuple[Any, ...], value: Any, place: str) -> Any:

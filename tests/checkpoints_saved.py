@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.checkpoints.request import ModelRequest
-from mhacli.heads import Wanted
+from mhacli.survey import Wanted
 
 STORY = Path(__file__).parents[1] / "sample_texts" / "story.txt"
 TEXT = "the cat sat on the mat and the dog sat too"

@@ -13,8 +13,8 @@ import numpy as np
 def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **choices: Any) -> Any:
     """A real record of heads of these texts."""
     from mhacli.config import Config
-    from mhacli.heads import Wanted
     from mhacli.studies.heads import prepare_heads
+    from mhacli.survey import Wanted
     from mhacli.text.encode import encode
 
     config = Config(**{"device": "cpu", "init": "uniform", "threads": 1, **choices}).resolved()

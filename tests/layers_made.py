@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from mhacli.config import Config
-from mhacli.heads import Averages, Check, Corner, HeadStatistics, Kept, Sink, StrongCell, Survey
+from mhacli.heads import Averages, HeadStatistics, Sink, StrongCell
 from mhacli.layers import Generated, InspectedLayer, LayerWithout, Model, SpanTokens
 from mhacli.parts import Environment, Piece, SelfCheck, Timing, TokenSequence
 from mhacli.record import Record
+from mhacli.survey import Check, Corner, Kept, Survey
 
 D_HEAD = 5
 NOTHING_KEPT = Kept()

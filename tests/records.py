@@ -12,21 +12,9 @@ from rich.console import Console, RenderableType
 
 from mhacli.config import Config
 from mhacli.heads import HeadStatistics
-from mhacli.parts import (
-    CacheStep,
-    Cell,
-    DecodeSummary,
-    Environment,
-    Parameter,
-    RouteCheck,
-    SelfCheck,
-    Step,
-    Timing,
-    TokenSequence,
-    Values,
-    Way,
-)
+from mhacli.parts import Environment, Parameter, SelfCheck, Step, Timing, TokenSequence, Values
 from mhacli.record import Record
+from mhacli.sections import CacheStep, Cell, DecodeSummary, RouteCheck, Way
 
 D_HEAD = 3
 CAT = ("the", "cat", "sat")

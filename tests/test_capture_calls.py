@@ -33,13 +33,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from mhacli.heads import Wanted
 from mhacli.models import capture
 from mhacli.models.calls import Call, KernelWatch, ScoredCall, SoftmaxCall, unknown_keywords
 from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, make_inputs
 from mhacli.record import Record
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
+from mhacli.survey import Wanted
 
 OF_EACH_RUNG = {
     "gpt2": "h.2.attn",

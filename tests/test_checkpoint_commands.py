@@ -23,13 +23,13 @@ from mhacli.cli import main
 from mhacli.commands import heads as heads_command
 from mhacli.commands.checkpoint import require_configured_heads, row_choice
 from mhacli.errors import UsageError
-from mhacli.heads import Wanted
 from mhacli.layers import kinds_of, texts_of
 from mhacli.options import ColourOptions
 from mhacli.record import Record
 from mhacli.render.options import ViewOptions
 from mhacli.studies import prepare
 from mhacli.studies.checkpoint import CheckpointRun
+from mhacli.survey import Wanted
 
 CAT, DOG = "THE CAT SAT", "A DOG"
 Command = Callable[..., tuple[int, str, str]]

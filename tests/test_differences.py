@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from layers_made import layered, text_of
 from records import decoded, make_record, make_sequence, walked
 
+from mhacli.arrays import Array
 from mhacli.differences import arrays as comparing
 from mhacli.differences.compare import TOLERANCES, compare
 from mhacli.differences.parts import Differences, Match, SiteDifference
 from mhacli.differences.statistics import by_size
 from mhacli.differences.tokens import aligned
-from mhacli.heads import Corner, Kept, Wanted
-from mhacli.parts import OwnModule, Values
-from mhacli.record import Array, Record
+from mhacli.parts import Values
+from mhacli.record import Record
+from mhacli.sections import OwnModule
+from mhacli.survey import Corner, Kept, Wanted
 
 TEXT = ("the", "cat", "sat", "on", "it")
 OTHER = ("dogs", "bark")

@@ -14,28 +14,20 @@ from safetensors.numpy import save
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
 from mhacli.heads import (
     CERTAIN_ENOUGH,
-    FOR_ALL_HEADS,
     NEAR,
     NEARLY_UNIFORM,
-    OPTIONAL,
-    PER_QUERY,
     SINK_SHARE,
     SINK_TOKENS,
     SORTS,
     Averages,
-    Check,
-    Corner,
     HeadStatistics,
-    Kept,
-    Survey,
-    Wanted,
     in_order,
     require_order,
-    survey_shapes,
     with_kind,
 )
 from mhacli.patterns import parse_pattern
 from mhacli.record import Record
+from mhacli.survey import FOR_ALL_HEADS, OPTIONAL, PER_QUERY, Check, Corner, Kept, Survey, Wanted, survey_shapes
 
 MASSES = {
     "sink": "sink", "previous": "previous-token", "diagonal": "diagonal", "induction": "induction",

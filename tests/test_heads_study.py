@@ -23,7 +23,7 @@ from variant_cases import CONTEXTS, N_HEADS, Q_LEN, TEXTS, Case, expected_of, gr
 
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.heads import PER_QUERY, Averages, Corner, Kept, Wanted, with_kind
+from mhacli.heads import Averages, with_kind
 from mhacli.patterns import parse_pattern
 from mhacli.plan import BASE_BYTES, facts_of, foresee_heads
 from mhacli.studies import heads as study
@@ -32,6 +32,7 @@ from mhacli.studies.heads import head_groups, prepare_heads
 from mhacli.studies.inspect import Options, inspect
 from mhacli.studies.setup import make_setup
 from mhacli.studies.statistics import block_of
+from mhacli.survey import PER_QUERY, Corner, Kept, Wanted
 from mhacli.text.encode import encode
 
 GRID = grid()

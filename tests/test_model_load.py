@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 
 from mhacli import memory
 from mhacli.errors import MhaError
-from mhacli.heads import Wanted
 from mhacli.models import library
 from mhacli.models.inputs import make_inputs
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
@@ -31,6 +30,7 @@ from mhacli.models.tokens import first_tokens, load_tokenizer, require_ids, requ
 from mhacli.parts import TokenSequence
 from mhacli.record import Record
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
+from mhacli.survey import Wanted
 
 Saved = Callable[..., str]
 

@@ -25,13 +25,13 @@ from model_families import (
 )
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.heads import Wanted
 from mhacli.models.inputs import make_inputs
-from mhacli.parts import CacheStep
 from mhacli.record import Record
+from mhacli.sections import CacheStep
 from mhacli.studies import modeldecode
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 from mhacli.studies.modeldecode import decode_checkpoint
+from mhacli.survey import Wanted
 
 LAYER, BATCH, ITEM = 1, 2, 4
 FAMILIES = ("gpt2", "llama", "mistral", "t5")

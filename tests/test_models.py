@@ -41,12 +41,12 @@ from model_families import (
 )
 
 from mhacli.errors import MhaError
-from mhacli.heads import Wanted
 from mhacli.layers import LayerWithout
 from mhacli.models.calls import ScoredCall, SoftmaxCall
 from mhacli.models.inputs import make_inputs
 from mhacli.record import Record
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
+from mhacli.survey import Wanted
 
 TOLERANCE, OF_T5 = 2e-6, 5e-5  # T5 does not scale its scores, which are larger
 Z_TOLERANCE = 2e-5  # z is a sum of a dozen values of size 10

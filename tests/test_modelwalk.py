@@ -32,13 +32,13 @@ from model_families import (
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.heads import Wanted
 from mhacli.layers import AttentionKind
 from mhacli.models.inputs import make_inputs
 from mhacli.plan import Place
 from mhacli.record import Record
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 from mhacli.studies.modelwalk import walk_checkpoint
+from mhacli.survey import Wanted
 
 BATCH, LAYER = 2, 1
 TOLERANCE = 5e-5

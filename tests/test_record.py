@@ -5,6 +5,7 @@ from io import StringIO
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layers_made import layered, text_of
@@ -13,13 +14,13 @@ from rich.console import Console, Group
 from safetensors.numpy import save
 
 from mhacli.errors import MhaError
-from mhacli.parts import Cell
 from mhacli.record import Record
 from mhacli.render import csv
 from mhacli.render import json as json_view
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.terminal import run_view
 from mhacli.render.walk import closing, step_blocks
+from mhacli.sections import Cell
 
 DOG = ("a", "dog")
 RECORDS = {
@@ -363,6 +364,38 @@ def test_bytes_that_are_neither_true_nor_false_are_refused(path):
     odd = np.full(record.arrays["allowed"].shape, 7, np.uint8).view(bool)
     message = fault_of(path, record.document(), arrays_of(record) | {"allowed": odd})
     assert message == "allowed must hold bytes of 0 and 1"
+
+
+@pytest.mark.parametrize("name", ["one", "layers"])
+def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, path, monkeypatch):
+    record = RECORDS["one"] if name == "one" else layered(text_of(("a", "big", "red", "dog"), parts=()))
+    record.save(path)
+    read = []
+    load = safetensors.numpy.load
+    monkeypatch.setattr(safetensors.numpy, "load", lambda data: read.append(len(data)) or load(data))
+    found = Record.opened(path)
+    assert found.arrays.keys() == record.arrays.keys()
+    assert len(found.arrays) == len(record.arrays)
+    assert "pattern" in (found if name == "one" else found.of_layer(0)).arrays
+    assert "patterns" not in found.arrays
+    assert 3 not in found.arrays
+    views = [(found, record)] if name == "one" else [(found.of_layer(i), record.of_layer(i)) for i in range(2)]
+    assert all(own.arrays.keys() == meant.arrays.keys() for own, meant in views)
+    assert read == []
+    for own, meant in views:
+        assert all(np.array_equal(own.arrays[key], array, equal_nan=True) for key, array in meant.arrays.items())
+    assert len(read) == 1
+    with pytest.raises(KeyError):
+        found.arrays["patterns"]
+
+
+def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(path):
+    record = RECORDS["one"]
+    arrays = arrays_of(record) | {"pattern": np.full_like(record.arrays["pattern"], 1.5)}
+    opened = Record.opened(written(path, record.document(), arrays))
+    for _ in range(2):
+        with pytest.raises(MhaError, match="pattern must hold shares from 0 to 1"):
+            opened.arrays["entropy"]
 
 
 def everything(record):

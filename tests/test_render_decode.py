@@ -6,10 +6,11 @@ import pytest
 from records import decoded, drawn, make_record
 
 from mhacli.errors import UsageError
-from mhacli.parts import SelfCheck, Timing, Way
+from mhacli.parts import SelfCheck, Timing
 from mhacli.render.decode import MAX_STEPS, decode_view
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.render.terminal import MAX_SEQUENCES
+from mhacli.sections import Way
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from mhacli.differences.compare import compare
 from mhacli.errors import UsageError
-from mhacli.parts import OwnModule
 from mhacli.record import Record
 from mhacli.render import diffjson
 from mhacli.render.diff import diff_view
@@ -24,6 +23,7 @@ from mhacli.render.diffcolours import change_colour
 from mhacli.render.diffmaps import require_drawable
 from mhacli.render.diffwords import verdict_text
 from mhacli.render.options import Screen, ViewOptions
+from mhacli.sections import OwnModule
 
 TEXT = ("the", "cat", "sat", "on", "it")
 WIDTHS = [20, 80, 200]

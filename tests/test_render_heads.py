@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from mhacli.errors import UsageError
 from mhacli.files import format_size
-from mhacli.heads import SORTS, Averages, Corner, Kept, Wanted, in_order
+from mhacli.heads import SORTS, Averages, in_order
 from mhacli.parts import SelfCheck
 from mhacli.patterns import parse_pattern
 from mhacli.plan import BASE_BYTES
@@ -33,6 +33,7 @@ from mhacli.render.pooled import renormalised
 from mhacli.render.stack import places_of
 from mhacli.render.terminal import run_view
 from mhacli.render.words import percent_text, share_text, short_text
+from mhacli.survey import Corner, Kept, Wanted
 
 WIDTHS = [40, 80, 120, 200]
 CAT = "the cat sat on the mat and the dog sat on the cat"

@@ -4,7 +4,7 @@ import pytest
 from records import CAT, drawn, make_sequence
 
 from mhacli.config import Config
-from mhacli.parts import MaskSurvey, SequenceMask
+from mhacli.masksurvey import MaskSurvey, SequenceMask
 from mhacli.render.mask import mask_view
 from mhacli.render.options import Screen
 

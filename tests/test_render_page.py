@@ -20,9 +20,8 @@ from records import make_record, walked
 
 from mhacli.config import Config
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics, Kept, Sink, Wanted
+from mhacli.heads import HeadStatistics, Sink
 from mhacli.layers import Generated, LayerWithout
-from mhacli.parts import OwnModule
 from mhacli.record import Record
 from mhacli.render.drawable import drawable_heads
 from mhacli.render.options import ViewOptions
@@ -31,6 +30,8 @@ from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded
 from mhacli.render.page.markup import tag, text
 from mhacli.render.page.notes import quantised_text
+from mhacli.sections import OwnModule
+from mhacli.survey import Kept, Wanted
 
 MEGABYTE = 1_048_576
 LONG, SHORT, OTHER = (

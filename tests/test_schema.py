@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from mhacli.errors import MhaError
-from mhacli.schema import decode, load_json
+from mhacli.schema import _hint, decode, load_json, section
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,53 @@ def test_json_of_every_kind_becomes_frozen_data():
     )
     assert found == Tree("elm", (Leaf("a", 3), Leaf("b")), (1, 2.0), {"x": 0.5}, True)
     assert type(found.pair[1]) is float
+
+
+LATE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Bird:
+    name: str
+"""
+
+
+@dataclass(frozen=True)
+class Branch:
+    bird: Bird | None = field(default=None, metadata=section("late_birds"))  # type: ignore[name-defined]  # noqa: F821
+    birds: tuple[Bird, ...] = field(default=(), metadata=section("late_birds"))  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclass(frozen=True)
+class Twig(Branch):
+    length: int = 1
+
+
+@pytest.mark.parametrize("kind", [Branch, Twig])
+def test_a_section_is_loaded_when_there_is_something_in_it(kind, tmp_path, monkeypatch):
+    (tmp_path / "late_birds.py").write_text(LATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "late_birds", raising=False)
+    _hint.cache_clear()
+    assert decode(kind, {"bird": None, "birds": []}, "file") == kind()
+    assert "late_birds" not in sys.modules
+    found = decode(kind, {"bird": {"name": "tit"}, "birds": [{"name": "owl"}]}, "file")
+    from late_birds import Bird
+
+    assert found == kind(Bird("tit"), (Bird("owl"),))
+    assert (
+        fault_of(decode, kind, {"birds": [{"name": 3}]}, "file")
+        == "file.birds[0].name must be a value of type str, got 3"
+    )
+
+
+def test_nothing_is_no_value_for_a_field_that_has_no_such_default():
+    assert fault_of(decode, Tree, {"kind": None}, "file").startswith("file.kind must be one of oak, elm, got None")
+    assert (
+        fault_of(decode, Tree, {"kind": "oak", "tall": None}, "file")
+        == "file.tall must be a value of type bool, got None"
+    )
+    assert fault_of(decode, Tree, {"kind": "oak", "leaves": None}, "file") == "file.leaves must be a list, got None"
 
 
 def test_unknown_fields_and_fields_that_are_no_json_are_ignored():

@@ -96,6 +96,35 @@ def test_the_viewer_says_without_torch_or_textual_that_it_needs_a_terminal(recor
     assert_light(loaded_by("view", str(record)), 1)
 
 
+FIRST_SCREEN = """
+import asyncio, sys
+from mhacli.record import Record
+from mhacli.viewer.app import Viewer, ViewerOptions
+from mhacli.viewer.heads import Heads
+first = []
+begin = Heads._begin_pictures
+def begin_pictures(heads):
+    shown = "".join(piece.text for strip in heads.screen._compositor.render_strips() for piece in strip)
+    first.extend(name for name in ("numpy", "safetensors", "torch") if name in sys.modules)
+    first.append("help" if "? help" in shown and "entropy" in shown else shown)
+    begin(heads)
+Heads._begin_pictures = begin_pictures
+async def run():
+    async with Viewer(Record.opened(sys.argv[1]), ViewerOptions()).run_test(size=(80, 24)) as pilot:
+        while "numpy" not in sys.modules:
+            await pilot.pause(0.01)
+asyncio.run(run())
+print(*first)
+"""
+
+
+def test_the_first_screen_of_the_viewer_is_there_before_numpy_is_loaded(record: Path) -> None:
+    pytest.importorskip("textual")
+    words = [sys.executable, "-c", FIRST_SCREEN, str(record)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["help"]
+
+
 def test_a_file_that_is_no_record_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\x00" * 7)
     code, loaded = loaded_by("run", "the cat", "--weights", "w.safetensors", cwd=tmp_path)

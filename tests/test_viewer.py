@@ -25,10 +25,11 @@ from textual import events
 
 from mhacli.heads import HeadStatistics, Sink
 from mhacli.layers import LayerWithout
-from mhacli.parts import OwnModule
 from mhacli.record import Record
+from mhacli.sections import OwnModule
 from mhacli.viewer.app import Viewer, ViewerOptions
 from mhacli.viewer.gallery import gallery
+from mhacli.viewer.heads import Heads
 from mhacli.viewer.headscreen import HeadScreen
 from mhacli.viewer.jump import matches
 from mhacli.viewer.keys import HEAD, OVERVIEW, READING
@@ -61,6 +62,15 @@ class End:
     screen: Any
 
 
+async def pictured(app: Viewer, pilot: Any) -> None:
+    """Waits for the small pictures of the first screen, which come when the rest of it can be seen."""
+    await pilot.pause()
+    for heads in app.screen.query(Heads):
+        while heads.layout_for(*heads.size).tile is not None and heads._thumbnail is None:
+            await pilot.pause(0.01)
+    await pilot.pause()
+
+
 def drive(
     record: Record, *keys: str, size: tuple[int, int] = (80, 24), act: Act | None = None, **options: Any
 ) -> tuple[End, str]:
@@ -72,7 +82,7 @@ def drive(
         nonlocal shown, screen
         async with app.run_test(size=size) as pilot:
             await pilot.press(*keys)
-            await pilot.pause()
+            await pictured(app, pilot)
             if act is not None:
                 await act(app, pilot)
                 await pilot.pause()

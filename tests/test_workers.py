@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 import torch
 from model_families import ids_of, loaded_of, made, sequence_of
 
-from mhacli.heads import Wanted
 from mhacli.models.inputs import make_inputs
 from mhacli.studies import checkpoint
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 from mhacli.studies.workers import one_thread, shared_out
+from mhacli.survey import Wanted
 
 
 @pytest.fixture(params=[1, 2, 3])

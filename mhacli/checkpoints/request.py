@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.config import DEFAULT_KEEP_LIMIT, Side
-from mhacli.heads import Wanted
 from mhacli.layers import LayerChoice
+from mhacli.survey import Wanted
 from mhacli.text.chat import Message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, get_args
 
 from mhacli.benchmark import Benchmark, read_benchmark
@@ -14,7 +14,7 @@ from mhacli.comparison import Change, Comparison, compare, parse_rule, too_slow
 from mhacli.config import MAX_SEED, MAX_THREADS, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.files import check_target, write_whole
-from mhacli.options import ColourOptions, command, number, option, switch
+from mhacli.options import ColourOptions, command, number, option, option_group, switch
 from mhacli.streams import draw, loading_torch, note, progress, screen, write_pieces
 from mhacli.sweep import ALL, BACKENDS, Sweep
 from mhacli.values import counts, integer, real, whole, words_of
@@ -24,7 +24,7 @@ _WHAT, _SIZES, _HOW, _AGAINST, _OUTPUT = "What", "Sizes", "How", "Against a base
 _MOST_SECONDS = 86_400.0
 
 
-@dataclass(frozen=True)
+@option_group
 class SweepOptions:
     """What to measure: backends, sizes, directions. Lists are crossed."""
 
@@ -60,7 +60,7 @@ class SweepOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class MeasureOptions:
     """Where it runs, and how long it is measured."""
 
@@ -92,7 +92,7 @@ class MeasureOptions:
     seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of the inputs. (default: 0)")] = 0
 
 
-@dataclass(frozen=True)
+@option_group
 class BaselineOptions:
     """An earlier run to compare with, or this one for a later one."""
 
@@ -107,7 +107,7 @@ class BaselineOptions:
     save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE")] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class ReportOptions:
     """How to tell of it."""
 

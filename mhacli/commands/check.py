@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Literal
 
 import typer
@@ -14,7 +14,7 @@ from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.findings import Examination
 from mhacli.modules.request import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.modules.target import require_readable
-from mhacli.options import ColourOptions, command, number, option
+from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.schema import decode, load_json
 from mhacli.streams import draw, note, progress, screen, write_pieces
 from mhacli.values import integer, pairs, real, whole
@@ -27,7 +27,7 @@ _NEXT = "--against TARGET compares with an attention that you trust; --heads and
 _TARGET_HELP = "FILE.py:NAME or package.module:NAME, a class or a function of q, k and v. It is imported and run."
 
 
-@dataclass(frozen=True)
+@option_group
 class SubjectOptions:
     """Which attention, and how to build and call it."""
 
@@ -50,7 +50,7 @@ class SubjectOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class MeaningOptions:
     """What its author meant, where nothing else tells."""
 
@@ -72,7 +72,7 @@ class MeaningOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class RunOptions:
     """Where it runs, and for how long."""
 
@@ -91,7 +91,7 @@ class RunOptions:
     ] = DEFAULT_TIME_LIMIT_S
 
 
-@dataclass(frozen=True)
+@option_group
 class ReportOptions:
     """How to tell of it."""
 

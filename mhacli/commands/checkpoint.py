@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target
-from mhacli.heads import Wanted
-from mhacli.layers import AttentionKind, LayerChoice
 from mhacli.options import (
     DeviceOptions,
     LayerOptions,
@@ -19,6 +17,7 @@ from mhacli.options import (
     TextOptions,
     number,
     option,
+    option_group,
 )
 from mhacli.render.options import Rows
 from mhacli.values import index_list, whole
@@ -26,13 +25,15 @@ from mhacli.values import index_list, whole
 if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
     from mhacli.checkpoints.folder import Checkpoint
     from mhacli.checkpoints.request import ModelRequest
+    from mhacli.layers import LayerChoice
+    from mhacli.survey import Wanted
     from mhacli.text.chat import Message
     from mhacli.text.read import Decoding
 
 _MODEL, _VIEW = "Checkpoint", "View"
 
 
-@dataclass(frozen=True)
+@option_group
 class LayerChoiceOptions:
     """Which layers of a checkpoint."""
 
@@ -42,7 +43,7 @@ class LayerChoiceOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class ModelOptions(LayerChoiceOptions):
     """The checkpoint that is inspected instead of a layer of our own."""
 
@@ -55,7 +56,7 @@ class ModelOptions(LayerChoiceOptions):
     )
 
 
-@dataclass(frozen=True)
+@option_group
 class GenerateOptions:
     """What a checkpoint adds to a text itself."""
 
@@ -65,7 +66,7 @@ class GenerateOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class ModelTextOptions(GenerateOptions):
     """What a checkpoint reads besides a text, and what is asked of it."""
 
@@ -83,7 +84,7 @@ class ModelTextOptions(GenerateOptions):
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class LayerDrawing:
     """How the pattern of a layer of a checkpoint is drawn."""
 
@@ -100,6 +101,8 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
     if word is None:
         return None
+    from mhacli.layers import AttentionKind
+
     found: list[LayerChoice] = []
     for part in word.split(","):
         match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())

@@ -13,13 +13,13 @@ from mhacli.commands.checkpoint import (
     require_without_model,
 )
 from mhacli.commands.output import save_record
-from mhacli.heads import Wanted
 from mhacli.layers import kinds_of
 from mhacli.memory import uncollected
 from mhacli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.rows import drawn_texts, require_rows
 from mhacli.streams import life, loading_torch
+from mhacli.survey import Wanted
 
 if TYPE_CHECKING:
     from mhacli.record import Record

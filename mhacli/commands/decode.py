@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -21,7 +20,6 @@ from mhacli.commands.output import save_record
 from mhacli.commands.pictures import PictureOptions, tell, with_pictures
 from mhacli.costs import CacheKind
 from mhacli.errors import UsageError
-from mhacli.heads import Wanted
 from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
@@ -32,15 +30,17 @@ from mhacli.options import (
     SourceOptions,
     TextOptions,
     command,
+    option_group,
 )
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.streams import life, loading_torch
+from mhacli.survey import Wanted
 from mhacli.values import counts, index_list, whole
 
 _DECODING = "Decoding"
 
 
-@dataclass(frozen=True)
+@option_group
 class DecodeOptions:
     """What to decode with, and what to show."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from mhacli.commands.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.commands.sources import record_command
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.options import ColourOptions, command, number, option
+from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.render.options import Scale, ViewOptions
 from mhacli.streams import draw, life, screen, write_pieces
 from mhacli.values import index_list, real, whole
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 _COMPARISON, _VIEW, _OUTPUT = "Comparison", "View", "Output"
 
 
-@dataclass(frozen=True)
+@option_group
 class PairOptions:
     """The two files, and what counts as the same."""
 
@@ -40,7 +39,7 @@ class PairOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class PanelOptions:
     """Which heads are drawn beside each other, and how."""
 
@@ -61,7 +60,7 @@ class PanelOptions:
     all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False
 
 
-@dataclass(frozen=True)
+@option_group
 class ReportOptions:
     """How to tell of it."""
 

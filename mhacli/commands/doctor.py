@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,7 @@ from mhacli.commands.sources import leave_deleted_folder, record_command
 from mhacli.config import MAX_SEED, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.health import DoctorRequest
-from mhacli.options import ColourOptions, command, number, option
+from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.streams import draw, loading_torch, note, progress, screen, write_pieces
 from mhacli.text.read import Decoding, argument_text
 from mhacli.values import integer
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _MODEL, _DEVICE, _OUTPUT = "Checkpoint", "Device", "Output"
 
 
-@dataclass(frozen=True)
+@option_group
 class PatientOptions:
     """The checkpoint to examine, and what it reads."""
 
@@ -48,7 +47,7 @@ class PatientOptions:
     ] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class PlaceOptions:
     """Where it is examined, and what is tried."""
 
@@ -71,7 +70,7 @@ class PlaceOptions:
     seed: Annotated[int, number(_DEVICE, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")] = 0
 
 
-@dataclass(frozen=True)
+@option_group
 class ReportOptions:
     """How to tell of it."""
 

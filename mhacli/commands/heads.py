@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.commands.checkpoint import (
@@ -21,7 +21,7 @@ from mhacli.commands.watch import watch
 from mhacli.config import MAX_LENGTH
 from mhacli.errors import UsageError
 from mhacli.files import format_size
-from mhacli.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
+from mhacli.heads import SINK_SHARE, SINK_TOKENS
 from mhacli.interrupts import more_time
 from mhacli.layers import LayerChoice, kinds_of
 from mhacli.memory import uncollected
@@ -38,12 +38,14 @@ from mhacli.options import (
     command,
     number,
     option,
+    option_group,
 )
 from mhacli.patterns import INDUCTION, parse_pattern
 from mhacli.plan import facts_of, foresee_heads, require_no_dropout
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.words import seconds_text
 from mhacli.streams import flush, life, loading_torch, note
+from mhacli.survey import Corner, Kept, Wanted
 from mhacli.values import index_list, real, span, whole
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ _EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
 _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 
 
-@dataclass(frozen=True)
+@option_group
 class HeadsOptions:
     """What to find out about the heads."""
 
@@ -91,7 +93,7 @@ class HeadsOptions:
     keys: Annotated[str | None, option(_HEADS, "Show the cells of these keys.", metavar="C:D")] = None
 
 
-@dataclass(frozen=True)
+@option_group
 class HeadsOutput:
     """Where the record goes."""
 
@@ -102,7 +104,7 @@ class HeadsOutput:
     csv: Annotated[bool, option(_OUTPUT, "Print one line per head.", "--csv")] = False
 
 
-@dataclass(frozen=True)
+@option_group
 class HeadsDrawing:
     """What is drawn of many heads."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mhacli.errors import UsageError
-from mhacli.options import DeviceOptions, LayerOptions, SourceOptions, number
+from mhacli.options import DeviceOptions, LayerOptions, SourceOptions, number, option_group
 from mhacli.streams import life
 from mhacli.values import pairs, real
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[^\s:]+:[^\W\d][\w.]*")
 _JOB = "mhacli.studies.ownwalk:walk_request"
 
 
-@dataclass(frozen=True)
+@option_group
 class OwnOptions:
     """How somebody's own attention is built and called, where TEXT names one."""
 

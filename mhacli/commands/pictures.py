@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.commands.output import output, require_self_check, tell_notes
 from mhacli.errors import UsageError
 from mhacli.files import check_target, format_size, write_whole
-from mhacli.options import ColourOptions, MachineOptions, SaveOptions, option
+from mhacli.options import ColourOptions, MachineOptions, SaveOptions, option, option_group
 from mhacli.render.options import Figure, Scale, ViewOptions
 from mhacli.streams import life
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PICTURES = "Pictures"
 
 
-@dataclass(frozen=True)
+@option_group
 class PictureOptions:
     """Files to draw into, and how."""
 

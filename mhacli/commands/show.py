@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,7 @@ from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_l
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
-from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command
+from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command, option_group
 from mhacli.render.options import ViewOptions, require_choices
 from mhacli.render.rows import drawn_texts, require_generated, require_rows
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from mhacli.record import Record
 
 
-@dataclass(frozen=True)
+@option_group
 class RecordOptions:
     """The file to show."""
 
     record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
 
 
-@dataclass(frozen=True)
+@option_group
 class OverwriteOptions:
     """Whether files may be replaced."""
 

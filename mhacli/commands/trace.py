@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -21,7 +20,6 @@ from mhacli.commands.output import require_self_check, save_record, tell_notes
 from mhacli.commands.ownmodule import OwnOptions, require_of_target, target_in, walk_target
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.errors import UsageError
-from mhacli.heads import Wanted
 from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
@@ -31,9 +29,11 @@ from mhacli.options import (
     SourceOptions,
     TextOptions,
     command,
+    option_group,
 )
 from mhacli.render.options import ViewOptions
 from mhacli.streams import draw, life, loading_torch, note, read_key, screen, write_pieces
+from mhacli.survey import Wanted
 from mhacli.values import triple, whole
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _WALK = "Walkthrough"
 
 
-@dataclass(frozen=True)
+@option_group
 class WalkOptions:
     """What to walk, and how."""
 

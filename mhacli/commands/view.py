@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from mhacli.options import (
     command,
     number,
     option,
+    option_group,
 )
 from mhacli.render.options import Scale, ViewOptions
 from mhacli.streams import wants_colour
@@ -36,7 +37,7 @@ _VIEW = "View"
 _ENDING, _HEADER_BYTES = ".safetensors", 4096
 
 
-@dataclass(frozen=True)
+@option_group
 class StartOptions:
     """What the viewer shows first."""
 

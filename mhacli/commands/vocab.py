@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from mhacli.config import Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, write_whole
-from mhacli.options import ColourOptions, SourceOptions, command
+from mhacli.options import ColourOptions, SourceOptions, command, option_group
 from mhacli.streams import draw, life, screen, write_pieces
 from mhacli.values import whole
 
@@ -25,7 +24,7 @@ DEFAULT_MAX_BYTES = 100 << 20
 _OUTPUT = "Output"
 
 
-@dataclass(frozen=True)
+@option_group
 class VocabularyOptions:
     """What to print and save of the vocabulary."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from mhacli.config import MAX_HEADS, MAX_WIDTH, Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, write_whole
 from mhacli.layerfile import FORMAT, read_layer_file
-from mhacli.options import ColourOptions, command, number, option
+from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.streams import draw, life, loading_torch, note, screen, write, write_pieces
 from mhacli.values import integer, whole
 
@@ -36,7 +35,7 @@ def _layout_option(text: str, *names: str) -> Any:
     return option(_WHAT, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
 
 
-@dataclass(frozen=True)
+@option_group
 class InfoOptions:
     """What to look at, and how much of it to print."""
 
@@ -48,7 +47,7 @@ class InfoOptions:
     json: Annotated[bool, option(_OUTPUT, "Print it as one JSON document.", "--json")] = False
 
 
-@dataclass(frozen=True)
+@option_group
 class ConvertOptions:
     """Which attention to take out of what, and into which file."""
 

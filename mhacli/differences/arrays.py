@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.differences.axes import Axis, Pair, Unlike
 from mhacli.differences.parts import HeadLargest, Place, SiteDifference, Status
-from mhacli.record import Array
 
 _PIECE = 1 << 16
 """Cells that are compared at once: the eight or so arrays of float64 that this takes stay in a core's cache: half the time."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.differences.parts import TextDifference
-from mhacli.heads import FOR_ALL_HEADS, PER_QUERY
-from mhacli.record import Array, Record
+from mhacli.record import Record
+from mhacli.survey import FOR_ALL_HEADS, PER_QUERY
 from mhacli.trace import SITES
 
 _PER_QUERY = ("batch", "head", "query")

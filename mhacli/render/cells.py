@@ -11,14 +11,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.heads import Corner, HeadStatistics
+from mhacli.arrays import Array
+from mhacli.heads import HeadStatistics
 from mhacli.parts import TokenSequence
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.render.colours import NAN_SIGN, level_of, shade
 from mhacli.render.frames import left_out, plain_table, title_rule
 from mhacli.render.options import Screen, ViewOptions, balanced
 from mhacli.render.stack import places_of
 from mhacli.render.words import count_of, fitted, percent_text, share_text, short_text, token_text
+from mhacli.survey import Corner
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhacli import costs
-from mhacli.parts import CacheStep, DecodeSummary, Step, Way
+from mhacli.parts import Step
 from mhacli.record import Record
 from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.matrix import Head
@@ -29,6 +29,7 @@ from mhacli.render.words import (
     share_text,
     token_text,
 )
+from mhacli.sections import CacheStep, DecodeSummary, Way
 from mhacli.text.escape import visible
 from mhacli.variants import GROUPED_QUERY, MULTI_QUERY
 

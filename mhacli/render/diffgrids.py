@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.differences.parts import Match, TextDifference
-from mhacli.record import Array
 from mhacli.render.headmaps import FORBIDDEN, HeadMap, sums
 
 

@@ -13,9 +13,10 @@ from rich.rule import Rule
 from rich.style import Style
 from rich.text import Text
 
+from mhacli.arrays import Array
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.errors import UsageError
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_colour, shade
 from mhacli.render.diffcolours import change_colour, change_glyph, change_style
 from mhacli.render.diffgrids import Grids, grids

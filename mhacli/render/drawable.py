@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mhacli.heads import HeadStatistics
-from mhacli.layers import InspectedLayer
 from mhacli.record import Record
 from mhacli.render.options import Scale, ViewOptions, chosen
 from mhacli.render.stack import chosen_layers, places_of, require_inspected_heads
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.layers import InspectedLayer
 
 SHORT = 64
 """Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.heads import HeadStatistics
 from mhacli.parts import TokenSequence
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.render.drawable import DrawableHead
 from mhacli.render.matrix import Head
 from mhacli.render.options import Scale

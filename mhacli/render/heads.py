@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.heads import NEAR, SINK_TOKENS, HeadStatistics, Survey, in_order
+from mhacli.heads import NEAR, SINK_TOKENS, HeadStatistics, in_order
 from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
 from mhacli.render.cells import corner_view, key_name, strong_places, strongest_keys
@@ -24,6 +24,7 @@ from mhacli.render.words import (
     percent_text,
     seconds_text,
 )
+from mhacli.survey import Survey
 from mhacli.text.escape import visible
 
 MAX_SEQUENCES = 4

@@ -9,7 +9,8 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from mhacli.record import Array, Record
+from mhacli.arrays import Array
+from mhacli.record import Record
 from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, level_of, shade
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions

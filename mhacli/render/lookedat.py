@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.matrix import Head
 from mhacli.render.options import Screen, ViewOptions

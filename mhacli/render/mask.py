@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.parts import MaskSurvey, SequenceMask, TokenSequence
+from mhacli.masksurvey import MaskSurvey, SequenceMask
+from mhacli.parts import TokenSequence
 from mhacli.render.frames import title_rule
 from mhacli.render.options import Screen, balanced
 from mhacli.render.terminal import MAX_SEQUENCES

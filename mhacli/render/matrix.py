@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.record import Array, Record
+from mhacli.arrays import Array
+from mhacli.record import Record
 from mhacli.render.colours import level_of, shade
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.words import fitted, share_text, token_text

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.parts import TokenSequence
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.text.pieces import words_of
 
 CAPTION = (

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.heads import Check
 from mhacli.layers import Generated, InspectedLayer, Model
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.stack import by_layers, names_of, ranges
 from mhacli.render.words import bytes_text, count_of, count_text, flowing, number_text, seconds_text
+from mhacli.survey import Check
 from mhacli.text.escape import visible
 
 _MAX_TOLD = 8

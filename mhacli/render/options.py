@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mhacli.errors import UsageError
-from mhacli.layers import LayerChoice
+
+if TYPE_CHECKING:
+    from mhacli.layers import LayerChoice
 
 View = Literal["matrix", "heatmap", "top", "none"]
 Scale = Literal["linear", "log", "rank"]

@@ -8,11 +8,12 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.parts import Argument, OwnModule, Step
+from mhacli.parts import Step
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.terminal import self_check_line
 from mhacli.render.words import count_of, flowing
+from mhacli.sections import Argument, OwnModule
 from mhacli.text.escape import visible
 
 _MAX_PRINTED = 3

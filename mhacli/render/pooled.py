@@ -6,7 +6,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record import Array, Record
+from mhacli.arrays import Array
+from mhacli.record import Record
 from mhacli.render.cells import where
 from mhacli.render.colours import GLYPHS, glyph, half_block, shade, sink_shade
 from mhacli.render.frames import title_rule

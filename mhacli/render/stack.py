@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics, Survey
-from mhacli.layers import InspectedLayer
+from mhacli.heads import HeadStatistics
 from mhacli.record import Record
 from mhacli.render.options import ViewOptions
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.layers import InspectedLayer
+    from mhacli.survey import Survey
 
 
 @dataclass(frozen=True)

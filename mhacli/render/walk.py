@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhacli.config import ROPE
-from mhacli.parts import Cell, RouteCheck, Step, TokenSequence, Values
+from mhacli.parts import Step, TokenSequence, Values
 from mhacli.record import Record
 from mhacli.render.frames import plain_table, title_rule
 from mhacli.render.model import model_header
@@ -29,6 +29,7 @@ from mhacli.render.words import (
     sparkline,
     token_text,
 )
+from mhacli.sections import Cell, RouteCheck
 from mhacli.text.escape import visible
 from mhacli.variants import variants
 

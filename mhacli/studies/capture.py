@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhacli.arrays import Array
 from mhacli.errors import MhaError
 from mhacli.facts import Facts
 from mhacli.parts import Parameter, Step, Values
-from mhacli.record import Array
 from mhacli.trace import SITES, Site
 
 HISTOGRAM_BINS = 16

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mhacli.attention.core import per_query_head
 from mhacli.config import ROPE
 from mhacli.formulas import alibi_slopes
-from mhacli.parts import Cell, ScorePart
 from mhacli.plan import Place
+from mhacli.sections import Cell, ScorePart
 from mhacli.studies.inspect import Observed
 from mhacli.studies.setup import Setup
 from mhacli.studies.statistics import finite

@@ -19,7 +19,7 @@ from torch import Tensor
 from mhacli.attention.stats import Asked, strongest_key
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError
-from mhacli.heads import Check, HeadStatistics, Survey, Wanted
+from mhacli.heads import HeadStatistics
 from mhacli.layers import AttentionKind, Generated, InspectedLayer, LayerChoice, Model, SpanTokens, texts_of
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
@@ -45,6 +45,7 @@ from mhacli.studies.layers import SMALL_CELLS, attention_of_heads, head_ranges, 
 from mhacli.studies.looks import Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.studies.workers import one_thread, shared_out
+from mhacli.survey import Check, Survey, Wanted
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer, the most wanted first."""

@@ -19,9 +19,10 @@ from mhacli.config import Config
 from mhacli.costs import CacheKind
 from mhacli.errors import MhaError
 from mhacli.layerfile import LayerFile
-from mhacli.parts import CacheStep, DecodeSummary, SelfCheck, Step
+from mhacli.parts import SelfCheck, Step
 from mhacli.plan import decodable, foresee
 from mhacli.record import Record
+from mhacli.sections import CacheStep, DecodeSummary
 from mhacli.studies.capture import require_finite
 from mhacli.studies.devices import free_bytes
 from mhacli.studies.inspect import Observed, Options, largest_difference, make_record, prepare

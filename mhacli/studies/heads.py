@@ -23,7 +23,6 @@ from mhacli.attention.tiled import attend_lse, pattern_of
 from mhacli.attention.tiles import n_cells
 from mhacli.config import Config
 from mhacli.errors import MhaError
-from mhacli.heads import Survey, Wanted
 from mhacli.layerfile import LayerFile
 from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.plan import facts_of, foresee_heads, require_no_dropout
@@ -33,6 +32,7 @@ from mhacli.studies.devices import free_bytes
 from mhacli.studies.looks import Look, attention_of, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.studies.setup import Setup, make_setup
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
+from mhacli.survey import Survey, Wanted
 from mhacli.text.encode import Encoded
 
 _CELLS_AT_ONCE = 1 << 31

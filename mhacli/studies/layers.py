@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mhacli.errors import MhaError
-from mhacli.heads import Survey
 from mhacli.layers import AttentionKind, InspectedLayer
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.sight import Sight
@@ -11,6 +10,7 @@ from mhacli.parts import SelfCheck
 from mhacli.studies.axes import Axes
 from mhacli.studies.looks import Attention
 from mhacli.studies.statistics import Baseline
+from mhacli.survey import Survey
 
 
 def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask: str, survey: Survey) -> InspectedLayer:

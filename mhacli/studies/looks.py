@@ -26,10 +26,11 @@ from mhacli.attention.stats import (
 )
 from mhacli.attention.tiled import pattern_of
 from mhacli.errors import MhaError
-from mhacli.heads import Check, HeadStatistics, Kept
+from mhacli.heads import HeadStatistics
 from mhacli.studies.axes import Axes
 from mhacli.studies.inspect import TOLERANCE, largest_difference
 from mhacli.studies.statistics import Baseline, Found, finite, has_keys, head_statistics
+from mhacli.survey import Check, Kept
 
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
 """Up to so many queries z is computed again from their shares for all of them, of more for some that are evenly spread."""

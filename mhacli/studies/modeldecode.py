@@ -19,8 +19,9 @@ from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
 from mhacli.models.places import place_of
 from mhacli.models.sight import KnownMasks, see, whole
-from mhacli.parts import CacheStep, DecodeSummary, SelfCheck, Step, Timing
+from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.record import Record, layer_prefix
+from mhacli.sections import CacheStep, DecodeSummary
 from mhacli.studies.capture import to_array
 from mhacli.studies.checkpoint import CheckpointRun
 from mhacli.studies.decode import site_of

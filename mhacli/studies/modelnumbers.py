@@ -9,12 +9,12 @@ from torch import nn
 
 from mhacli.config import Side
 from mhacli.errors import MhaError, UsageError
-from mhacli.heads import Check, Wanted
 from mhacli.health import HealthCheck
 from mhacli.models.inputs import make_inputs
 from mhacli.models.load import Loaded
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted, SeenLayer
 from mhacli.studies.modelpasses import Row, Seen
+from mhacli.survey import Check, Wanted
 
 
 def check_finite(model: nn.Module, seen: Seen) -> HealthCheck:

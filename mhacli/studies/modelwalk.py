@@ -17,9 +17,10 @@ from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import is_attention
 from mhacli.models.places import place_of, rope_theta_of
 from mhacli.models.sight import Sight, whole
-from mhacli.parts import Cell, Parameter, ScorePart, Step
+from mhacli.parts import Parameter, Step
 from mhacli.plan import Place
 from mhacli.record import Record
+from mhacli.sections import Cell, ScorePart
 from mhacli.studies.capture import summarise
 from mhacli.studies.checkpoint import CheckpointRun
 from mhacli.studies.statistics import finite

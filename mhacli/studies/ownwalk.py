@@ -22,9 +22,10 @@ from mhacli.modules.parameters import parts_of
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, Operation, Subject
 from mhacli.modules.watching import address_of, watch
-from mhacli.parts import OwnModule, SelfCheck, TokenSequence
+from mhacli.parts import SelfCheck, TokenSequence
 from mhacli.record import Record
 from mhacli.schema import decode
+from mhacli.sections import OwnModule
 from mhacli.studies.devices import environment
 from mhacli.studies.ownaxes import Measured, axes_of, known_words, name_of, sizes_of, told_apart
 from mhacli.studies.ownflow import Flow, Roles, flow_of, roles_of

@@ -17,7 +17,7 @@ from mhacli.modules.calling import find_subject
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Subject
 from mhacli.modules.target import find_target
-from mhacli.parts import Argument
+from mhacli.sections import Argument
 from mhacli.studies.probes import Probed
 from mhacli.studies.scenes import Draw, ask
 

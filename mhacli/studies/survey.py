@@ -9,7 +9,7 @@ from torch import Tensor
 from mhacli.attention.masks import both
 from mhacli.config import Config
 from mhacli.errors import MhaError
-from mhacli.parts import MaskSurvey, SequenceMask
+from mhacli.masksurvey import MaskSurvey, SequenceMask
 from mhacli.plan import facts_of
 from mhacli.studies.devices import choose_device
 from mhacli.studies.setup import make_mask

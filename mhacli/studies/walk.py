@@ -9,9 +9,9 @@ import torch
 from mhacli.attention.routes import ROUTES
 from mhacli.config import Config
 from mhacli.layerfile import LayerFile
-from mhacli.parts import RouteCheck
 from mhacli.plan import Place, require_inside
 from mhacli.record import Record
+from mhacli.sections import RouteCheck
 from mhacli.studies.cell import NEEDED, follow
 from mhacli.studies.inspect import Options, largest_difference, prepare, record_run
 from mhacli.studies.setup import Setup

@@ -17,7 +17,8 @@ from mhacli.attention.cache import CACHES
 from mhacli.attention.clock import timing
 from mhacli.config import Config
 from mhacli.costs import CacheKind
-from mhacli.parts import Timing, Way
+from mhacli.parts import Timing
+from mhacli.sections import Way
 
 KINDS: tuple[CacheKind, ...] = get_args(CacheKind)
 N_TIMED = 9

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError
 from mhacli.heads import HeadStatistics
-from mhacli.layers import InspectedLayer, LayerChoice
 from mhacli.record import Record
 from mhacli.render.drawable import DrawableHead, drawable_heads
 from mhacli.render.options import ViewOptions
 from mhacli.render.stack import listed_numbers, short_name
 from mhacli.text.escape import visible
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.layers import InspectedLayer, LayerChoice
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,7 @@ def gallery(record: Record) -> Gallery:
     return Gallery(_with_missing(laid.rows, record), laid.columns)
 
 
-_Layer = tuple[str, InspectedLayer | None, Record, Sequence[DrawableHead]]
+_Layer = tuple[str, "InspectedLayer | None", Record, Sequence[DrawableHead]]
 
 
 def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.parts import TokenSequence
-from mhacli.record import Array
 from mhacli.render.drawable import DrawableHead
 from mhacli.render.headmaps import FORBIDDEN, HeadMap, head_map, levels
 from mhacli.render.options import Scale

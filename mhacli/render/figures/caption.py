@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.cells import set_cell_size
 
+from mhacli.arrays import Array
 from mhacli.layers import InspectedLayer
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.render.drawable import is_before_dropout
 from mhacli.render.figures.shading import Shading
 from mhacli.render.figures.shapes import INK, LINE, MONO_EM, SOFT, Piece, stacked, wrapped, written

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.figures.shading import colours_of, sink_colours
 from mhacli.render.figures.subjects import Subject
 from mhacli.render.headmaps import FORBIDDEN

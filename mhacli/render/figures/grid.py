@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mhacli.record import Array, Record
+from mhacli.arrays import Array
+from mhacli.record import Record
 from mhacli.render.drawable import scale_of
 from mhacli.render.figures.axes import Side, left_side, top_side
 from mhacli.render.figures.caption import caption, learned_mass, map_notes, sink_mass, sink_text, unverified

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mhacli.arrays import Array
 from mhacli.errors import UsageError
-from mhacli.record import Array, Record
+from mhacli.record import Record
 from mhacli.render.drawable import scale_of
 from mhacli.render.drawings import kv_head_of
 from mhacli.render.figures.axes import Side, left_side, top_side

@@ -8,7 +8,7 @@ from base64 import b64encode
 
 import numpy as np
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.figures.shapes import element
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

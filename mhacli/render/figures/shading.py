@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.colours import RAMP, is_dark, ramp_colour, sink_colour
 from mhacli.render.figures.shapes import FAINT, INK, SOFT, Piece, beside, element, mono_width, rectangle, written
 from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER, HeadMap, largest_of_maps, levels, range_text

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from mhacli.parts import CacheStep, Step
+from mhacli.parts import Step
 from mhacli.record import Record
 from mhacli.render.figures.shapes import FAINT, INK, MONO_EM, SOFT, Piece, element, rectangle, written
 from mhacli.render.options import balanced
 from mhacli.render.steps import new_tokens_text
 from mhacli.render.words import bytes_text, count_text, fitted, number_text
+from mhacli.sections import CacheStep
 
 _SIZE, _ROW, _MOST, _APART, _TOKENS = 10.0, 17.0, 48, 2, 36
 _BAR = 120.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.drawable import DrawableHead
 from mhacli.render.headmaps import HeadMap, head_map
 from mhacli.render.options import Rows

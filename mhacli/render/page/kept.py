@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import floor, isnan, log10
 
 from mhacli.files import format_size
-from mhacli.heads import Corner, in_order
+from mhacli.heads import in_order
 from mhacli.render.cells import (
     CornerCells,
     asked_queries,
@@ -26,6 +26,7 @@ from mhacli.render.page.budget import LIMIT_BYTES
 from mhacli.render.page.markup import Html, joined, tag, text
 from mhacli.render.page.statistics import DECIMALS, NONE, key_of
 from mhacli.render.words import count_of, percent_text, share_text
+from mhacli.survey import Corner
 
 _FRAME = 1 << 10
 """Bytes that a section takes beside its tables."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mhacli.record import Array
+from mhacli.arrays import Array
 from mhacli.render.drawable import DrawableHead
 from mhacli.render.headmaps import FORBIDDEN, HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from mhacli.parts import CacheStep, Step, Values, Way
+from mhacli.parts import Step, Values
 from mhacli.record import Record
 from mhacli.render.options import Screen
 from mhacli.render.ownmodule import repeats_text, source_line
@@ -14,6 +14,7 @@ from mhacli.render.steps import is_masked, memory_text, new_tokens, values_text
 from mhacli.render.terminal import axes_text, self_check_line
 from mhacli.render.walk import closing
 from mhacli.render.words import bytes_text, count_of, count_text, number_text, seconds_text
+from mhacli.sections import CacheStep, Way
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)
