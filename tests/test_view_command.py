@@ -14,9 +14,10 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("textual")
@@ -26,6 +27,7 @@ import pyte
 
 from mhacli.commands import view
 from mhacli.errors import MhaError
+from mhacli.record import Record
 from tests.processes import MHA, NO_TORCH, Launch, attempt, shell_code, start
 from tests.records import make_record
 
@@ -132,6 +134,27 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     session = terminal.end()
     require_clean(session)
     assert b"38;2;" in session.written, "colours of the ramp"
+
+
+@pytest.mark.parametrize("text", [("the", "cat", "sat"), ("a", *"bcdefgh")], ids=len)
+def test_the_first_screen_is_whole_but_for_its_small_pictures(text: tuple[str, ...], tmp_path: Path) -> None:
+    make_record(text, causal=True).save(str(tmp_path / "r.safetensors"))
+    terminal = Terminal(tmp_path, ["r.safetensors"], {**COLOUR, "NO_COLOR": "1"}, NO_TORCH)
+    first, whole = (terminal.until(words).split("\n") for words in ("? help", "█"))
+    assert "x sinks" in first[-1]
+    for before, after in zip(first, whole, strict=True):
+        assert before == after or (not before and not re.search(r"\w", after)), "a line of pictures has been empty"
+    terminal.press("q")
+    require_clean(terminal.end())
+
+
+def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp_path: Path) -> None:
+    record = Record.load(str(saved))
+    pattern = np.full_like(record.arrays["pattern"], 1.5)
+    replace(record, arrays={**record.arrays, "pattern": pattern}).save(str(tmp_path / "bad.safetensors"))
+    session = Terminal(tmp_path, ["bad.safetensors"], COLOUR, NO_TORCH).end()
+    require_clean(session, 1)
+    assert b"mha: error: bad.safetensors: pattern must hold shares from 0 to 1" in session.written
 
 
 @pytest.mark.parametrize("env", [{**COLOUR, "NO_COLOR": "1"}, {"TERM": "vt100"}], ids=["NO_COLOR", "vt100"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +20,7 @@ from mhacli.viewer.heading import heading
 from mhacli.viewer.jump import Axis, Prompt, Search, searched
 from mhacli.viewer.keys import HEAD, bindings
 from mhacli.viewer.matrix import Matrix
-from mhacli.viewer.pane import WARNING, Lines, segments
+from mhacli.viewer.pane import WARNING, Line, Lines, segments
 from mhacli.viewer.picture import Picture
 from mhacli.viewer.screen import ViewerScreen, keys_line
 from mhacli.viewer.strongest import Strongest
@@ -115,23 +117,27 @@ class HeadScreen(ViewerScreen):
         if not self.is_mounted or self.size.width == 0:
             return
         entry, picture = self.viewer.entry(), self.picture
-        self.top_line.show([heading(entry, self.viewer.sequence, failed=not entry.view.self_check.ok)])
-        self.last.show([keys_line(HEAD, self.size.width, message=self._message, without=self._idle())])
+        title = heading(entry, self.viewer.sequence, failed=not entry.view.self_check.ok)
+        self.top_line.show(lambda width: [title])
+        self.last.show(lambda width: [keys_line(HEAD, width, message=self._message, without=self._idle())])
         self.matrix.show(picture, self.row, self.column)
         self.strongest.show(picture, self.row, self.column, most=self.most)
         if picture is None:
-            self.said.show([segments([(self.viewer.why_nothing(), WARNING)])])
-            self.legend.show([])
+            self.said.show(lambda width: [segments([(self.viewer.why_nothing(), WARNING)])])
+            self.legend.show(lambda width: ())
             return
-        zoom = self.matrix.zoom()
         self.said.styles.height = 2 if self.size.height >= 8 else 1
-        self.said.show(read_out(picture, (self.row, self.column), self.size.width))
-        told = captions(picture, zoom, self.size.width, colour=self.colour)
+        self.said.show(partial(read_out, picture, (self.row, self.column)))
         self.legend.styles.height = min(
-            len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
+            len(self._legend(picture, self.size.width)),
+            next(most for height, most in _LEGENDS if self.size.height >= height),
         )
-        self.legend.show(told)
+        self.legend.show(partial(self._legend, picture))
         self._draw_texts(picture)
+
+    def _legend(self, picture: Picture, width: int) -> Sequence[Line]:
+        """What the shades mean."""
+        return captions(picture, self.matrix.zoom(), width, colour=self.colour)
 
     def _idle(self) -> tuple[str, ...]:
         return () if len(self.viewer.gallery.rows) > 1 else ("layer",)

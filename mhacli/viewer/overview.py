@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -80,15 +81,20 @@ class Overview(ViewerScreen):
         self.heads.focus()
 
     def on_resize(self) -> None:
-        """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
-        self.set_class(self.size.width >= _WIDE, "wide")
-        self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
+        """Everything may lie elsewhere."""
+        self._lie()
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
         """The head may be another by now."""
+        self._lie()
         self._message = ""
         self.draw()
+
+    def _lie(self) -> None:
+        """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
+        self.set_class(self.size.width >= _WIDE, "wide")
+        self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
 
     def on_key(self) -> None:
         """A message stays until a key is pressed."""
@@ -98,27 +104,29 @@ class Overview(ViewerScreen):
         """Shows everything anew."""
         if not self.is_mounted or self.size.width == 0:
             return
-        entry = self.viewer.entry()
-        self.top_line.show([_record_line(self.viewer.record, self.viewer.sequence, self.size.width)])
+        entry, record, sequence = self.viewer.entry(), self.viewer.record, self.viewer.sequence
+        self.top_line.show(lambda width: [_record_line(record, sequence, width)])
         self.heads.show(self.viewer.place)
-        width = self.numbers.size.width
-        lines = _numbers_beside(entry, width) if self.has_class("wide") else _numbers_below(entry, width)
-        self.numbers.show(lines)
-        told = self._legend()
-        self.legend.styles.height = len(told)
-        self.legend.show(told)
-        has_pictures = self.heads.layout_for(self.heads.size.width, self.heads.size.height).tile is not None
-        without = () if has_pictures else ("scale", "sinks")
-        self.last.show([keys_line(OVERVIEW, self.size.width, message=self._message, without=without)])
+        self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, entry))
+        if self.heads.size:
+            self.legend.styles.height = len(self._legend(self.size.width))
+        self.legend.show(self._legend)
+        self.last.show(self._keys)
 
-    def _legend(self) -> list[Line]:
+    def _has_pictures(self) -> bool:
+        return self.heads.layout_for(self.heads.size.width, self.heads.size.height).tile is not None
+
+    def _keys(self, width: int) -> list[Line]:
+        without = () if self._has_pictures() else ("scale", "sinks")
+        return [keys_line(OVERVIEW, width, message=self._message, without=without)]
+
+    def _legend(self, width: int) -> list[Line]:
         """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
-        lying = self.heads.layout_for(self.heads.size.width, self.heads.size.height)
-        if lying.tile is not None:
+        if self._has_pictures():
             return [segments([(self.viewer.scale_words(), DIM)])]
         kinds = [kind for kind in KIND_SIGNS if any(self._said(place, kind) for place in self.gallery.places)]
         parts = [[kind_sign(self._one(kind)), (f" {kind}", PLAIN)] for kind in kinds]
-        return flowed(parts, self.size.width, "  ")[:2]
+        return flowed(parts, width, "  ")[:2]
 
     def _said(self, place: tuple[int, int], kind: str) -> bool:
         entry = self.gallery.entry(*place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -96,13 +96,13 @@ class Lines(Pane):
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self._shown: Sequence[Line] = ()
+        self._tell: Callable[[int], Sequence[Line]] = lambda width: ()
 
-    def show(self, lines: Sequence[Line]) -> None:
-        """Shows these lines instead."""
-        self._shown = lines
+    def show(self, tell: Callable[[int], Sequence[Line]]) -> None:
+        """Shows other lines: `tell` is asked for them when they are painted, and how wide they may be is known."""
+        self._tell = tell
         self.repaint()
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The lines as they were set."""
-        return self._shown[:height]
+        """The lines, as many as there is room for."""
+        return self._tell(width)[:height]

@@ -83,7 +83,7 @@ class Reading(ViewerScreen):
 
     def on_resize(self) -> None:
         """As many keys as fit."""
-        self._last.show([keys_line(READING, self.size.width)])
+        self._last.show(lambda width: [keys_line(READING, width)])
 
     def action_read(self, step: int) -> None:
         """Some lines."""
