@@ -29,7 +29,7 @@ _KINDS = {"int": "whole numbers", "bool": "true or false", "float": "floating po
 _READABLE = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
-class PrefixedArrays(Mapping[str, T]):
+class Prefixed(Mapping[str, T]):
     """Those of some named things whose names begin with a prefix, by the rest of their names."""
 
     def __init__(self, every: Mapping[str, T], prefix: str) -> None:
@@ -62,7 +62,7 @@ class StoredArrays(Mapping[str, Array]):
     def __init__(self, file: TensorFile, views: Mapping[str, Record]) -> None:
         _require_readable(file)
         self._names = {prefix + name: None for prefix, view in views.items() for name in _fitting(view, file, prefix)}
-        self._unread: tuple[TensorFile, Mapping[str, Record]] | None = file, views
+        self._unread: tuple[TensorFile, Mapping[str, Record]] | None = (file, views) if self._names else None
 
     def __getitem__(self, name: str) -> Array:
         """An array, by its name in the file."""
@@ -87,7 +87,7 @@ class StoredArrays(Mapping[str, Array]):
         every = _read(file)
         arrays = {name: every[name] for name in self._names}
         for prefix, view in views.items():
-            _require_meaning(PrefixedArrays(arrays, prefix), view.facts.k_len - 1, file.path)
+            _require_meaning(Prefixed(arrays, prefix), view.facts.k_len - 1, file.path)
         self._unread = None  # the file's bytes are not needed twice
         return arrays
 
@@ -118,7 +118,7 @@ def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
     """The names of the arrays of a record, or of one layer, that have a meaning there, by what the header says of them. Raises
     `MhaError` for those that do not fit. `prefix` is what their names begin with in the file."""
     path, shapes = file.path, _shapes(view)
-    arrays = {name: info for name, info in PrefixedArrays(file.tensors, prefix).items() if name in shapes}
+    arrays = {name: info for name, info in Prefixed(file.tensors, prefix).items() if name in shapes}
     for name, info in arrays.items():
         _require_fitting(name, info, shapes[name], path)
     required = _PER_QUERY if view.survey is None else _required_of_survey(shapes, arrays)

@@ -32,13 +32,15 @@ def keep_what_is_loaded() -> None:
 def uncollected() -> Iterator[None]:
     """While it lasts no garbage is looked for, and in a process of ours later not among what it leaves. Loading torch makes many
     objects and no garbage; looking through them again and again takes a quarter of its time."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if gc.get_freeze_count():
             gc.freeze()
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 def _mem_available() -> int | None:

@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def option_group(group: type[T]) -> type[T]:
-    """A dataclass of options. Nobody changes, compares or prints one, and methods for that take time at every start."""
-    return dataclass(repr=False, eq=False)(group)
+    """A dataclass of options, frozen for type checkers. Methods that nobody calls would take time at every start."""
+    return dataclass(repr=False)(group)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mhacli import tensorfile
-from mhacli.arrays import Array, PrefixedArrays, StoredArrays
+from mhacli.arrays import Array, Prefixed, StoredArrays
 from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
@@ -104,7 +104,7 @@ class Record:
             self_check=layer.self_check,
             survey=layer.survey,
             layers=(),
-            arrays=PrefixedArrays(self.arrays, layer_prefix(index)),
+            arrays=Prefixed(self.arrays, layer_prefix(index)),
         )
 
     def document(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from inspect import get_annotations
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError
@@ -109,11 +110,12 @@ def _is_empty(value: Any, default: Any) -> bool:
 
 @cache
 def _hint(kind: Any, name: str) -> Any:
-    """The type of a field, with the names of the module where its class stands, and of that where its section does."""
+    """The type of a field, with the names of the module of the class that declares it, and of that where its section stands."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
-    section = vars(import_module(field.metadata["section"])) if "section" in field.metadata else None
+    declaring = next(base for base in kind.__mro__ if name in get_annotations(base))
+    names = vars(import_module(field.metadata["section"])) if "section" in field.metadata else None
     alone = types.SimpleNamespace(__annotations__={name: field.type})
-    return get_type_hints(alone, vars(sys.modules[kind.__module__]), section)[name]
+    return get_type_hints(alone, vars(sys.modules[declaring.__module__]), names)[name]
 
 
 def _decode_union(choices: tuple[Any, ...], value: Any, place: str) -> Any:

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mhacli.commands.ownmodule import OwnOptions
+from mhacli.commands.trace import WalkOptions, _require_of_checkpoint
 from mhacli.errors import UsageError
 from mhacli.options import command
 from mhacli.values import counts, index_list, integer, reach, real, shape, size, triple, whole, words_of
@@ -179,3 +181,16 @@ def test_a_command_takes_the_fields_of_its_groups_as_parameters_of_their_own():
     assert (draw.__name__, draw.__doc__) == ("draw", "Draws.")
     draw(width=5, height=None, colour="blue")
     assert taken == [(Size(5, None), Look("blue"))]
+
+
+def test_groups_of_the_same_options_are_the_same():
+    assert OwnOptions() == OwnOptions()
+    assert OwnOptions(time_limit=1.0) != OwnOptions()
+
+
+def test_options_of_an_attention_of_ones_own_are_none_of_a_checkpoint():
+    _require_of_checkpoint(WalkOptions(), OwnOptions())
+    with pytest.raises(
+        UsageError, match="arg, call-arg and time-limit must be of an attention of your own, got a model"
+    ):
+        _require_of_checkpoint(WalkOptions(), OwnOptions(time_limit=1.0))

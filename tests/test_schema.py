@@ -2,13 +2,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args
 
 import pytest
 
+from mhacli.benchmark import Benchmark, Row
+from mhacli.config import Config
 from mhacli.errors import MhaError
+from mhacli.findings import Departure, Examination
+from mhacli.layerfile import Metadata
+from mhacli.layers import InspectedLayer, Model
+from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.record import Record
 from mhacli.schema import _hint, decode, load_json, section
+from mhacli.sections import CacheStep, Cell, OwnModule
+from mhacli.studies.ownwalk import WalkRequest
+from mhacli.survey import Survey
+from mhacli.text.vocabulary import _File
+from mhacli.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,41 @@ def test_a_section_is_loaded_when_there_is_something_in_it(kind, tmp_path, monke
         fault_of(decode, kind, {"birds": [{"name": 3}]}, "file")
         == "file.birds[0].name must be a value of type str, got 3"
     )
+
+
+def classes_within(kind):
+    """The dataclasses that an annotation names, and those that their fields do."""
+    found, waiting = set(), [kind]
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if is_dataclass(kind) and kind not in found:
+            found.add(kind)
+            waiting += [_hint(kind, f.name) for f in fields(kind) if f.metadata.get("json", True)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("root", "within"),
+    [
+        (Record, {CacheStep, Cell, OwnModule, Survey, InspectedLayer, Model}),
+        (Benchmark, {Row}),
+        (Examination, {Departure}),
+        (CheckRequest, {TargetRequest}),
+        (WalkRequest, {TargetRequest}),
+        (Metadata, {Config}),
+        (_File, set()),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", ""),
+)
+def test_the_type_of_every_field_that_is_read_is_known(root, within):
+    found = classes_within(root)
+    assert found >= within | {root}
+
+
+def test_an_inherited_field_is_read_with_the_names_of_the_module_that_declares_it():
+    assert Row.__module__ != Workload.__module__
+    assert get_args(_hint(Row, "direction")) == ("forward", "backward", "both")
 
 
 def test_nothing_is_no_value_for_a_field_that_has_no_such_default():

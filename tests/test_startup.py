@@ -102,13 +102,13 @@ from mhacli.record import Record
 from mhacli.viewer.app import Viewer, ViewerOptions
 from mhacli.viewer.heads import Heads
 first = []
-begin = Heads._begin_pictures
-def begin_pictures(heads):
+draw = Heads._draw_more
+def draw_more(heads):
     shown = "".join(piece.text for strip in heads.screen._compositor.render_strips() for piece in strip)
     first.extend(name for name in ("numpy", "safetensors", "torch") if name in sys.modules)
     first.append("help" if "? help" in shown and "entropy" in shown else shown)
-    begin(heads)
-Heads._begin_pictures = begin_pictures
+    draw(heads)
+Heads._draw_more = draw_more
 async def run():
     async with Viewer(Record.opened(sys.argv[1]), ViewerOptions()).run_test(size=(80, 24)) as pilot:
         while "numpy" not in sys.modules:

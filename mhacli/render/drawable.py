@@ -55,7 +55,7 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
         DrawableHead(layer.view, place, said.head, said, layer.said)
         for layer in layers
         for place, said in enumerate(layer.view.heads)
-        if (options.heads is None or said.head in options.heads) and {"pattern", "map"} & {*layer.view.arrays}
+        if (options.heads is None or said.head in options.heads) and layer.is_drawable
     )
 
 

@@ -28,6 +28,11 @@ class Layer:
         """Whether its matrices were kept."""
         return "pattern" in self.view.arrays
 
+    @property
+    def is_drawable(self) -> bool:
+        """Whether its matrices were kept, or sums of their blocks."""
+        return self.has_pattern or "map" in self.view.arrays
+
 
 def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     """Where heads stand on the head axis of the arrays. Raises `UsageError` for one that the record does not have."""

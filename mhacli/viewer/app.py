@@ -223,6 +223,7 @@ class Viewer(App[None]):
         """Keeps what went wrong for whoever started the viewer, who tells it in our words, instead of a traceback."""
         self.fault = self.fault or error
         super()._handle_exception(error)
+        self._exit_renderables.clear()
 
     def _fatal_error(self) -> None:
         """Ends the app without drawing Textual's traceback, which takes seconds where a record is among its locals."""

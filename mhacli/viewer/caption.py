@@ -1,4 +1,4 @@
-"""What stands around a matrix: which head it is, what the cursor is on, and what the shades mean."""
+"""What stands around a matrix: what the cursor is on, and what the shades mean."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from textual import events
 from textual.message import Message
+from textual.timer import Timer
 
 from mhacli.memory import uncollected
 from mhacli.render.words import count_of, fitted
@@ -58,6 +59,7 @@ class Heads(Pane, can_focus=True):
         self._small_as: tuple[object, ...] = ()
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
+        self._coming: Timer | None = None
 
     def show(self, place: tuple[int, int]) -> None:
         """Puts the cursor on a head."""
@@ -97,10 +99,8 @@ class Heads(Pane, can_focus=True):
         if lying.tile is not None:
             for row in lying.rows:
                 lines += self._tiles(row, lying, lying.tile)
-            if self._thumbnail is None:
-                self.set_timer(_PAUSE_S, self._begin_pictures)
-            elif self._budget <= 0:
-                self.set_timer(_PAUSE_S, self.repaint)
+            if self._coming is None and (self._thumbnail is None or self._budget <= 0):
+                self._coming = self.set_timer(_PAUSE_S, self._draw_more)
         else:
             lines += [self._numbers(lying), *(self._signs(row, lying) for row in lying.rows)]
         return lines[:height]
@@ -149,12 +149,14 @@ class Heads(Pane, can_focus=True):
                 line += [*own, segment("  ")]
         return [title, *lines, []]
 
-    def _begin_pictures(self) -> None:
-        """Small pictures come when the rest can be seen: they take numpy, which is long to load."""
-        with uncollected():
-            from mhacli.viewer.thumbnails import thumbnail
+    def _draw_more(self) -> None:
+        """Small pictures come when the rest can be seen, for they take numpy, which is long to load; and not all at once."""
+        self._coming = None
+        if self._thumbnail is None:
+            with uncollected():
+                from mhacli.viewer.thumbnails import thumbnail
 
-            self._thumbnail = thumbnail
+                self._thumbnail = thumbnail
         self.repaint()
 
     def _small_of(self, entry: Entry, tile: Tile) -> Sequence[Line]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from mhacli.viewer.heading import heading
 from mhacli.viewer.jump import Axis, Prompt, Search, searched
 from mhacli.viewer.keys import HEAD, bindings
 from mhacli.viewer.matrix import Matrix
-from mhacli.viewer.pane import WARNING, Line, Lines, segments
+from mhacli.viewer.pane import WARNING, Lines, segments
 from mhacli.viewer.picture import Picture
 from mhacli.viewer.screen import ViewerScreen, keys_line
 from mhacli.viewer.strongest import Strongest
@@ -128,16 +127,12 @@ class HeadScreen(ViewerScreen):
             return
         self.said.styles.height = 2 if self.size.height >= 8 else 1
         self.said.show(partial(read_out, picture, (self.row, self.column)))
+        told = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
         self.legend.styles.height = min(
-            len(self._legend(picture, self.size.width)),
-            next(most for height, most in _LEGENDS if self.size.height >= height),
+            len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
         )
-        self.legend.show(partial(self._legend, picture))
+        self.legend.show(lambda width: told)
         self._draw_texts(picture)
-
-    def _legend(self, picture: Picture, width: int) -> Sequence[Line]:
-        """What the shades mean."""
-        return captions(picture, self.matrix.zoom(), width, colour=self.colour)
 
     def _idle(self) -> tuple[str, ...]:
         return () if len(self.viewer.gallery.rows) > 1 else ("layer",)

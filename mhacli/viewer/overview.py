@@ -82,16 +82,16 @@ class Overview(ViewerScreen):
 
     def on_resize(self) -> None:
         """Everything may lie elsewhere."""
-        self._lie()
+        self._arrange()
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
         """The head may be another by now."""
-        self._lie()
+        self._arrange()
         self._message = ""
         self.draw()
 
-    def _lie(self) -> None:
+    def _arrange(self) -> None:
         """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
         self.set_class(self.size.width >= _WIDE, "wide")
         self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")

@@ -78,11 +78,8 @@ class Reading(ViewerScreen):
         yield self._last
 
     def on_mount(self) -> None:
-        """Keys go to the page."""
+        """Keys go to the page; below stand as many of them as fit."""
         self._page.focus()
-
-    def on_resize(self) -> None:
-        """As many keys as fit."""
         self._last.show(lambda width: [keys_line(READING, width)])
 
     def action_read(self, step: int) -> None:

@@ -121,7 +121,7 @@ def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: {unverified(layer)}"
     layers = () if record.model is None else chosen_layers(record, options)
-    not_kept = [layer.said for layer in layers if not {"pattern", "map"} & {*layer.view.arrays}]
+    not_kept = [layer.said for layer in layers if not layer.is_drawable]
     if not_kept:
         yield f"not drawn, for the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
     without = () if record.model is None or options.layers is not None else record.model.without

@@ -200,7 +200,7 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
     drawn = {id(head.view) for head in view.heads}
     if record.model is not None:
         layers = chosen_layers(record, options)
-        without = [layer.said for layer in layers if not {"pattern", "map"} & {*layer.view.arrays}]
+        without = [layer.said for layer in layers if not layer.is_drawable]
         if without:
             yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
         types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
