@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mhacli.errors import MhaError
 from mhacli.memory import uncollected
-from mhacli.tensorfile import TensorFile, TensorInfo, shown_name
+from mhacli.tensorfile import TensorFile, TensorHeader, TensorInfo, shown_name
 from mhacli.trace import SITES
 
 if TYPE_CHECKING:  # numpy is loaded where numbers are, not to print a help text
@@ -55,14 +55,16 @@ class Prefixed(Mapping[str, T]):
 class StoredArrays(Mapping[str, Array]):
     """The arrays of a checked file that have a meaning in the record; all are read when the first is asked for.
 
-    `views` are the record or its layers, by what the names of their arrays begin with in the file. Raises `MhaError` for
-    arrays that do not fit, and, when one is asked for, where numbers have no meaning.
+    `views` are the record or its layers, by what the names of their arrays begin with in the file; `read` gives the file with
+    its numbers. Raises `MhaError` for arrays that do not fit, and, when one is asked for, where numbers have no meaning.
     """
 
-    def __init__(self, file: TensorFile, views: Mapping[str, Record]) -> None:
+    def __init__(
+        self, file: TensorFile | TensorHeader, views: Mapping[str, Record], read: Callable[[], TensorFile]
+    ) -> None:
         _require_readable(file)
         self._names = {prefix + name: None for prefix, view in views.items() for name in _fitting(view, file, prefix)}
-        self._unread: tuple[TensorFile, Mapping[str, Record]] | None = (file, views) if self._names else None
+        self._views, self._read = views, read
 
     def __getitem__(self, name: str) -> Array:
         """An array, by its name in the file."""
@@ -82,17 +84,15 @@ class StoredArrays(Mapping[str, Array]):
 
     @cached_property
     def _arrays(self) -> Mapping[str, Array]:
-        assert self._unread is not None, "they are read once"
-        file, views = self._unread
-        every = _read(file)
+        file = self._read()
+        every = _loaded(file)
         arrays = {name: every[name] for name in self._names}
-        for prefix, view in views.items():
+        for prefix, view in self._views.items():
             _require_meaning(Prefixed(arrays, prefix), view.facts.k_len - 1, file.path)
-        self._unread = None  # the file's bytes are not needed twice
         return arrays
 
 
-def _require_readable(file: TensorFile) -> None:
+def _require_readable(file: TensorFile | TensorHeader) -> None:
     for name, info in file.tensors.items():
         if info.dtype not in _READABLE:
             raise MhaError(
@@ -102,7 +102,7 @@ def _require_readable(file: TensorFile) -> None:
             )
 
 
-def _read(file: TensorFile) -> Mapping[str, Array]:
+def _loaded(file: TensorFile) -> Mapping[str, Array]:
     with uncollected():
         from safetensors import SafetensorError
         from safetensors.numpy import load
@@ -114,7 +114,7 @@ def _read(file: TensorFile) -> Mapping[str, Array]:
         ) from None
 
 
-def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
+def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iterator[str]:
     """The names of the arrays of a record, or of one layer, that have a meaning there, by what the header says of them. Raises
     `MhaError` for those that do not fit. `prefix` is what their names begin with in the file."""
     path, shapes = file.path, _shapes(view)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -125,30 +125,39 @@ class Record:
     @staticmethod
     def load(path: str) -> Record:
         """The record in a file. Raises `MhaError` for a file that is no record, or one whose parts do not fit together."""
-        record = Record.opened(path)
+        file = tensorfile.read_tensor_file(path, MAX_FILE_BYTES)
+        record = _described(file, lambda: file)
         return dataclasses.replace(record, arrays=dict(record.arrays))
 
     @staticmethod
     def opened(path: str) -> Record:
-        """The record in a file, whose arrays are read when the first is asked for: without them numpy is not loaded.
+        """The record in a file that stays as it is: its arrays are read, and numpy loaded, when the first is asked for.
 
         Raises `MhaError` for a file that is no record, or one whose parts do not fit together; an array that is asked for
-        does where numbers have no meaning.
+        does where numbers have no meaning, or the file is another by then.
         """
-        file = tensorfile.read_tensor_file(path, MAX_FILE_BYTES)
-        schema = file.metadata.get("schema", file.metadata.get("format")) if isinstance(file.metadata, dict) else None
-        if schema != SCHEMA:
-            raise MhaError(
-                f"{path} must be a record (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)}",
-                hint="mha run … --save FILE writes a record" if schema is None else None,
-                code="bad-file",
-                path=path,
-            )
-        record = decode(Record, file.metadata, path)
-        _require_whole(record, path)
-        record = dataclasses.replace(record, config=_resolved(record.config, path))
-        views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
-        return dataclasses.replace(record, arrays=StoredArrays(file, {} if record.module else views))
+        header = tensorfile.read_tensor_header(path)
+        return _described(header, lambda: tensorfile.read_tensors_of(header, MAX_FILE_BYTES))
+
+
+def _described(
+    file: tensorfile.TensorFile | tensorfile.TensorHeader, read: Callable[[], tensorfile.TensorFile]
+) -> Record:
+    """The record that a file describes; `read` gives the file with its numbers."""
+    path, document = file.path, file.metadata
+    schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise MhaError(
+            f"{path} must be a record (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)}",
+            hint="mha run … --save FILE writes a record" if schema is None else None,
+            code="bad-file",
+            path=path,
+        )
+    record = decode(Record, document, path)
+    _require_whole(record, path)
+    record = dataclasses.replace(record, config=_resolved(record.config, path))
+    views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
+    return dataclasses.replace(record, arrays=StoredArrays(file, {} if record.module else views, read))
 
 
 def layer_prefix(index: int) -> str:

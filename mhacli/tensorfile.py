@@ -91,6 +91,14 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
     return TensorFile(path, data, tensors, metadata)
 
 
+def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
+    """The whole file whose header was read before. Raises `MhaError` as `read_tensor_file` does, and for another file by now."""
+    file = read_tensor_file(header.path, limit)
+    if (file.tensors, file.metadata) != (header.tensors, header.metadata):
+        raise _bad(header.path, "stay as it is while it is looked at", "another file of that name")
+    return file
+
+
 def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
     """`opened`, but never of a file whose name says that it is a pickle."""
     if path.lower().endswith(PICKLE_ENDINGS):
