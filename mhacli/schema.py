@@ -9,10 +9,11 @@ import dataclasses
 import json
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import get_annotations
+from itertools import repeat
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError
@@ -56,56 +57,83 @@ def decode(kind: type[T], value: Any, place: str) -> T:
 
     Raises `MhaError` that names the place, such as `run.safetensors: config.d_model`, and what was expected there.
     """
-    return _decode(kind, value, place)  # type: ignore[no-any-return]
-
-
-def _decode(kind: Any, value: Any, place: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, place)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _decode_union(arguments, value, place)
-    if origin is Literal:
-        return value if value in arguments else _refuse(f"one of {', '.join(map(str, arguments))}", value, place)
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            _refuse("an object", value, place)
-        return {key: _decode(arguments[1], item, f"{place}.{key:.80}") for key, item in value.items()}
-    if origin is tuple:
-        return _decode_tuple(arguments, value, place)
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1e308 else _refuse("a finite number", value, place)
-    if kind is int and isinstance(value, int) and abs(value) > MAX_WHOLE:
-        return _refuse(f"a whole number of at most {MAX_WHOLE}", "a larger one", place)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        return _refuse(f"a value of type {kind.__name__}", value, place)
-    return value
-
-
-def _decode_dataclass(kind: Any, value: Any, place: str) -> Any:
-    if not isinstance(value, dict):
-        _refuse("an object", value, place)
-    found = {}
-    for name, default in _defaults(kind).items():
-        if name in value and not _is_empty(value[name], default):
-            found[name] = _decode(_hint(kind, name), value[name], f"{place}.{name}")
+    annotation: Any = kind
     try:
-        return kind(**found)
-    except TypeError:
-        required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
-        missing = ", ".join(sorted(required - found.keys()))
-        raise MhaError(f"{place} must have the fields {missing}, got none of that name", code="bad-file") from None
+        return _decoder(annotation)(value)  # type: ignore[no-any-return]
+    except _Wrong as wrong:
+        where = place + "".join(reversed(wrong.steps))
+        raise MhaError(f"{where} must {wrong.rule}, got {wrong.got}", code="bad-file") from None
+
+
+class _Wrong(Exception):  # it never leaves this module
+    """A value that breaks a `rule`. On its way out it gathers the `steps` from the value to the whole."""
+
+    def __init__(self, rule: str, got: str) -> None:
+        super().__init__(rule)
+        self.rule, self.got = rule, got
+        self.steps: list[str] = []
+
+
+def _no(expected: str, value: Any) -> _Wrong:
+    return _Wrong(f"be {expected}", f"{value!r:.80}")
+
+
+_Decoder = Callable[[Any], Any]
 
 
 @cache
-def _defaults(kind: Any) -> dict[str, Any]:
-    """The fields that a document may have, and their defaults."""
-    return {f.name: f.default for f in dataclasses.fields(kind) if f.metadata.get("json", True)}
+def _decoder(kind: Any) -> _Decoder:
+    """What makes a value of an annotation, or raises `_Wrong`."""
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_decoder(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _union_decoder(arguments)
+    if origin is Literal:
+        return _literal_decoder(arguments)
+    if origin is Mapping:
+        return _mapping_decoder(_decoder(arguments[1]))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return _list_decoder(_decoder(arguments[0]))
+    if origin is tuple:
+        return _tuple_decoder(tuple(map(_decoder, arguments)))
+    return {float: _float, int: _int}.get(kind) or _plain_decoder(kind)
+
+
+def _dataclass_decoder(kind: Any) -> _Decoder:
+    defaults = {f.name: f.default for f in dataclasses.fields(kind) if f.metadata.get("json", True)}
+    known: dict[str, _Decoder] = {}
+
+    def decode_fields(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _no("an object", value)
+        found = {}
+        for name, default in defaults.items():
+            if name not in value or _is_empty(value[name], default):
+                continue
+            if name not in known:
+                known[name] = _decoder(_hint(kind, name))
+            try:
+                found[name] = known[name](value[name])
+            except _Wrong as wrong:
+                wrong.steps.append(f".{name}")
+                raise
+        try:
+            return kind(**found)
+        except TypeError:
+            raise _missing(kind, found) from None
+
+    return decode_fields
 
 
 def _is_empty(value: Any, default: Any) -> bool:
     """Whether nothing is said but what holds anyway; then nobody needs to know the field's type."""
     return (value is None and default is None) or (value == [] and default == ())
+
+
+def _missing(kind: Any, found: Mapping[str, Any]) -> _Wrong:
+    required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
+    return _Wrong(f"have the fields {', '.join(sorted(required - found.keys()))}", "none of that name")
 
 
 @cache
@@ -118,24 +146,90 @@ def _hint(kind: Any, name: str) -> Any:
     return get_type_hints(alone, vars(sys.modules[declaring.__module__]), names)[name]
 
 
-def _decode_union(choices: tuple[Any, ...], value: Any, place: str) -> Any:
-    if value is None and type(None) in choices:
-        return None
+def _union_decoder(choices: tuple[Any, ...]) -> _Decoder:
     (kind,) = [choice for choice in choices if choice is not type(None)]
-    return _decode(kind, value, place)
+    inner = _decoder(kind)
+    return (lambda value: None if value is None else inner(value)) if type(None) in choices else inner
 
 
-def _decode_tuple(arguments: tuple[Any, ...], value: Any, place: str) -> Any:
+def _literal_decoder(words: tuple[Any, ...]) -> _Decoder:
+    def decode_word(value: Any) -> Any:
+        if value not in words:
+            raise _no(f"one of {', '.join(map(str, words))}", value)
+        return value
+
+    return decode_word
+
+
+def _mapping_decoder(inner: _Decoder) -> _Decoder:
+    def decode_items(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _no("an object", value)
+        found = {}
+        for key, item in value.items():
+            try:
+                found[key] = inner(item)
+            except _Wrong as wrong:
+                wrong.steps.append(f".{key:.80}")
+                raise
+        return found
+
+    return decode_items
+
+
+def _list_decoder(inner: _Decoder) -> _Decoder:
+    def decode_list(value: Any) -> Any:
+        return tuple(_decoded_items(_listed(value), repeat(inner)))
+
+    return decode_list
+
+
+def _tuple_decoder(inners: tuple[_Decoder, ...]) -> _Decoder:
+    def decode_tuple(value: Any) -> Any:
+        if len(_listed(value)) != len(inners):
+            raise _no(f"a list of {len(inners)}", value)
+        return tuple(_decoded_items(value, inners))
+
+    return decode_tuple
+
+
+def _listed(value: Any) -> Sequence[Any]:
     if not isinstance(value, (list, tuple)):
-        _refuse("a list", value, place)
-    if arguments[-1] is Ellipsis:
-        return tuple(_decode(arguments[0], item, f"{place}[{i}]") for i, item in enumerate(value))
-    if len(value) != len(arguments):
-        _refuse(f"a list of {len(arguments)}", value, place)
-    return tuple(
-        _decode(kind, item, f"{place}[{i}]") for i, (kind, item) in enumerate(zip(arguments, value, strict=True))
-    )
+        raise _no("a list", value)
+    return value
 
 
-def _refuse(expected: str, value: Any, place: str) -> Any:
-    raise MhaError(f"{place} must be {expected}, got {value!r:.80}", code="bad-file")
+def _decoded_items(items: Sequence[Any], inners: Iterable[_Decoder]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        for item, inner in zip(items, inners, strict=False):  # one decoder for all never ends
+            found.append(inner(item))
+    except _Wrong as wrong:
+        wrong.steps.append(f"[{len(found)}]")
+        raise
+    return found
+
+
+def _float(value: Any) -> Any:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _no("a value of type float", value)
+    if not abs(value) < 1e308:
+        raise _no("a finite number", value)
+    return float(value)
+
+
+def _int(value: Any) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _no("a value of type int", value)
+    if abs(value) > MAX_WHOLE:
+        raise _no(f"a whole number of at most {MAX_WHOLE}", "a larger one")
+    return value
+
+
+def _plain_decoder(kind: type) -> _Decoder:
+    def decode_plain(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise _no(f"a value of type {kind.__name__}", value)
+        return value
+
+    return decode_plain
