@@ -3,8 +3,8 @@
     python benchmarks/pictures.py
 
 Records are made by `mha run` first: 144 heads over 512 random rows, causal and not, and a short one. Limits: a page of 144 heads
-of 512 tokens takes at most 1 MiB and is ready within 1 s of being opened; the viewer of the short record shows its first screen
-within 0.6 s of its process's start. Opening needs playwright and a Chromium, the viewer textual.
+of 512 tokens takes at most 1 MiB and is ready within 1 s of being opened; the viewer shows its first screen within 0.6 s of its
+process's start. Opening needs playwright and a Chromium, the viewer textual.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def seconds(command: list[str]) -> float:
     return perf_counter() - began
 
 
-def viewer_s(record: Path) -> tuple[float, float]:
-    """From the start of `mha view` to the last line of its first screen, on a terminal of 80 × 24, and to its small pictures."""
+def viewer_s(record: Path, *awaited: bytes) -> list[float]:
+    """From the start of `mha view` to what is awaited on its first screen, one after the other, on a terminal of 80 × 24."""
     began = perf_counter()
     process, terminal = pty.fork()
     if not process:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
         os.execv(MHA, [MHA, "view", str(record)])
-    shown, took = b"", []
-    for awaited in (LAST_LINE, SMALL_PICTURE):
-        while awaited not in shown:
+    shown, took = b"", list[float]()
+    for words in awaited:
+        while words not in shown:
             if not select.select([terminal], [], [], PATIENCE_S)[0]:
-                raise TimeoutError(f"no {awaited.decode()} after {PATIENCE_S} s")
+                raise TimeoutError(f"no {words.decode()} after {PATIENCE_S} s")
             shown += os.read(terminal, 65536)
         took.append(perf_counter() - began)
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     os.close(terminal)
-    return took[0], took[1]
+    return took
 
 
 def ready_ms(page: Path) -> list[float]:
@@ -96,12 +96,14 @@ def main() -> None:
             print(
                 f"{said:<26}{sizes[0]:>9.1f}{drawn[0]:>9.2f}{ready:>10.0f}{sizes[1]:>9.1f}{drawn[1]:>9.2f}", flush=True
             )
-        rounds = [(*viewer_s(record), seconds(BASELINE)) for _ in range(ROUNDS + 1)][1:]
-        first, pictured, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
-        print(
-            f"mha view: first screen after {first:.3f} s, its small pictures after {pictured:.3f} s (medians of {ROUNDS})"
-        )
-        print(f"          textual, numpy and safetensors alone are imported in {alone:.3f} s")
+        print(f"\n{'mha view':<26}{'last line s':>12}{'pictures s':>12}{'imports alone s':>17}")
+        for number, said in enumerate(RECORDS):
+            record = folder / f"{number}.safetensors"
+            awaited = (LAST_LINE,) if "144" in said else (LAST_LINE, SMALL_PICTURE)  # 144 do not fit as pictures
+            rounds = [(*viewer_s(record, *awaited), seconds(BASELINE)) for _ in range(ROUNDS + 1)][1:]
+            *shown, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
+            pictured = f"{shown[1]:.3f}" if len(shown) > 1 else "none"
+            print(f"{said:<26}{shown[0]:>12.3f}{pictured:>12}{alone:>17.3f}", flush=True)
 
 
 if __name__ == "__main__":

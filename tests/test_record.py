@@ -398,6 +398,18 @@ def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(
             opened.arrays["entropy"]
 
 
+def test_a_file_that_is_another_by_the_time_its_numbers_are_asked_for_is_told(path, tmp_path):
+    RECORDS["one"].save(path)
+    opened = Record.opened(path)
+    RECORDS["batch"].save(path, force=True)
+    with pytest.raises(MhaError, match="must stay as it is while it is looked at, got another file of that name"):
+        opened.arrays["entropy"]
+    (tmp_path / "run.safetensors").unlink()
+    with pytest.raises(MhaError) as caught:
+        opened.arrays["entropy"]
+    assert caught.value.code == "unreadable"
+
+
 def everything(record):
     """Every view of a record."""
     screen = Screen(80, True)
