@@ -148,6 +148,25 @@ def test_the_first_screen_is_whole_but_for_its_small_pictures(text: tuple[str, .
     require_clean(terminal.end())
 
 
+def test_keys_in_one_piece_wait_for_the_screen_that_they_open(saved: Path, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, [str(saved)], COLOUR, NO_TORCH)
+    terminal.until("2 heads ─")
+    terminal.press("\r\x1b[A\x1b[A")
+    terminal.until("query 0 the  key ")
+    terminal.press("q\r\x1b[A")
+    terminal.until("query 1 cat")
+    terminal.press("Q")
+    require_clean(terminal.end())
+
+
+def test_enter_opens_a_head_also_before_the_terminal_is_taken_over(saved: Path, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, [str(saved)], COLOUR, NO_TORCH)
+    terminal.press("\x1b[C\r")  # becomes a line feed on its way
+    assert "head 1" in terminal.until("row sum 1.0000")
+    terminal.press("Q")
+    require_clean(terminal.end())
+
+
 def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp_path: Path) -> None:
     record = Record.load(str(saved))
     pattern = np.full_like(record.arrays["pattern"], 1.5)
@@ -198,7 +217,7 @@ def test_a_text_is_computed_and_looked_at(tmp_path: Path) -> None:
 
 
 def test_no_terminal_is_told_before_anything_else(saved: Path, tmp_path: Path) -> None:
-    says = ("view must have a terminal, got none", "hint: mha show RECORD prints")
+    says = ("view must have a terminal, got none on ", "hint: mha show RECORD prints")
     attempt(tmp_path, "view", str(saved), code=1, says=says)
     attempt(tmp_path, "view", "no such text matters", code=1, says=says[:1])
 

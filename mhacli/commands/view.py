@@ -123,11 +123,10 @@ def _has_shades() -> bool:
 
 def _require_terminal() -> None:
     """Raises `MhaError` where there is no terminal to draw on and read keys from. Textual draws on stderr."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    has_all = all(stream is not None and stream.isatty() for stream in streams)
-    term = os.environ.get("TERM", "dumb")
-    if not has_all or term == "dumb":
-        got = "TERM=dumb" if has_all else "none"
+    streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
+    if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
+        got = f"none on {' and '.join(elsewhere)}" if elsewhere else "TERM=dumb"
         raise MhaError(f"view must have a terminal, got {got}", hint="mha show RECORD prints", code="no-terminal")
 
 

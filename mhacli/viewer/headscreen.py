@@ -177,6 +177,11 @@ class HeadScreen(ViewerScreen):
         """Moves the cursor in the part that has the focus."""
         if self.picture is None:
             return
+        if (
+            self.matrix.picture is None
+        ):  # a key that came before the screen was laid out: how far it goes is not known yet
+            self.call_after_refresh(self.action_move, way)
+            return
         if self.focused in (self.keys_pane, self.queries_pane) and way in ("up", "down", "left", "right"):
             self._move_in_text(way)
         elif self.focused is self.strongest and way in ("up", "down"):

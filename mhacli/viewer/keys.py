@@ -47,7 +47,7 @@ _SHARED = (
 )
 ALL_HEADS = (
     Key("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
-    Key("enter", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"),
+    Key("enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"),
 )
 OVERVIEW = (*ALL_HEADS, *_CURSOR[1:], *_SHARED)
 HEAD = (
