@@ -22,6 +22,8 @@ pytest.importorskip("textual")
 
 from rich.cells import cell_len
 from textual import events
+from textual.geometry import Size
+from textual.screen import Screen
 
 from mhacli.heads import HeadStatistics, Sink
 from mhacli.layers import LayerWithout
@@ -824,3 +826,24 @@ def test_the_environment_is_as_it_was_when_the_viewer_has_begun(
     app = Viewer(make_record(("the", "cat")), ViewerOptions(colour=colour))
     assert os.environ.get("NO_COLOR") == word
     assert app.no_color is not colour
+
+
+def test_two_sizes_in_short_order_do_not_answer_each_other_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out = []
+    lay_out = Screen._refresh_layout
+
+    def counted(*given: Any, **how: Any) -> None:
+        laid_out.append(given)
+        lay_out(*given, **how)
+
+    monkeypatch.setattr(Screen, "_refresh_layout", counted)
+
+    async def act(app: Viewer, pilot: Any) -> None:
+        laid_out.clear()
+        for size in (Size(40, 12), Size(100, 30)):
+            app.screen.post_message(events.Resize(size, size))
+        await pilot.pause(0.3)
+        assert len(laid_out) <= 6
+        assert app.screen.size == app.size == Size(80, 24)
+
+    drive(make_record(MAT), act=act)

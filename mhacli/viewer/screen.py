@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 from textual import events
+from textual.geometry import Size
 from textual.screen import Screen
 
 from mhacli.viewer.keys import Key, last_line
@@ -19,6 +20,10 @@ class ViewerScreen(Screen[None]):
     """A screen of the viewer."""
 
     ALLOW_SELECT = False
+
+    def _screen_resized(self, size: Size) -> None:
+        """Lies as large as the terminal is by now. Of two sizes in short order Textual answers each with the other, for ever."""
+        super()._screen_resized(self.app.size)
 
     @property
     def viewer(self) -> Viewer:
