@@ -68,6 +68,8 @@ class StoredArrays(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         """An array, by its name in the file."""
+        if name not in self._names:  # to know that, nothing is read
+            raise KeyError(name)
         return self._arrays[name]
 
     def __contains__(self, name: object) -> bool:

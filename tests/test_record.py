@@ -381,12 +381,12 @@ def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, pat
     assert 3 not in found.arrays
     views = [(found, record)] if name == "one" else [(found.of_layer(i), record.of_layer(i)) for i in range(2)]
     assert all(own.arrays.keys() == meant.arrays.keys() for own, meant in views)
+    with pytest.raises(KeyError):
+        found.arrays["patterns"]
     assert read == []
     for own, meant in views:
         assert all(np.array_equal(own.arrays[key], array, equal_nan=True) for key, array in meant.arrays.items())
     assert len(read) == 1
-    with pytest.raises(KeyError):
-        found.arrays["patterns"]
 
 
 def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(path):
