@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -65,9 +66,9 @@ class Pane(Widget, can_focus=False):
         self._lines: Sequence[Line] | None = None
         self._painted_for = Size(0, 0)
 
+    @abstractmethod
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The lines from the top, at most `height` of them; each is cut at `width`."""
-        raise NotImplementedError
 
     def repaint(self) -> None:
         """Paints anew, soon."""
