@@ -22,6 +22,7 @@ from mhacli.modules.callsearch import Failure, Laboratory, Trial, close, is_lazy
 from mhacli.modules.callsignatures import Parameter, signature_of
 from mhacli.modules.callsizes import known_of
 from mhacli.modules.callways import Way, Written, answer_of, raw, sides_of
+from mhacli.modules.casting import cast, cast_dtype
 from mhacli.modules.faults import is_on_cuda, lacks_cuda, shortened
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.results import at, told
@@ -217,18 +218,18 @@ def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
 
 
 def doubled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a module or an instance whose floating tensors are float64, those that are registered nowhere too; a function as
-    it is. Raises what copying raises."""
+    """A copy of a module or an instance whose floating tensors are float64 and complex ones complex128, those that are registered
+    nowhere too; a function as it is. Raises what copying raises."""
     if inspect.isroutine(call):
         return call
     other = copy.deepcopy(call)
     held = vars(other).values() if hasattr(other, "__dict__") else ()
     roots = [other] if isinstance(other, nn.Module) else [part for part in held if isinstance(part, nn.Module)]
-    parts: list[Any] = [part for root in roots for part in root.double().modules()]
+    parts: list[Any] = [part for root in roots for part in cast(root, torch.float64).modules()]
     for part in parts if isinstance(other, nn.Module) else [other, *parts]:
         for name, value in list(getattr(part, "__dict__", {}).items()):
-            if isinstance(value, Tensor) and value.is_floating_point():
-                part.__dict__[name] = value.double()
+            if isinstance(value, Tensor):
+                part.__dict__[name] = value.to(cast_dtype(value, torch.float64))
     return other
 
 

@@ -17,6 +17,7 @@ from mhacli.errors import MhaError
 from mhacli.findings import Choice, Comparison, Examination, Finding
 from mhacli.modules.apart import Stage
 from mhacli.modules.arguments import role_of
+from mhacli.modules.casting import cast
 from mhacli.modules.parameters import parts_of
 from mhacli.modules.readings import Reading, Widths, readings
 from mhacli.modules.request import CheckRequest, TargetRequest
@@ -144,9 +145,9 @@ def _carried(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tu
     """Both with random weights of the first."""
     assert one.built.module is not None
     assert other.built.module is not None
-    source = randomised(one.built.module, request.of.seed).to(one.dtype)
+    source = cast(randomised(one.built.module, request.of.seed), one.dtype)
     for made, said in _transferred(source, other.built.module, one, other, request):
-        yield one.of(source, one.dtype), other.of(made.to(other.dtype), other.dtype), said
+        yield one.of(source, one.dtype), other.of(cast(made, other.dtype), other.dtype), said
 
 
 def _transferred(
@@ -154,13 +155,13 @@ def _transferred(
 ) -> Iterator[tuple[nn.Module, Choice]]:
     shapes = {name: tuple(p.shape) for name, p in source.named_parameters()}
     if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
-        made = copy.deepcopy(target).to(torch.float64)
+        made = cast(copy.deepcopy(target), torch.float64)
         made.load_state_dict({**made.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
         yield made, Choice("weights", "weights are carried over by their names")
         return
     count = 0
     for mine, theirs in product(_readings(source, one, request), _readings(_numbered(target), other, request)):
-        made = copy.deepcopy(target).to(torch.float64)
+        made = cast(copy.deepcopy(target), torch.float64)
         if count < _MOST_TRANSFERS and _carry(mine, theirs, made):
             count += 1
             yield made, Choice("weights", f"weights are carried over: {', '.join(theirs.parts)}")
@@ -182,7 +183,7 @@ def _readings(module: nn.Module, subject: Subject, request: CheckRequest) -> lis
 
 def _numbered(module: nn.Module) -> nn.Module:
     """A copy whose parameters hold the number of each of their cells, so that a reading of them tells where each lies."""
-    numbered, start = copy.deepcopy(module).to(torch.float64), 1  # 0 is where a reading has put a zero of its own
+    numbered, start = cast(copy.deepcopy(module), torch.float64), 1  # 0 is where a reading has put a zero of its own
     for parameter in numbered.parameters():
         parameter.data = torch.arange(start, start + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
         start += parameter.numel()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from mhacli.modules.arguments import role_of
+from mhacli.modules.casting import cast
 from mhacli.modules.subject import Built, Inputs, Subject
 from mhacli.studies.probing import Context, Told, relative, told
 
@@ -128,7 +129,7 @@ def _rebuilt(built: Built, changes: Mapping[str, object]) -> nn.Module | None:
         if module is None:
             return None
         module.load_state_dict(built.module.state_dict())
-        return module if first is None else module.to(first.device, first.dtype)
+        return module if first is None else cast(module, first.dtype, first.device)
     except Exception:  # whatever its author's constructor raises
         return None
 

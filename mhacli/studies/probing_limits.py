@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mhacli.modules.arguments import stated
+from mhacli.modules.casting import cast
 from mhacli.modules.subject import Inputs, Subject
 from mhacli.studies.probing import Context, Told, bad_numbers, first_line, relative, told
 from mhacli.studies.probing_masks import ask_under, best_hiding, hidden_cells, under
@@ -112,8 +113,8 @@ def _rounded(context: Context, dtype: torch.dtype) -> tuple[Subject | None, Subj
         return context.subject.of(built.call, dtype), context.subject.of(built.call, torch.float64)
     if small is None:
         return None, None
-    small = small.to(dtype)
-    wide = copy.deepcopy(small).to(torch.float64)
+    small = cast(small, dtype)
+    wide = cast(copy.deepcopy(small), torch.float64)
     return context.subject.of(small, dtype), context.subject.of(wide, torch.float64)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mhacli.modules.apart import Stage
 from mhacli.modules.building import build
 from mhacli.modules.calling import find_subject
+from mhacli.modules.casting import cast
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Subject
 from mhacli.modules.target import find_target
@@ -73,10 +74,10 @@ def with_own_weights(subject: Subject, probed: Probed, seed: int) -> Examined:
     if module is None:
         tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
         return Examined(subject, None, tensors)
-    module = randomised(module, seed).to(subject.dtype)
+    module = cast(randomised(module, seed), subject.dtype)
     asked, forgetful = subject.of(module, subject.dtype), Anew(subject.of(module, subject.dtype), module)
     keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
-    plain = copy.deepcopy(module).to("cpu", torch.float64)
+    plain = cast(copy.deepcopy(module), torch.float64, "cpu")
     return Examined(forgetful if keeps_state else asked, plain, {}, keeps_state)
 
 
@@ -120,7 +121,7 @@ def _tensors_of(subject: Subject) -> Mapping[str, Tensor]:
     """The weights of what is no module: those that a call is given, or that an instance holds."""
     given = dict(getattr(subject, "tensors", {}))
     held = getattr(subject.built.call, "__dict__", {})
-    return given or {name: value for name, value in held.items() if isinstance(value, Tensor)}
+    return given or {n: value for n, value in held.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
