@@ -77,7 +77,8 @@ class Departure:
 
 @dataclass(frozen=True)
 class Examination:
-    """Everything that is said of somebody's attention."""
+    """Everything that is said of somebody's attention. `not_examined` are arguments of its call that were never given another
+    value than their default: the verdict does not speak of them."""
 
     verdict: Verdict
     target: str
@@ -97,6 +98,7 @@ class Examination:
     time_s: float = 0.0
     environment: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
+    not_examined: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""

@@ -27,6 +27,7 @@ from mhacli.modules.faults import is_on_cuda, lacks_cuda, shortened
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.results import at, told
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Sizes
+from mhacli.modules.untried import untried
 
 _MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
 _NUDGE, _ROUGH = 1e-9, 1e-11
@@ -54,6 +55,7 @@ class Caller:
     described: str
     way: Way
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -93,8 +95,9 @@ def find_subject(built: Built, request: TargetRequest) -> Caller:
     trial = _with_causal(call, lab, trial)
     trial = _with_pattern(call, lab, trial)
     trial, masks, paddings = _with_masks(call, lab, trial)
+    left_out = untried(call.signature, lab, trial, (*masks, *paddings))
     asked, dtype = _in_float64(lab, trial)
-    return _caller(call, asked, trial, masks, paddings, dtype, device)
+    return replace(_caller(call, asked, trial, masks, paddings, dtype, device), untried=left_out)
 
 
 def _caller(call: Call, built: Built, trial: Trial, masks: tuple[MaskForm, ...], paddings: tuple[MaskForm, ...],

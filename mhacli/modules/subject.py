@@ -100,7 +100,7 @@ class Subject(Protocol):
     (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `causal_by`
     names the argument that was set to make it causal, None where there is none. `mask_forms` and `padding_forms` are the ways to
     write a mask that it accepts without raising, both meanings of True of each, the likeliest first. `described` tells how it is
-    called, in one line of Python.
+    called, in one line of Python. `untried` are the arguments that are never given another value than their default.
     """
 
     @property
@@ -146,6 +146,10 @@ class Subject(Protocol):
     @property
     def described(self) -> str:
         """How it is called."""
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """The arguments that stay at their defaults."""
 
     def __call__(
         self,

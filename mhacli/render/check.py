@@ -45,12 +45,15 @@ _SIGNS = {"right": ("✓ right", "bold green"), "wrong": ("✗ wrong", "bold red
 
 
 def _verdict(examination: Examination, on: Screen) -> Text:
-    """The verdict with the target, and in plain words."""
+    """The verdict with the target, in plain words, and what it does not speak of."""
     sign, style = _SIGNS[examination.verdict]
     names = [Text(sign, style=style), Text(visible(examination.target), style="bold")]
     if examination.against is not None:
         names.append(Text(f"against {visible(examination.against)}", style="bold"))
-    return Text("\n").join([flowing(names, on.width, "  "), Text(visible(_in_words(examination)))])
+    lines = [flowing(names, on.width, "  "), Text(visible(_in_words(examination)))]
+    if examination.not_examined:
+        lines.append(Text(f"not examined: {', '.join(map(visible, examination.not_examined))}", style="yellow"))
+    return Text("\n").join(lines)
 
 
 def _in_words(examination: Examination) -> str:

@@ -86,6 +86,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             min((gap.tolerance for gap in best), default=TOLERANCE),
         ),
         against=request.against.target,
+        not_examined=tuple(dict.fromkeys((*one.untried, *other.untried))),
     )
 
 

@@ -84,6 +84,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
+        not_examined=subject.untried,
     )
 
 
