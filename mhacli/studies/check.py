@@ -62,7 +62,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     meant = meant_by(subject.built, examined.module, request, causal)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
     known = _known(subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known)
-    diagnosis = diagnose(examined.subject, found, known, request.of.seed)
+    diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
         left = by_other_sizes((first, *others), subject.built, probed, causal, request, stage)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhacli.attention import replaced
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
@@ -18,6 +18,7 @@ from mhacli.studies.candidates import Candidate
 from mhacli.studies.evidence import observe
 from mhacli.studies.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, ways_of
 from mhacli.studies.scenes import Scene, core_scenes, large_scene, mask_scenes, padding_scenes
+from mhacli.studies.surroundings import with_its_surroundings
 
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
 """How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
@@ -86,12 +87,15 @@ class Diagnosis:
             self.alternatives[first.mistake.code] = tuple(others)
 
 
-def diagnose(subject: Subject, found: Sequence[Candidate], known: Known, seed: int) -> Diagnosis:
-    """The diagnosis of a subject that may be any of these layers. Raises what the subject raises."""
+def diagnose(
+    subject: Subject, module: nn.Module | None, found: Sequence[Candidate], known: Known, seed: int
+) -> Diagnosis:
+    """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
     result = Diagnosis(scenes=list(core_scenes(subject, seed)))
     if not found:
         return result
-    _explain_core(result, found, known)
+    if not _is_right_layer(result, found):
+        _explain_core(result, with_its_surroundings(found, subject, module, result.scenes[0]), known)
     if result.candidate is None:
         result.unexplained.append(result.scenes[0].name)
         return result
@@ -126,14 +130,19 @@ def _pool(known: Known, candidate: Candidate) -> list[Made]:
 # --------------------------------------------------------------------------------------------------------- without masks
 
 
-def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
-    """No mistake, one, another pattern of its own, two: the first of these that gives what was answered."""
-    scenes = result.scenes
+def _is_right_layer(result: Diagnosis, found: Sequence[Candidate]) -> bool:
+    """Whether a layer without a mistake gives what was answered."""
     for candidate in found:
-        hypothesis = tried(candidate.layer, (), scenes)
+        hypothesis = tried(candidate.layer, (), result.scenes)
         if _noted(result, hypothesis):
-            _settle(result, candidate, [hypothesis], scenes)
-            return
+            _settle(result, candidate, [hypothesis], result.scenes)
+            return True
+    return False
+
+
+def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+    """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
+    scenes = result.scenes
     if _is_own_pattern(result, found, known):
         return
     for candidate in islice(found, _LAYERS_FOR_ONE):
