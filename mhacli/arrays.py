@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mhacli.errors import MhaError
 from mhacli.memory import uncollected
-from mhacli.tensorfile import TensorFile, TensorHeader, TensorInfo, shown_name
+from mhacli.tensorfile import TensorFile, TensorHeader, TensorInfo, shown_name, tensors_of
 from mhacli.trace import SITES
 
 if TYPE_CHECKING:  # numpy is loaded where numbers are, not to print a help text
@@ -106,14 +106,8 @@ def _require_readable(file: TensorFile | TensorHeader) -> None:
 
 def _loaded(file: TensorFile) -> Mapping[str, Array]:
     with uncollected():
-        from safetensors import SafetensorError
         from safetensors.numpy import load
-    try:
-        return load(file.data)
-    except (SafetensorError, ValueError) as fault:
-        raise MhaError(
-            f"{file.path} must be readable by safetensors: {fault}", code="bad-file", path=file.path
-        ) from None
+    return tensors_of(file, load)
 
 
 def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ MAX_WHOLE = 2**64
 def load_json(text: str | bytes, source: str) -> Any:
     """JSON as Python values. Raises `MhaError` for what is not JSON, nests too deeply or names a key twice."""
     try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
         raise MhaError(f"{source} must be JSON of moderate depth, got deeper nesting", code="bad-file") from None

@@ -12,13 +12,14 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mhacli import memory
 from mhacli.errors import MhaError
 from mhacli.files import format_size, opened, read_up_to
 from mhacli.schema import load_json
 
+T = TypeVar("T")
 METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000
 MAX_NAME_LEN = 1024
@@ -99,6 +100,16 @@ def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
     return file
 
 
+def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Mapping[str, T]:
+    """The tensors of a checked file, as a `load` of safetensors makes them. Raises `MhaError` where the library refuses them."""
+    from safetensors import SafetensorError
+
+    try:
+        return load(file.data)
+    except (SafetensorError, ValueError) as fault:
+        raise _bad(file.path, "be readable by safetensors", f"{fault!s:.200}") from None
+
+
 def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
     """`opened`, but never of a file whose name says that it is a pickle."""
     if path.lower().endswith(PICKLE_ENDINGS):
@@ -134,6 +145,8 @@ def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, A
     header = load_json(text, f"{path}: header")
     if not isinstance(header, dict):
         raise _bad(path, "have a JSON object as header", type(header).__name__)
+    if not text.startswith(b"{"):  # the format says so; neither a byte order mark nor spaces may come before it
+        raise _bad(path, "begin its header with {", f"{text[:8]!r}")
     return first + text, header
 
 

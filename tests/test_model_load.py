@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from mhacli.parts import TokenSequence
 from mhacli.record import Record
 from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
 from mhacli.survey import Wanted
+from mhacli.text.chat import Message
 
 Saved = Callable[..., str]
 
@@ -322,6 +324,62 @@ def test_the_bytes_of_a_text_are_the_ids_of_any_model(saved: Saved) -> None:
     assert not tokenizer.adds_bos
     fault = refusal(lambda: tokenizer.chat([]))
     assert fault.message == "byte must have a chat template for --chat, got none"
+
+
+class _Templated:
+    """What is asked of transformers' tokenizer for a chat."""
+
+    def __init__(self, template: Any) -> None:
+        self.chat_template, self.special_tokens_map = template, {"bos_token": "<s>"}
+
+    def get_chat_template(self) -> Any:
+        return self.chat_template
+
+
+def chat_of(saved: Saved, template: Any) -> str:
+    checkpoint, _ = find_checkpoint(saved())
+    tokenizer = replace(load_tokenizer(checkpoint, "byte"), path="folder", template=_Templated(template))
+    return tokenizer.chat([Message("user", "hi"), Message("assistant", "yes <b>")])
+
+
+def test_a_template_is_rendered_with_the_messages_and_the_special_tokens(saved: Saved) -> None:
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m['content'] | tojson }}\n{% endfor %}"
+    assert chat_of(saved, template) == '<s>[user] "hi"\n[assistant] "yes <b>"\n'
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in %}", "Expected an expression, got 'end of statement block'"),
+        ("{{ raise_exception('no system message') }}", "no system message"),
+        ("{{ nobody.role }}", "'nobody' is undefined"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it calls itself without end"),
+        ("{{ 'a' * 10 ** 10 }}", "it takes too much memory"),
+        ("{{ '%1000000000d' % 1 }}", "it takes too much memory"),
+        ("{{ 'a' * 17000000 }}", "a text of 17000000 characters, more than 16777216"),
+        (5, "Can't compile non template nodes"),
+    ],
+)
+def test_a_template_that_refuses_or_grows_without_end_is_an_error_that_says_why(
+    saved: Saved, template: Any, why: str
+) -> None:
+    fault = refusal(lambda: chat_of(saved, template))
+    assert fault.message == f"the chat template of folder must make a text of the chat, got: {why}"
+    assert fault.hint == "give the whole text as TEXT or --file, with spans by characters or regular expressions"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 10 ** (10 ** 9) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(saved: Saved, template: str) -> None:
+    fault = refusal(lambda: chat_of(saved, template))
+    assert (fault.code, fault.path) == ("too-slow", "folder")
 
 
 def test_tokens_that_a_model_made_continue_the_text(saved: Saved) -> None:

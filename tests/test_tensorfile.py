@@ -3,11 +3,11 @@ import struct
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from mhacli import tensorfile
 from mhacli.errors import MhaError
-from mhacli.tensorfile import TensorInfo, read_tensor_file, shown_name
+from mhacli.tensorfile import TensorInfo, read_tensor_file, shown_name, tensors_of
 
 LIMIT = 1 << 30
 
@@ -73,6 +73,8 @@ def test_a_file_without_our_metadata_has_none(tmp_path):
         ),
         (content("{}", length=3), "must hold its whole header of 3 bytes, got a file of 10 bytes"),
         (content([]), "must have a JSON object as header, got list"),
+        (content(b"\xef\xbb\xbf{}"), "must begin its header with {, got b'\\xef\\xbb\\xbf{}'"),
+        (content(" {}"), "must begin its header with {, got b' {}'"),
         (content({"__metadata__": [1]}), "must have metadata that maps names to strings, got [1]"),
         (content({"__metadata__": {"mha": 1}}), "must have metadata that maps names to strings, got {'mha': 1}"),
         (content({"": entry()}), "must name its tensors with 1 to 1024 characters, got '' of 0"),
@@ -116,6 +118,15 @@ def test_each_fault_of_a_header_is_named_with_its_rule(fault_of, data, message):
     assert fault_of(data) == (message, None)
 
 
+def test_what_the_library_refuses_of_a_checked_file_is_an_error_about_the_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content('{"w":{"dtype":"F32","shape":[-0],"data_offsets":[0,-0]}}'))
+    file = read_tensor_file(str(path), LIMIT)
+    with pytest.raises(MhaError) as caught:
+        tensors_of(file, load)
+    assert (caught.value.code, caught.value.path) == ("bad-file", str(path))
+
+
 def test_a_rank_beyond_the_limit_is_refused(fault_of):
     message, _ = fault_of(content({"w": entry([1] * 65, (0, 4))}, b"1234"))
     assert message.startswith("must give tensor 'w' a shape of at most 64 counts, got [1, 1, 1, ")
@@ -132,6 +143,7 @@ def test_bytes_after_the_last_tensor_are_refused(fault_of, header):
     [
         ("{", "header must be JSON, got: "),
         (b"\xff{}", "header must be UTF-8, got a bad byte at 0"),
+        ("{}".encode("utf-16-le"), "header must be JSON, got: "),
         ("[" * 100_000, "header must be JSON of moderate depth, got deeper nesting"),
         ('{"w": 1, "w": 2}', "header must be JSON, got: the name 'w' stands twice"),
         ({"__metadata__": {"mha": "{"}}, "metadata must be JSON, got: "),

@@ -116,3 +116,44 @@ def test_without_the_library_the_message_says_how_to_get_it(word_level, monkeypa
         FileTokenizer(word_level)
     assert caught.value.message == "a tokenizer.json needs the tokenizers library, which is not installed"
     assert caught.value.hint == 'pip install "mhacli[hf]" installs it'
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"ids": [1], "tokens": ["[CLS]", "[CLS]"]},
+        {"ids": [1, 1], "tokens": ["[CLS]"]},
+        {"ids": [], "tokens": ["[CLS]"]},
+        {"ids": [1], "tokens": []},
+    ],
+)
+def test_a_special_token_with_more_ids_than_names_or_fewer_is_refused(word_level, entry, tmp_path):
+    described = json.loads(Path(word_level).read_text())
+    described["post_processor"]["special_tokens"]["[CLS]"] |= entry
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    with pytest.raises(MhaError) as caught:
+        list(FileTokenizer(str(path)).tokens("the cat"))
+    assert caught.value.message.startswith(f"{path} must be ")
+    n_ids, n_tokens = 3 + len(entry["ids"]), 3 + len(entry["tokens"])
+    assert f"{n_ids} ids and {n_tokens} tokens" in caught.value.message
+
+
+def test_a_special_token_of_two_ids_and_two_names_is_two_tokens(word_level, tmp_path):
+    described = json.loads(Path(word_level).read_text())
+    described["post_processor"]["special_tokens"]["[CLS]"] |= {"ids": [1, 2], "tokens": ["[CLS]", "[SEP]"]}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    assert [token.id for token in FileTokenizer(str(path)).tokens("the cat")] == [1, 2, 6, 4, 2]
+
+
+def test_a_special_token_whose_id_is_not_in_the_vocabulary_is_refused(word_level, tmp_path):
+    described = json.loads(Path(word_level).read_text())
+    described["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [7]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    with pytest.raises(MhaError) as caught:
+        list(FileTokenizer(str(path)).tokens("the cat"))
+    assert caught.value.message == (
+        f"{path} must be a tokenizer that gives ids below 7, the size of its vocabulary, got: 7 for '[CLS]'"
+    )

@@ -19,7 +19,7 @@ from mhacli.attention.blocks import MultiHeadAttention, new_embedding
 from mhacli.config import Config
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.layerfile import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
-from mhacli.tensorfile import METADATA_KEY
+from mhacli.tensorfile import METADATA_KEY, tensors_of
 
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
@@ -99,7 +99,7 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
     """
     from safetensors.torch import load
 
-    tensors = load(source.file.data)
+    tensors = dict(tensors_of(source.file, load))
     if not allow_nonfinite:
         require_finite(tensors, source.path)
     embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)

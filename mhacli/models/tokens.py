@@ -14,10 +14,11 @@ from mhacli.checkpoints.folder import Checkpoint
 from mhacli.config import Side
 from mhacli.errors import MhaError
 from mhacli.models.library import guarded, offline, transformers
+from mhacli.models.templates import INSTEAD_OF_CHAT, render
 from mhacli.parts import TokenSequence
 from mhacli.text.chat import Message
 from mhacli.text.pieces import BYTES, Spelling, pieces_of, spelling_of
-from mhacli.text.tokenizer_file import FileTokenizer
+from mhacli.text.tokenizer_file import FileTokenizer, encoded
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ModelTokenizer:
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The tokens of a text, with the special ones that the tokenizer adds unless the text brings its own."""
-        encoding = guarded("the tokenizer", self.path, lambda: self.library.encode(text, add_special_tokens=special))
+        encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
         return pieces_of(text, encoding, self.spelling)
 
     @property
@@ -59,14 +60,12 @@ class ModelTokenizer:
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
                 f"{self.path} must have a chat template for --chat, got none",
-                hint="give the whole text as TEXT or --file, with spans by characters or regular expressions",
+                hint=INSTEAD_OF_CHAT,
                 code="no-template",
                 path=self.path,
             )
-        asked = [{"role": message.role, "content": message.content} for message in messages]
-        return str(
-            guarded("the chat template", self.path, lambda: self.template.apply_chat_template(asked, tokenize=False))
-        )
+        template = guarded("the chat template", self.path, self.template.get_chat_template)
+        return render(template, messages, self.template.special_tokens_map, self.path)
 
 
 def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:

@@ -20,6 +20,7 @@ from mhacli.checkpoints.headcounts import Sizes
 from mhacli.config import Config
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.layerfile import EMBEDDING, POSITION_EMBEDDING, LayerFile
+from mhacli.tensorfile import tensors_of
 
 TOLERANCE = 1e-10
 """Largest difference relative to the largest number compared: float64 sums in another order, with room."""
@@ -79,7 +80,7 @@ def to_family_file(source: LayerFile, layout: Layout, prefix: str) -> Converted:
     Raises `MhaError` where the layout cannot hold the layer, and, with exit code 3, where both do not compute the same.
     """
     sizes = layer_of_ours(source.config)
-    ours = {n: t for n, t in load(source.file.data).items() if n not in (EMBEDDING, POSITION_EMBEDDING)}
+    ours = {n: t for n, t in tensors_of(source.file, load).items() if n not in (EMBEDDING, POSITION_EMBEDDING)}
     require_finite(ours, source.path)
     content = save({prefix + n: t for n, t in from_ours(ours, layout, sizes).items()}, metadata={"format": "pt"})
     written = {name.removeprefix(prefix): tensor for name, tensor in load(content).items()}

@@ -26,6 +26,7 @@ from mhacli.parts import Environment, TokenSequence
 from mhacli.plan import facts_of
 from mhacli.studies.axes import Axes
 from mhacli.studies.devices import choose_device, environment
+from mhacli.tensorfile import tensors_of
 from mhacli.text.encode import Encoded
 
 _INPUT_STREAM = 1 << 63
@@ -234,7 +235,7 @@ def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool)
     from safetensors.torch import load
 
     source = read_bias_file(where, facts)
-    found = load(source.file.data)[source.name]
+    found = tensors_of(source.file, load)[source.name]
     bias = found.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
     if not allow_nonfinite:  # −∞ is meant only where the file says it, not where a number is too large for the dtype
         weights.require_finite({source.name: bias.masked_fill(found.isneginf(), 0.0)}, source.file.path)

@@ -34,8 +34,11 @@ class FileTokenizer:
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The pieces, with the special tokens that the file adds (their span is empty)."""
-        encoded = self._guarded(lambda: self.library.encode(text))
-        for piece, (start, end), token_id in zip(encoded.tokens, encoded.offsets, encoded.ids, strict=True):
+        made = self._guarded(lambda: encoded(self.library, text))
+        for piece, (start, end), token_id in zip(made.tokens, made.offsets, made.ids, strict=True):
+            if token_id >= len(self.vocabulary.tokens):
+                known = f"ids below {len(self.vocabulary.tokens)}, the size of its vocabulary"
+                raise self._refused(f"a tokenizer that gives {known}", f"{token_id} for {piece!r:.80}")
             yield Token(piece, start, end, token_id)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
@@ -76,6 +79,21 @@ class FileTokenizer:
 
     def _refused(self, rule: str, got: str) -> MhaError:
         return MhaError(f"{self._path} must be {rule}, got: {got}", code="bad-file", path=self._path)
+
+
+def encoded(library: Any, text: str, *, special: bool = True) -> Any:
+    """What a tokenizer of the library makes of a text, with the special tokens that it adds unless they are left out.
+
+    Raises `ValueError` where these have more ids than names, or fewer, as a post-processor can say: nobody knows then which is
+    whose.
+    """
+    made = library.encode(text, add_special_tokens=special)
+    if not len(made.ids) == len(made.tokens) == len(made.offsets) == len(made.special_tokens_mask):
+        raise ValueError(
+            f"{len(made.ids)} ids and {len(made.tokens)} tokens for one text, where its post_processor must give every special "
+            "token as many ids as tokens"
+        )
+    return made
 
 
 def _library() -> Any:

@@ -1,0 +1,57 @@
+"""Renders a chat template; a process of its own, run by its path, that the system ends when it takes too long.
+
+It gets a line of JSON, `{"template", "messages", "tokens", "limit_s", "more_bytes", "most"}`, and answers with one:
+`{"text"}`, or `{"fault"}`. It imports nothing of ours, and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+from typing import Any
+
+
+def rendered(asked: dict[str, Any]) -> dict[str, str]:
+    """The answer to what is asked: the text, or why there is none."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    limit_to(asked["limit_s"], asked["more_bytes"])
+    try:
+        made: Any = render_jinja_template(
+            conversations=[asked["messages"]], chat_template=asked["template"], **asked["tokens"]
+        )
+    except MemoryError:
+        return {"fault": "it takes too much memory"}
+    except RecursionError:
+        return {"fault": "it calls itself without end"}
+    except Exception as fault:  # a template can raise whatever its author likes
+        said = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        return {"fault": said}
+    text = str(made[0][0])
+    if len(text) > asked["most"]:
+        return {"fault": f"a text of {len(text)} characters, more than {asked['most']}"}
+    return {"text": text}
+
+
+def limit_to(seconds: float, more_bytes: int) -> None:
+    """From here on the process may take so much of a processor's time, and so much more memory than it has."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    ends_s = math.ceil(used.ru_utime + used.ru_stime + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (ends_s, ends_s + 1))
+    with open("/proc/self/statm") as sizes:
+        has_bytes = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> None:
+    """Answers what comes on stdin."""
+    answer = rendered(json.loads(sys.stdin.buffer.readline()))
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
