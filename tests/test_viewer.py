@@ -39,7 +39,7 @@ from mhacli.viewer.matrix import Matrix
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.reading import Reading
 from mhacli.viewer.strongest import bar
-from mhacli.viewer.tokens import flow
+from mhacli.viewer.tokens import Tokens, flow
 from mhacli.viewer.zoom import Zoom, fitting, ladder
 from tests.heads_made import surveyed
 from tests.layers_made import layered
@@ -118,6 +118,44 @@ def with_sink(record: Record) -> Record:
     heads = [replace(head, kind="sink", certainty=0.625) for head in record.heads]
     heads[0] = replace(heads[0], sinks=(Sink(0, len(record.keys[0].tokens) - 1, 0.5, 0.125),))
     return replace(record, heads=tuple(heads))
+
+
+# -------------------------------------------------------------------------------------------------------------------- cells
+
+
+def styles_of_cells(app: Viewer) -> list[tuple[str, Any]]:
+    """The pieces of the matrix, the texts and the small pictures of a screen that stand for shares."""
+    found = []
+    for pane in app.screen.query(Matrix):
+        found += [piece for line in pane.paint(*pane.size)[3:] for piece in line[2:]]
+    for pane in app.screen.query(Tokens):
+        found += [piece for line in pane.paint(*pane.size)[1:] for piece in line[1::2]]
+    for pane in app.screen.query(Heads):
+        found += [piece for line in pane.paint(*pane.size) for piece in line if set(piece.text) & set("▀▄░∗┃◀")]
+    return [(piece.text, piece.style) for piece in found]
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize(
+    "keys", [(), ("enter",), ("enter", "+"), ("enter", "+", "+"), ("enter", "-"), ("enter", "right", "down", "x")]
+)
+def test_no_cell_is_bold_faint_or_underlined_not_even_the_chosen_one(keys: tuple[str, ...], colour: bool) -> None:
+    record = (
+        surveyed(" ".join(MAT * 5), causal=True, n_heads=2, d_model=6) if not keys else make_record(MAT, causal=True)
+    )
+    cells: list[tuple[str, Any]] = []
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        cells.extend(styles_of_cells(app))
+
+    drive(record, *keys, size=(100, 40), act=look, colour=colour)
+    assert len(cells) >= 2
+    assert [(text, str(style)) for text, style in cells if style and (style.bold or style.dim or style.underline)] == []
+
+
+def test_a_chosen_token_that_is_shaded_has_a_mark_in_front() -> None:
+    _, shown = drive(make_record(MAT), "enter", size=(100, 40), colour=True)
+    assert shown.count(" the cat sat on the▸mat") == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- whole screens

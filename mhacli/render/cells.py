@@ -15,7 +15,7 @@ from mhacli.arrays import Array
 from mhacli.heads import HeadStatistics
 from mhacli.parts import TokenSequence
 from mhacli.record import Record
-from mhacli.render.colours import NAN_SIGN, level_of, shade
+from mhacli.render.colours import EMPTY, NAN_SIGN, level_of, shade
 from mhacli.render.frames import left_out, plain_table, title_rule
 from mhacli.render.options import Screen, ViewOptions, balanced
 from mhacli.render.stack import places_of
@@ -173,7 +173,7 @@ _CORNER_ROWS = 40
 def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:
     share = float(cells.shares[at])
     if math.isnan(share):
-        return Text(NAN_SIGN, style="bold red") if cells.is_broken[at[0]] else Text("0", style="dim")
+        return Text(NAN_SIGN, style="red") if cells.is_broken[at[0]] else Text("0", style=EMPTY)
     style = shade(level_of(share, cells.largest)) if screen.colour else ""
     return Text(share_text(share, options.precision), style=style)
 

@@ -28,6 +28,9 @@ GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
 NAN_SIGN = "?"
 """In place of a cell that is no number."""
+EMPTY = Style(color=Color.from_rgb(128, 128, 128))
+"""Of what stands in a cell that has no share: a colour, for no cell is faint, bold or underlined, which terminals draw darker
+or brighter than the shade of its number."""
 
 
 @lru_cache(maxsize=1024)

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.text import Text
 
 from mhacli.heads import HeadStatistics, Kind
 from mhacli.layers import InspectedLayer
 from mhacli.record import Record
+from mhacli.render.colours import EMPTY
 from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.options import Screen
 from mhacli.render.stack import Layer, short_name
@@ -81,14 +83,14 @@ def _row(layer: Layer, name: str, columns: range, label: int, width: int) -> Tex
     line.append(" " if is_sure else "!", style="bold red").append(" ")
     kinds = {head.head: head.kind for head in layer.view.heads}
     for head in columns:
-        sign, style = _sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, "")
+        sign, style = _sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
         line.append(sign, style=style).append(" " * (width - 1))
     return line
 
 
-def _sign(kind: Kind) -> tuple[str, str]:
+def _sign(kind: Kind) -> tuple[str, Style]:
     sign, colour = KIND_SIGNS[kind]
-    return sign, f"dim {colour}" if kind in _CALM else f"bold {colour}"
+    return sign, EMPTY if kind in _CALM else Style(color=colour)
 
 
 def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
@@ -101,10 +103,10 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         if not own:
             continue
         sign, style = _sign(kind)
-        part = Text(sign, style=style).append(f" {kind} {len(own)}", style="not bold not dim default")
+        part = Text().append(sign, style=style).append(f" {kind} {len(own)}")
         if len(own) <= _FEW and kind not in _CALM:
             listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
-            part.append(f" ({unit}{', '.join(listed)})", style="not bold dim")
+            part.append(f" ({unit}{', '.join(listed)})", style="dim")
             unit = ""  # told once
         parts.append(part)
     return flowing(parts, screen.width)

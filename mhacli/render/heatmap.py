@@ -106,9 +106,10 @@ def _key_axis(head: Head, grid: Grid) -> Text:
 
 
 def _line_label(head: Head, query: int) -> Text:
+    """The beginning of a line; its style is its own, and not that of the cells that are put behind it."""
     number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
-    return Text(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
+    return Text().append(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
 
 
 def _half_blocks(head: Head, grid: Grid) -> list[Text]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mhacli.masksurvey import MaskSurvey, SequenceMask
 from mhacli.parts import TokenSequence
+from mhacli.render.colours import EMPTY
 from mhacli.render.frames import title_rule
 from mhacli.render.options import Screen, balanced
 from mhacli.render.terminal import MAX_SEQUENCES
@@ -21,6 +22,7 @@ from mhacli.text.escape import visible
 SCHEMA = "mha.mask/1"
 _LABEL_WIDTH, _COUNT_WIDTH, _MAX_NAMED, _MAX_LINES = 12, 6, 32, 64
 _SEEN, _UNSEEN = "■", "·"
+_ALLOWED = "cyan"
 _PARTLY = "░▒▓"
 
 
@@ -90,7 +92,7 @@ def _named_cells(survey: MaskSurvey, index: int, k_len: int, cell_width: int) ->
     for row, blocks in enumerate(mask.block_counts):
         picture.append("\n").append_text(_label(sequence, row - first)).append(" ")
         for seen in blocks:
-            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style="bold cyan" if seen else "dim")
+            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style=_ALLOWED if seen else EMPTY)
         picture.append(f"  {mask.visible_per_query[row]:,}", style="dim")
     return picture.append(f"\n{_SEEN} may attend, {_UNSEEN} may not", style="dim")
 
@@ -109,12 +111,12 @@ def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
     side = mask.block * merge
     lines = [Text(f"{'':{_LABEL_WIDTH}} keys from left to right, each mark {side} × {side} cells", style="dim")]
     for top in range(0, n_rows, merge):
-        line = Text(f"{top * mask.block:>{_LABEL_WIDTH}} ", style="dim")
+        line = Text().append(f"{top * mask.block:>{_LABEL_WIDTH}} ", style="dim")
         height = min(side, q_len - top * mask.block)
         for left in range(0, n_columns, merge):
             seen = sum(sum(row[left : left + merge]) for row in mask.block_counts[top : top + merge])
             share = seen / (height * min(side, k_len - left * mask.block))
-            line.append(_mark(share), style="bold cyan" if share else "dim")
+            line.append(_mark(share), style=_ALLOWED if share else EMPTY)
         lines.append(line)
     lines.append(Text(f"{_SEEN} all of a block is allowed, {_PARTLY} some of it, {_UNSEEN} nothing", style="dim"))
     return Text("\n").join(lines)

@@ -10,13 +10,12 @@ from itertools import pairwise
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from mhacli.arrays import Array
 from mhacli.record import Record
-from mhacli.render.colours import level_of, shade
+from mhacli.render.colours import EMPTY, level_of, shade
 from mhacli.render.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.words import fitted, share_text, token_text
 
@@ -248,9 +247,8 @@ def _cell(
 ) -> Text:
     share = float(head.shares[query, key])
     if not head.allowed[query, key]:
-        return Text("0 ", style="dim")
+        return Text("0 ", style=EMPTY)
     if head.site == "dropped" and share == 0:
-        return Text("drop ", style="dim")
+        return Text("drop ", style=EMPTY)
     text = share_text(share, options.precision) + ("*" if is_largest else " ")
-    style = shade(level_of(share, largest)) if screen.colour and not math.isnan(share) else Style.null()
-    return Text(text, style=style + Style(bold=True) if is_largest else style)
+    return Text(text, style=shade(level_of(share, largest)) if screen.colour and not math.isnan(share) else "")

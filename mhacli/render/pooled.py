@@ -59,8 +59,9 @@ def _axis(drawn: HeadMap, columns_per_cell: int) -> Text:
 
 
 def _line(drawn: HeadMap, row: int) -> Text:
+    """The beginning of a line, in a style of its own."""
     index = row * drawn.block + drawn.first[0]
-    return Text(f"{index if index >= 0 else '':>{_LABEL_WIDTH - 1}} ", style="dim")
+    return Text().append(f"{index if index >= 0 else '':>{_LABEL_WIDTH - 1}} ", style="dim")
 
 
 def _square_lines(drawn: HeadMap, levels: Array) -> list[Text]:
@@ -112,19 +113,18 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     largest = float(drawn.shares.max(initial=0.0, where=drawn.is_open))
     said = f"sink {share_text(sink, options.precision)}"
     said += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
-    text = Text(f"{said} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
-    text.append(": the first token stands in a column of its own, ", style="not bold")
-    text.append("the rest of each row is renormalised\n", style="not bold")
+    text = Text().append(f"{said} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
+    text.append(": the first token stands in a column of its own, the rest of each row is renormalised\n")
     if largest <= 0:
-        return text.append("nothing is left beside it", style="not bold")
+        return text.append("nothing is left beside it")
     said = range_text(scale, largest, int(drawn.is_open.sum()))
-    text.append(f"scale {scale}, {said}: ", style="not bold dim")
+    text.append(f"scale {scale}, {said}: ", style="dim")
     if screen.colour:
         for level in range(0, 256, 17):
             text.append(" ", style=shade(level))
-        text.append(" sink 0 … 1: ", style="not bold dim")
+        text.append(" sink 0 … 1: ", style="dim")
         for level in range(0, 256, 51):
             text.append(" ", style=sink_shade(level))
     else:
-        text.append(f"{GLYPHS}; sink in %", style="not bold")
-    return text.append("; a blank is not allowed", style="not bold dim")
+        text.append(f"{GLYPHS}; sink in %")
+    return text.append("; a blank is not allowed", style="dim")

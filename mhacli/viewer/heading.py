@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from mhacli.heads import HeadStatistics
+from mhacli.render.colours import EMPTY
 from mhacli.render.kinds import KIND_SIGNS
 from mhacli.render.words import share_text
 from mhacli.viewer.gallery import Entry
@@ -19,9 +20,9 @@ Piece = tuple[str, Style]
 def kind_sign(said: HeadStatistics | None) -> Piece:
     """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
     if said is None:
-        return "?", DIM
+        return "?", EMPTY
     sign, colour = KIND_SIGNS[said.kind]
-    return sign, Style(color=colour, bold=said.kind not in ("mixed", "uniform"), dim=said.kind in ("mixed", "uniform"))
+    return sign, EMPTY if said.kind in ("mixed", "uniform") else Style(color=colour)
 
 
 def kind_words(said: HeadStatistics | None) -> str:

@@ -12,10 +12,10 @@ from rich.style import Style
 from textual import events
 from textual.message import Message
 
-from mhacli.render.colours import glyph, half_block, ramp_colour
+from mhacli.render.colours import EMPTY, glyph, half_block, ramp_colour
 from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER
 from mhacli.render.words import fitted, share_text
-from mhacli.viewer.pane import ACCENT, BOLD, CURSOR, DIM, PLAIN, WARNING, Line, Pane, ruled, segment, segments, shaded
+from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments, shaded
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.zoom import SHADED, Zoom, fitting, ladder, nearest
 
@@ -246,7 +246,7 @@ def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: b
     cells = []
     for place, (top, bottom) in enumerate(zip(upper, lower, strict=True)):
         if NOT_A_NUMBER in (top, bottom):
-            cells.append(segment(NAN_SIGN, CURSOR if place == own else WARNING))
+            cells.append(segment(NAN_SIGN, CURSOR if place == own else BROKEN))
             continue
         character, style = half_block(top if top >= 0 else None, bottom if bottom >= 0 else None)
         if place == own:
@@ -259,11 +259,11 @@ def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: b
 
 def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
     sign = NAN_SIGN if level == NOT_A_NUMBER else " " if level < 0 or colour else glyph(level)
-    style = WARNING if level == NOT_A_NUMBER else shaded(level) if colour and level >= 0 else PLAIN
+    style = BROKEN if level == NOT_A_NUMBER else shaded(level) if colour and level >= 0 else PLAIN
     if not is_own:
         return segment(sign * zoom.width, style)
     if colour:
-        return segment("[]" if zoom.width > SHADED else "▪", style + BOLD)
+        return segment("[]" if zoom.width > SHADED else "▪", style)
     return segment(sign * zoom.width, CURSOR)
 
 
@@ -275,7 +275,7 @@ def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: boo
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign
-    style = DIM if level < 0 else shaded(level) if colour else PLAIN
+    style = EMPTY if level < 0 else shaded(level) if colour else PLAIN
     if is_own:
-        return segment(f"[{text}]", CURSOR if not colour or level < 0 else style + BOLD)
+        return segment(f"[{text}]", CURSOR if not colour or level < 0 else style)
     return segment(f" {text} ", style)

@@ -21,11 +21,9 @@ from mhacli.render.words import fitted
 Line = Sequence[Segment]
 _BLACK, _WHITE = Color.from_rgb(0, 0, 0), Color.from_rgb(255, 255, 255)
 PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
-ACCENT, WARNING, CURSOR = (
-    Style(color="cyan", bold=True),
-    Style(color="yellow", bold=True),
-    Style(reverse=True, bold=True),
-)
+ACCENT, WARNING = Style(color="cyan", bold=True), Style(color="yellow", bold=True)
+CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
+"""Of cells, which are never bold: the one that is chosen, and those that are no numbers."""
 
 
 def segment(text: str, style: Style = PLAIN) -> Segment:

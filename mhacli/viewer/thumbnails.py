@@ -7,7 +7,7 @@ from rich.segment import Segment
 
 from mhacli.render.colours import glyph, half_block
 from mhacli.render.headmaps import NOT_A_NUMBER
-from mhacli.viewer.pane import PLAIN, WARNING, segment
+from mhacli.viewer.pane import BROKEN, PLAIN, segment
 from mhacli.viewer.picture import Picture
 from mhacli.viewer.tiles import Tile
 
@@ -36,6 +36,6 @@ def _sign(level: int) -> Segment:
 
 def _half(top: int, bottom: int) -> Segment:
     if NOT_A_NUMBER in (top, bottom):
-        return segment("?", WARNING)
+        return segment("?", BROKEN)
     character, style = half_block(top if top >= 0 else None, bottom if bottom >= 0 else None)
     return segment(character, style or PLAIN)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.message import Message
 
 from mhacli.parts import TokenSequence
-from mhacli.render.colours import glyph
+from mhacli.render.colours import EMPTY, glyph
 from mhacli.render.headmaps import NOT_A_NUMBER
 from mhacli.render.words import fitted, token_text
 from mhacli.viewer.matrix import NAN_SIGN
-from mhacli.viewer.pane import CURSOR, DIM, PLAIN, WARNING, Line, Pane, ruled, segment, shaded
+from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, PLAIN, Line, Pane, ruled, segment, shaded
 
-_UNDERLINED = Style(underline=True, bold=True)
+_CHOSEN = "▸", ACCENT
+"""In front of a chosen token that is shaded."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,13 @@ class Tokens(Pane, can_focus=True):
         pieces: list[Segment] = []
         for place in wrapped.tokens_of(line):
             level, is_chosen = self._level_of(place), self.chosen[0] <= place <= self.chosen[1]
+            is_shaded = self.colour and level >= 0
             sign = NAN_SIGN if level == NOT_A_NUMBER else " " if self.colour or level < 0 else glyph(level)
-            pieces.append(segment(sign, WARNING if level == NOT_A_NUMBER else PLAIN))
-            style = DIM if level < 0 else shaded(level) if self.colour else PLAIN
-            if is_chosen:
-                style = CURSOR if level < 0 or not self.colour else style + _UNDERLINED
-            pieces.append(segment(wrapped.labels[place], style))
+            pieces.append(
+                segment(*(_CHOSEN if is_chosen and is_shaded else (sign, BROKEN if sign == NAN_SIGN else PLAIN)))
+            )
+            style = EMPTY if level < 0 else shaded(level) if self.colour else PLAIN
+            pieces.append(segment(wrapped.labels[place], CURSOR if is_chosen and not is_shaded else style))
         return pieces
 
     def on_click(self, event: events.Click) -> None:
