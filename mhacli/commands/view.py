@@ -114,7 +114,7 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
 
 
 def _has_shades() -> bool:
-    """Whether the terminal has enough colours for shades: 256 or more. With sixteen they would be out of order."""
+    """Whether the terminal has enough colours for shades: 256 or more. Sixteen are no more steps than signs have."""
     term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").strip().lower()
     return (
         depth in ("truecolor", "24bit") or "256color" in term or term in ("xterm-kitty", "alacritty", "foot", "wezterm")

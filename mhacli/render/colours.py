@@ -2,15 +2,22 @@
 
 The ramp runs dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
 Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
+
+Terminals with 256 or 16 colours have few of these. The nearest ones are not in order, so each scale has its own for such
+terminals, picked by hand so that their lightness rises from step to step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
-from rich.color import Color
+from rich.color import Color, ColorSystem, ColorType
+from rich.color_triplet import ColorTriplet
 from rich.style import Style
+
+RGB = tuple[int, int, int]
 
 RAMP = (
     (68, 1, 84),
@@ -24,46 +31,101 @@ RAMP = (
 )
 _SINK = (255, 64, 200)
 _MIDDLE = 110
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A scale as numbers in the palettes of terminals with 256 and 16 colours, from the darkest on. Every terminal makes the
+    same of the numbers from 16 on, but its own of those before. Source: Moy et al., "XTerm Control Sequences"."""
+
+    of_256: tuple[int, ...]
+    of_16: tuple[int, ...]
+
+    def at(self, level: int) -> tuple[int, int]:
+        """The numbers at `level` of 0 … 255."""
+        of_256, of_16 = (numbers[min(255, level) * len(numbers) // 256] for numbers in (self.of_256, self.of_16))
+        return of_256, of_16
+
+
+RAMP_STEPS = Steps((53, 54, 55, 56, 24, 26, 30, 36, 77, 149, 184, 190, 226), (4, 12, 6, 10, 11))
+SINK_STEPS = Steps((16, 53, 89, 126, 162, 199, 206), (0, 5, 13))
+"""Of sinks, without a colour of the ramp among the 16."""
+
+
+class _Picked(Color):
+    """A colour that says itself what stands for it where there are fewer: `of_256` and `of_16`, by number."""
+
+    of_256: int
+    of_16: int
+
+    def downgrade(self, system: ColorSystem) -> Color:  # type: ignore[override]  # rich keeps what it found, which no override needs
+        """The colour as a terminal has it."""
+        if system == ColorSystem.TRUECOLOR:
+            return self
+        return Color.from_ansi(self.of_256 if system == ColorSystem.EIGHT_BIT else self.of_16)
+
+
+def picked(colour: RGB, of_256: int, of_16: int) -> Color:
+    """A colour with those that stand for it. Its name tells it apart from others with the same red, green and blue."""
+    made = _Picked(f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour))
+    made.of_256, made.of_16 = of_256, of_16
+    return made
+
+
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
 NAN_SIGN = "?"
 """In place of a cell that is no number."""
-EMPTY = Style(color=Color.from_rgb(128, 128, 128))
+EMPTY = Style(color=picked((128, 128, 128), 244, 8))
 """Of what stands in a cell that has no share: a colour, for no cell is faint, bold or underlined, which terminals draw darker
 or brighter than the shade of its number."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def shade(level: int) -> Style:
     """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
-    return on_colour(ramp_colour(level))
+    return on_colour(ramp_paint(level))
 
 
-def on_colour(colour: tuple[int, int, int]) -> Style:
-    """The style of text on a background: black or white, whichever is easier to read."""
-    return Style(color="bright_white" if is_dark(colour) else "black", bgcolor=Color.from_rgb(*colour))
+def on_colour(colour: Color) -> Style:
+    """The style of text on a background: black or white, whichever is easier to read on what the terminal makes of it."""
+    own, of_256 = (is_dark(colour.downgrade(system).get_truecolor()) for system in _KNOWN)
+    of_16 = colour.downgrade(ColorSystem.STANDARD).number in _DARK
+    ink = picked((255, 255, 255) if own else (0, 0, 0), 231 if of_256 else 16, 15 if of_16 else 0)
+    return Style(color=ink, bgcolor=colour)
+
+
+_KNOWN = ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT
+_DARK = (0, 4, 5, 8, 12)
+"""Those of the 16 colours of scales on which white can be read better, on most terminals."""
+
+
+@lru_cache(maxsize=256)
+def ramp_paint(level: int) -> Color:
+    """The colour of the ramp at `level` of 0 … 255 on any terminal."""
+    return picked(ramp_colour(level), *RAMP_STEPS.at(level))
 
 
 @lru_cache(maxsize=256)
 def sink_shade(level: int) -> Style:
     """The style of a sink's cell at `level` of 0 … 255: another colour than any of the ramp, black to magenta."""
-    return Style(bgcolor=Color.from_rgb(*sink_colour(level)))
+    return Style(bgcolor=picked(sink_colour(level), *SINK_STEPS.at(level)))
 
 
-def sink_colour(level: int) -> tuple[int, int, int]:
+def sink_colour(level: int) -> RGB:
     """Red, green and blue of a sink at `level` of 0 … 255."""
     red, green, blue = (round(part * level / 255) for part in _SINK)
     return red, green, blue
 
 
-def is_dark(colour: tuple[int, int, int]) -> bool:
+def is_dark(colour: RGB | ColorTriplet) -> bool:
     """Whether white is easier to read on a colour than black. Source of the weights: ITU-R BT.709."""
     red, green, blue = colour
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue <= _MIDDLE
 
 
 @lru_cache(maxsize=256)
-def ramp_colour(level: int) -> tuple[int, int, int]:
+def ramp_colour(level: int) -> RGB:
     """Red, green and blue at `level` of 0 … 255, straight between the points of the ramp."""
     place = level / 255 * (len(RAMP) - 1)
     low = min(int(place), len(RAMP) - 2)
@@ -72,17 +134,15 @@ def ramp_colour(level: int) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=65536)
-def half_block(
-    upper: int | None, lower: int | None, colour: Callable[[int], tuple[int, int, int]] = ramp_colour
-) -> tuple[str, Style]:
-    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself. `colour` is
-    that of a level."""
+def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Color] = ramp_paint) -> tuple[str, Style]:
+    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself. `paint` makes
+    a colour of a level."""
     if upper is None and lower is None:
         return " ", Style.null()
     if upper is None or lower is None:
         level = lower if upper is None else upper
-        return "▄" if upper is None else "▀", Style(color=Color.from_rgb(*colour(level or 0)))
-    return "▀", Style(color=Color.from_rgb(*colour(upper)), bgcolor=Color.from_rgb(*colour(lower)))
+        return "▄" if upper is None else "▀", Style(color=paint(level or 0))
+    return "▀", Style(color=paint(upper), bgcolor=paint(lower))
 
 
 def level_of(share: float, largest: float) -> int:

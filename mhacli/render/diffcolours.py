@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from rich.color import Color
 from rich.style import Style
 
-from mhacli.render.colours import on_colour
+from mhacli.render.colours import RGB, Steps, on_colour, picked
 
 LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
+LESS_STEPS, MORE_STEPS = Steps((238, 24, 31, 74, 81), (8, 6, 14)), Steps((238, 94, 136, 178, 214), (8, 3, 11))
+"""Both sides on small terminals, from no change on."""
 STRONG = 0.5
 """From half of the largest change on a sign is a strong one."""
 FAINT = 0.05
@@ -21,7 +24,7 @@ FAINT = 0.05
 
 
 @lru_cache(maxsize=512)
-def change_colour(level: int) -> tuple[int, int, int]:
+def change_colour(level: int) -> RGB:
     """Red, green and blue of a change at `level` of −255 … 255: straight from no change to the end of its side."""
     end, part = (LESS, -level) if level < 0 else (MORE, level)
     red, green, blue = (round(a + (b - a) * part / 255) for a, b in zip(NONE, end, strict=True))
@@ -29,9 +32,16 @@ def change_colour(level: int) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=512)
+def change_paint(level: int) -> Color:
+    """The colour of a change at `level` of −255 … 255 on any terminal."""
+    steps = LESS_STEPS if level < 0 else MORE_STEPS
+    return picked(change_colour(level), *steps.at(abs(level)))
+
+
+@lru_cache(maxsize=512)
 def change_style(level: int) -> Style:
     """The style of a cell at `level` of −255 … 255: its background, with text black or white by luminance."""
-    return on_colour(change_colour(level))
+    return on_colour(change_paint(level))
 
 
 def change_glyph(level: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
+from rich.color import Color
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.style import Style
@@ -17,8 +18,8 @@ from mhacli.arrays import Array
 from mhacli.differences.parts import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.errors import UsageError
 from mhacli.record import Record
-from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_colour, shade
-from mhacli.render.diffcolours import change_colour, change_glyph, change_style
+from mhacli.render.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_paint, shade
+from mhacli.render.diffcolours import change_glyph, change_paint, change_style
 from mhacli.render.diffgrids import Grids, grids
 from mhacli.render.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.frames import title_rule
@@ -206,7 +207,7 @@ class _Panel:
     levels: Array
     words: Sequence[Sequence[str]]
     style: Callable[[int], Style]
-    colour: Callable[[int], tuple[int, int, int]]
+    paint: Callable[[int], Color]
     sign: Callable[[int], str]
 
 
@@ -260,7 +261,7 @@ def _leveled(shares: Sequence[Array], scales: _Scales) -> Iterator[Array]:
 
 def _three(fit: Grids, of_shares: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
     shares = [
-        _Panel(name, drawn, _words(cells, precision), shade, ramp_colour, glyph)
+        _Panel(name, drawn, _words(cells, precision), shade, ramp_paint, glyph)
         for name, drawn, cells in zip("AB", of_shares, (fit.a, fit.b), strict=True)
     ]
     is_known = np.isfinite(fit.change)
@@ -268,7 +269,7 @@ def _three(fit: Grids, of_shares: tuple[Array, Array], scales: _Scales, precisio
     change = np.select([np.isnan(fit.change), ~is_known], [_BLANK, _BROKEN], change)
     is_told = scales.change >= 10.0**-precision  # else all of them would round to 0
     words = _words(fit.change, precision, signed=True) if is_told else [[""] * fit.change.shape[1]] * len(fit.change)
-    return (*shares, _Panel("B − A", change, words, change_style, change_colour, change_glyph))
+    return (*shares, _Panel("B − A", change, words, change_style, change_paint, change_glyph))
 
 
 def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[str]]:
@@ -345,7 +346,7 @@ def _halves(panel: _Panel, row: int) -> Text:
             text.append(NAN_SIGN)
             continue
         top, bottom = (None if one == _BLANK else one for one in levels_of)
-        text.append(*half_block(top, bottom, panel.colour))
+        text.append(*half_block(top, bottom, panel.paint))
     return text
 
 

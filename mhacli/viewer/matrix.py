@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
-from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.message import Message
 
-from mhacli.render.colours import EMPTY, glyph, half_block, ramp_colour
+from mhacli.render.colours import EMPTY, glyph, half_block, picked, ramp_paint, shade
 from mhacli.render.headmaps import FORBIDDEN, NOT_A_NUMBER
 from mhacli.render.words import fitted, share_text
-from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments, shaded
+from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.zoom import SHADED, Zoom, fitting, ladder, nearest
 
 NAN_SIGN = "?"
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
-_CURSOR_COLOUR = Color.from_rgb(255, 64, 64)
+_CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
 """The cursor among half blocks: a colour that the ramp does not have."""
 
 
@@ -251,7 +250,7 @@ def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: b
         character, style = half_block(top if top >= 0 else None, bottom if bottom >= 0 else None)
         if place == own:
             rest = top if is_lower else bottom
-            ground = Color.from_rgb(*ramp_colour(rest)) if rest >= 0 else None
+            ground = ramp_paint(rest) if rest >= 0 else None
             character, style = "▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground)
         cells.append(segment(character, style))
     return cells
@@ -259,7 +258,7 @@ def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: b
 
 def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
     sign = NAN_SIGN if level == NOT_A_NUMBER else " " if level < 0 or colour else glyph(level)
-    style = BROKEN if level == NOT_A_NUMBER else shaded(level) if colour and level >= 0 else PLAIN
+    style = BROKEN if level == NOT_A_NUMBER else shade(level) if colour and level >= 0 else PLAIN
     if not is_own:
         return segment(sign * zoom.width, style)
     if colour:
@@ -275,7 +274,7 @@ def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: boo
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign
-    style = EMPTY if level < 0 else shaded(level) if colour else PLAIN
+    style = EMPTY if level < 0 else shade(level) if colour else PLAIN
     if is_own:
         return segment(f"[{text}]", CURSOR if not colour or level < 0 else style)
     return segment(f" {text} ", style)

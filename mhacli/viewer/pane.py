@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from rich.cells import cell_len
-from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from mhacli.render.colours import is_dark, ramp_colour
 from mhacli.render.words import fitted
 
 Line = Sequence[Segment]
-_BLACK, _WHITE = Color.from_rgb(0, 0, 0), Color.from_rgb(255, 255, 255)
 PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
 ACCENT, WARNING = Style(color="cyan", bold=True), Style(color="yellow", bold=True)
 CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
@@ -29,13 +25,6 @@ CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
 def segment(text: str, style: Style = PLAIN) -> Segment:
     """A piece of a line. `text` must be harmless already."""
     return Segment(text, style)
-
-
-@lru_cache(maxsize=256)
-def shaded(level: int) -> Style:
-    """The style of a cell with text at a level of 0 … 255: as `shade`, but in a black and white that no palette changes."""
-    colour = ramp_colour(level)
-    return Style(color=_WHITE if is_dark(colour) else _BLACK, bgcolor=Color.from_rgb(*colour))
 
 
 def segments(parts: Iterable[tuple[str, Style]]) -> Line:

@@ -12,11 +12,11 @@ from textual import events
 from textual.message import Message
 
 from mhacli.parts import TokenSequence
-from mhacli.render.colours import EMPTY, glyph
+from mhacli.render.colours import EMPTY, glyph, shade
 from mhacli.render.headmaps import NOT_A_NUMBER
 from mhacli.render.words import fitted, token_text
 from mhacli.viewer.matrix import NAN_SIGN
-from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, PLAIN, Line, Pane, ruled, segment, shaded
+from mhacli.viewer.pane import ACCENT, BROKEN, CURSOR, PLAIN, Line, Pane, ruled, segment
 
 _CHOSEN = "▸", ACCENT
 """In front of a chosen token that is shaded."""
@@ -133,7 +133,7 @@ class Tokens(Pane, can_focus=True):
             pieces.append(
                 segment(*(_CHOSEN if is_chosen and is_shaded else (sign, BROKEN if sign == NAN_SIGN else PLAIN)))
             )
-            style = EMPTY if level < 0 else shaded(level) if self.colour else PLAIN
+            style = EMPTY if level < 0 else shade(level) if self.colour else PLAIN
             pieces.append(segment(wrapped.labels[place], CURSOR if is_chosen and not is_shaded else style))
         return pieces
 
