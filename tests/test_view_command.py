@@ -76,8 +76,8 @@ class Terminal:
         self.process.kill()
         raise AssertionError(f"{words!r} did not come up in:\n{shown}")
 
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
+    def press(self, keys: str | bytes) -> None:
+        os.write(self._ours, keys if isinstance(keys, bytes) else keys.encode())
 
     def end(self) -> Session:
         """Waits for the process."""
@@ -155,6 +155,29 @@ def test_keys_in_one_piece_wait_for_the_screen_that_they_open(saved: Path, tmp_p
     terminal.until("query 0 the  key ")
     terminal.press("q\r\x1b[A")
     terminal.until("query 1 cat")
+    terminal.press("Q")
+    require_clean(terminal.end())
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\xe9",
+        b"caf\xe9\xff\xfe",
+        bytes(range(128, 256)),
+        b"\x1b[9999999999999u",
+        b"\x1b[97;1;9999999999u",
+        b"\xf0\x9f\x98",
+    ],
+    ids=["latin-1", "paste", "every byte", "no key", "no character", "part of a character"],
+)
+def test_bytes_that_are_no_keys_leave_the_viewer_as_it_is(saved: Path, tmp_path: Path, noise: bytes) -> None:
+    terminal = Terminal(tmp_path, [str(saved)], COLOUR, NO_TORCH)
+    terminal.until("2 heads ─")
+    terminal.press(noise)
+    time.sleep(0.3)  # so that it is read by itself
+    terminal.press("\r")
+    terminal.until("row sum 1.0000")
     terminal.press("Q")
     require_clean(terminal.end())
 

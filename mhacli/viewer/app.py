@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, get_args
 
+from rich.console import RenderableType
 from textual import events
 from textual.app import App
 from textual.screen import Screen
 
+from mhacli.errors import MhaError
 from mhacli.interrupts import Terminated, more_time
 from mhacli.record import Record
 from mhacli.render.drawable import scale_of
 from mhacli.render.options import Scale, ViewOptions
 from mhacli.text.escape import visible
+from mhacli.viewer.driver import ForgivingDriver
 from mhacli.viewer.gallery import Entry, Gallery, gallery
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.screen import ViewerScreen
@@ -92,7 +95,7 @@ class Viewer(App[None]):
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
         with _colour_in_environment(options.colour):
-            super().__init__(ansi_color=True)
+            super().__init__(driver_class=ForgivingDriver, ansi_color=True)
         self.record, self.colour = record, options.colour
         self.gallery: Gallery = gallery(record)
         self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
@@ -224,6 +227,14 @@ class Viewer(App[None]):
         self.fault = self.fault or error
         super()._handle_exception(error)
         self._exit_renderables.clear()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """Ends the app for a fault outside of its own messages, such as a terminal that can no longer be read; the traceback that
+        Textual would show is not drawn."""
+        self.fault = self.fault or MhaError(
+            "the terminal must be readable, got a fault of its input", code="no-terminal"
+        )
+        self._close_messages_no_wait()
 
     def _fatal_error(self) -> None:
         """Ends the app without drawing Textual's traceback, which takes seconds where a record is among its locals."""
