@@ -14,7 +14,6 @@ import sys
 import tempfile
 import termios
 import threading
-import time
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from typing import Any
 import pytest
 
 MHA = str(Path(sys.executable).with_name("mha"))
-TIME_LIMIT_S = 10
+PATIENCE_S = 120
+"""How long a process may take to end, by far: a busy machine must not fail a test, a process that hangs must."""
 MEMORY_LIMIT_BYTES = 1_500_000_000
 MODULES = "modules"
 NO_TORCH = {"torch": "import os\nos._exit(99)\n"}
@@ -45,7 +45,6 @@ class Outcome:
     code: int
     stdout: str
     stderr: str
-    seconds: float
     peak_bytes: int
     form: Sequence[str]
 
@@ -136,21 +135,19 @@ def attempt(
 
 def _run(folder: Path, words: Sequence[str | bytes], form: Sequence[str], launch: Launch) -> Outcome:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        begun = time.monotonic()
         screen = None if launch.terminal is None else _open_terminal(*launch.terminal)
         stdout = screen[1] if screen else launch.stdout or out
         process = start(folder, words, launch, stdout=stdout, stderr=err)
-        watchdog = threading.Timer(TIME_LIMIT_S, process.kill)
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
         watchdog.start()
         shown = _read_terminal(*screen) if screen else b""
         _, status, usage = os.wait4(process.pid, 0)
         watchdog.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - begun
         out.seek(0)
         err.seek(0)
         stdout_text, stderr_text = (shown or out.read()).decode(), err.read().decode()
-    return Outcome(shell_code(process.returncode), stdout_text, stderr_text, seconds, usage.ru_maxrss * 1024, form)
+    return Outcome(shell_code(process.returncode), stdout_text, stderr_text, usage.ru_maxrss * 1024, form)
 
 
 def _open_terminal(columns: int, rows: int) -> tuple[int, int]:
@@ -176,9 +173,8 @@ def shell_code(returncode: int) -> int:
 
 
 def require_invariants(outcome: Outcome, codes: Collection[int], *, colour: bool = False) -> None:
-    """What holds for every process: how it may end, what it may write, how long and large it may grow."""
+    """What holds for every process: how it may end, what it may write, how large it may grow."""
     assert outcome.code in codes, outcome
-    assert outcome.seconds < TIME_LIMIT_S
     assert outcome.peak_bytes < MEMORY_LIMIT_BYTES
     for text in (outcome.stdout, outcome.stderr):
         assert not re.search(r"Traceback|panicked at", text), text

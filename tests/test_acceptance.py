@@ -311,10 +311,7 @@ def test_a_file_of_100_mb_is_refused_with_the_limit_in_flat_memory(
 ) -> None:
     (tmp_path / "text.txt").write_bytes(b"many words " * 9_100_000)
     says = ["text.txt", "64.0 MiB", "--max-bytes"]
-    done = attempt(
-        tmp_path, command, "--file", "text.txt", code=1, form=form, says=says, launch=Launch(shell=UNDER_A_LIMIT)
-    )
-    assert done.seconds < 5
+    attempt(tmp_path, command, "--file", "text.txt", code=1, form=form, says=says, launch=Launch(shell=UNDER_A_LIMIT))
 
 
 @pytest.mark.parametrize(("command", "form"), [("run", ()), ("vocab", ("--json",))], ids=["run-plain", "vocab-json"])
@@ -325,9 +322,8 @@ def test_endless_stdin_is_refused_with_the_limit_in_flat_memory(
         launch = Launch(shell=UNDER_A_LIMIT, stdin=endless.stdout)
         words = ["--max-bytes", "32M"] if command == "vocab" else []  # counting takes its time, reading does not
         says = ["stdin", "MiB", "--max-bytes"]
-        done = attempt(tmp_path, command, "-", *words, code=1, form=form, says=says, launch=launch)
+        attempt(tmp_path, command, "-", *words, code=1, form=form, says=says, launch=launch)
         endless.kill()
-    assert done.seconds < 5
 
 
 @commands
@@ -336,10 +332,7 @@ def test_a_word_of_a_million_letters_is_refused_with_the_limit(
 ) -> None:
     (tmp_path / "text.txt").write_text("a " + "b" * 1_000_000)
     launch = Launch(shell=UNDER_A_LIMIT)
-    done = attempt(
-        tmp_path, command, "--file", "text.txt", code=1, form=form, says=["1000", "--max-token-len"], launch=launch
-    )
-    assert done.seconds < 5
+    attempt(tmp_path, command, "--file", "text.txt", code=1, form=form, says=["1000", "--max-token-len"], launch=launch)
 
 
 @forms

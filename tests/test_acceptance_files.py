@@ -118,8 +118,7 @@ def test_a_huge_damaged_file_costs_no_memory(
         file.write(struct.pack("<Q", length))
         file.truncate(8 << 30)
     launch = Launch(shell=limited_memory(600 << 20))
-    done = attempt(tmp_path, *words, CHANGEABLE, code=1, form=form, says=[CHANGEABLE, "header"], launch=launch)
-    assert done.seconds < 5
+    attempt(tmp_path, *words, CHANGEABLE, code=1, form=form, says=[CHANGEABLE, "header"], launch=launch)
 
 
 # ----------------------------------------------------------------------------------------------------------- the tensors

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import (
     NO_TORCH,
+    PATIENCE_S,
     SHELL,
-    TIME_LIMIT_S,
     WITH_TORCH,
     WITHOUT_ROOT_RIGHTS,
     Launch,
@@ -62,8 +62,8 @@ HELP = [["--version"], ["--help"], ["run", "--help"], ["vocab", "--help"]]
 
 def ended(process: subprocess.Popen[bytes], form: tuple[str, ...]) -> Outcome:
     """How a process ended that was started with its stderr in a pipe."""
-    stderr = process.communicate(timeout=TIME_LIMIT_S)[1].decode()
-    return Outcome(shell_code(process.returncode), "", stderr, 0.0, 0, form)
+    stderr = process.communicate(timeout=PATIENCE_S)[1].decode()
+    return Outcome(shell_code(process.returncode), "", stderr, 0, form)
 
 
 @forms
@@ -145,13 +145,13 @@ def test_a_full_device_is_told_after_computing(folder: Path, command: str, buffe
 @pytest.mark.parametrize("shell", [f"{SHELL} 2>&-", f"{SHELL} 2>/dev/full"], ids=["closed", "full"])
 def test_an_error_that_cannot_be_told_keeps_its_exit_code(folder: Path, shell: str, form: tuple[str, ...]) -> None:
     process = start(folder, ["run", *form, "a", "--heads", "0"], Launch(shell=shell), stdout=subprocess.PIPE)
-    assert process.communicate(timeout=TIME_LIMIT_S)[0] == b""
+    assert process.communicate(timeout=PATIENCE_S)[0] == b""
     assert process.returncode == 2
 
 
 # -------------------------------------------------------------------------------------------------------------- signals
 
-PAUSE = "from pathlib import Path\nimport time\nPath('modules/reached').touch()\ntime.sleep(30)\n"
+PAUSE = "from pathlib import Path\nimport time\nPath('modules/reached').touch()\ntime.sleep(600)\n"
 SLOW_SAVE = {
     **NO_TORCH,
     "sitecustomize": "import os\nreal = os.fsync\n"
@@ -164,7 +164,7 @@ SIGNALS = pytest.mark.parametrize(
 
 def when(condition: Callable[[], bool]) -> None:
     """Returns as soon as the condition holds."""
-    deadline = time.monotonic() + TIME_LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -172,14 +172,13 @@ def when(condition: Callable[[], bool]) -> None:
 
 def interrupted(
     folder: Path, words: list[str], launch: Launch, number: int, ready: Callable[[int], bool]
-) -> tuple[int, bytes, bytes, float]:
-    """Exit code, stdout, stderr and seconds to the end of a process that got a signal once it was `ready`."""
+) -> tuple[int, bytes, bytes]:
+    """Exit code, stdout and stderr of a process that got a signal once it was `ready`. It must end before its pause does."""
     process = start(folder, words, launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     when(lambda: ready(process.pid))
-    sent = time.monotonic()
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=TIME_LIMIT_S)
-    return shell_code(process.returncode), stdout, stderr, time.monotonic() - sent
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return shell_code(process.returncode), stdout, stderr
 
 
 def reached(folder: Path) -> Callable[[int], bool]:
@@ -193,8 +192,7 @@ def test_a_signal_during_an_import_ends_the_process_at_once(
 ) -> None:
     launch = Launch({module: PAUSE})
     answer = interrupted(tmp_path, ["run", "a"], launch, number, reached(tmp_path))
-    assert answer[:3] == (code, b"", b"")
-    assert answer[3] < 1
+    assert answer == (code, b"", b"")
 
 
 @SIGNALS
@@ -205,8 +203,7 @@ def test_a_signal_while_the_real_torch_is_loaded_ends_the_process_at_once(
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
     answer = interrupted(tmp_path, ["run", "a"], Launch(WITH_TORCH), number, loading)
-    assert answer[:3] == (code, b"", b"")
-    assert answer[3] < 1
+    assert answer == (code, b"", b"")
 
 
 @pytest.mark.parametrize(
@@ -225,8 +222,7 @@ def test_a_signal_in_the_middle_of_a_matrix_ends_the_process_at_once(
     before = state_of(tmp_path)
     words = [command, "--file", "text.txt", "--heads", "8", "--save", "new", "--device", "cpu"]
     answer = interrupted(tmp_path, words, Launch(WITH_TORCH), number, computing)
-    assert answer[:3] == (code, b"", b"")
-    assert answer[3] < 1
+    assert answer == (code, b"", b"")
     assert state_of(tmp_path) == before
 
 
@@ -239,8 +235,7 @@ def test_a_signal_during_a_save_leaves_the_files_as_they_were(
     before = state_of(tmp_path)
     words = ["vocab", "a b", "--save", target, "--force", "--json"]
     answer = interrupted(tmp_path, words, Launch(SLOW_SAVE), number, reached(tmp_path))
-    assert answer[:3] == (code, b"", b"")
-    assert answer[3] < 1
+    assert answer == (code, b"", b"")
     assert state_of(tmp_path) == before
 
 
@@ -271,7 +266,7 @@ print(sum(seen))
 def python(folder: Path, code: str, *words: str) -> str:
     """What a fresh interpreter prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -504,7 +499,7 @@ def test_writers_on_one_path_leave_one_whole_file(tmp_path: Path) -> None:
     for force, codes in (([], {0, 1}), (["--force"], {0})):
         words = [["vocab", "--file", name, "--save", "one", *force] for name in texts]
         writers = [start(tmp_path, w, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for w in words]
-        ends = [writer.wait(TIME_LIMIT_S) for writer in writers]
+        ends = [writer.wait(PATIENCE_S) for writer in writers]
         assert set(ends) == codes
         assert force or ends.count(0) == 1
         assert (tmp_path / "one").read_text() in whole

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from processes import PATIENCE_S
 
 from mhacli.errors import MhaError
 from mhacli.modules.apart import KEPT_BYTES, Outcome, run_apart
@@ -40,7 +41,7 @@ def job(folder: Path) -> Job:
     def run(source: str, request: dict[str, object] | None = None, **how: object) -> Outcome:
         body = "".join(f"    {line}\n" for line in dedent(source).strip().splitlines())
         (folder / "theirs.py").write_text(f"{HEADER}def job(request, stage):\n{body}")
-        return run_apart("theirs:job", request or {}, **{"time_limit_s": 5.0, **how})
+        return run_apart("theirs:job", request or {}, **{"time_limit_s": PATIENCE_S, **how})
 
     return run
 
@@ -51,7 +52,7 @@ def refused(job: Job, source: str, **how: object) -> MhaError:
     return caught.value
 
 
-def is_gone(pid: int, within_s: float = 3.0) -> bool:
+def is_gone(pid: int, within_s: float = PATIENCE_S) -> bool:
     """Whether a process has ended, or ends in time; one that nobody has waited for has ended too."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
@@ -176,7 +177,7 @@ def test_what_is_ours_takes_its_time(job: Job) -> None:
 
 def test_the_time_begins_anew_with_every_call(job: Job) -> None:
     assert (
-        job("for _ in range(8):\n    stage('calling A'); time.sleep(0.2)\nreturn b'done'", time_limit_s=0.7).result
+        job("for _ in range(5):\n    stage('calling A'); time.sleep(0.6)\nreturn b'done'", time_limit_s=2.5).result
         == b"done"
     )
 
@@ -283,7 +284,7 @@ def test_a_pipe_that_they_write_into_is_told_of_at_its_stage(job: Job, first: st
     for fd in range(3, 20):
         try: os.write(fd, b'{written}')
         except OSError: pass
-    time.sleep(5)
+    time.sleep(600)
     """
     fault = refused(job, source)
     assert fault.message == "calling A must leave the pipe of its process alone, got something else written into it"
@@ -293,12 +294,10 @@ def test_a_pipe_that_they_write_into_is_told_of_at_its_stage(job: Job, first: st
 
 
 def test_what_a_job_started_ends_with_it_and_does_not_keep_it(job: Job) -> None:
-    began = time.monotonic()
-    pid = int(job("return str(subprocess.Popen(['sleep', '321']).pid).encode()").result)
+    pid = int(job("return str(subprocess.Popen(['sleep', '600']).pid).encode()").result)
     assert is_gone(pid)
-    pid = int(job("pid = os.fork()\nif not pid: time.sleep(321)\nreturn str(pid).encode()").result)
+    pid = int(job("pid = os.fork()\nif not pid: time.sleep(600)\nreturn str(pid).encode()").result)
     assert is_gone(pid)
-    assert time.monotonic() - began < 10
 
 
 ASKING = """
@@ -312,21 +311,19 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-@pytest.mark.parametrize("busy", ["time.sleep(300)", "re.match('(a+)+$', 'a' * 60 + 'b')"], ids=["sleeping", "native"])
+@pytest.mark.parametrize("busy", ["time.sleep(600)", "re.match('(a+)+$', 'a' * 60 + 'b')"], ids=["sleeping", "native"])
 def test_no_process_outlives_the_one_that_asked(folder: Path, number: signal.Signals, busy: str) -> None:
     (folder / "theirs.py").write_text(
         f"{HEADER}def job(request, stage):\n"
-        "    child = subprocess.Popen(['sleep', '321'])\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
         f"    stage(f'{{os.getpid()}} {{child.pid}}', limited=False)\n    {busy}\n"
     )
     with subprocess.Popen([sys.executable, "-c", ASKING], stdout=subprocess.PIPE, text=True) as asking:
         assert asking.stdout is not None
         assert asking.stdout.readline() == "loading torch\n"
         pids = [int(word) for word in asking.stdout.readline().split()]
-        began = time.monotonic()
         asking.send_signal(number)
-        code = asking.wait(5)
-        assert time.monotonic() - began < 3
+        code = asking.wait(PATIENCE_S)
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert len(pids) == 2
     assert all(is_gone(pid) for pid in pids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 
 import pytest
 
@@ -343,9 +342,7 @@ def test_a_header_is_read_without_the_body(tmp_path):
     text = json.dumps({"w": {"dtype": "F32", "shape": [n // 4], "data_offsets": [0, n]}}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(path, 8 + len(text) + n)  # a hole: a terabyte that takes no room
-    begun = time.monotonic()
     header = read_tensor_header(str(path))
-    assert time.monotonic() - begun < 0.5
     assert (header.n_bytes, header.body_start, header.metadata) == (8 + len(text) + n, 8 + len(text), None)
     assert header.tensors["w"].shape == (n // 4,)
 

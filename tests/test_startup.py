@@ -121,7 +121,7 @@ print(*first)
 def test_the_first_screen_of_the_viewer_is_there_before_numpy_is_loaded(record: Path) -> None:
     pytest.importorskip("textual")
     words = [sys.executable, "-c", FIRST_SCREEN, str(record)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["help"]
 
 

@@ -31,7 +31,7 @@ from mhacli.record import Record
 from tests.processes import MHA, NO_TORCH, Launch, attempt, shell_code, start
 from tests.records import make_record
 
-WAIT_S = 30
+WAIT_S = 120
 COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
 
