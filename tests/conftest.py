@@ -11,9 +11,12 @@ from typing import Any
 
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

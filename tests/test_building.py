@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -114,7 +114,6 @@ def test_no_spelling_stands_for_two_things() -> None:
 # --------------------------------------------------------------------------------------------------------------- sizes
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine, not of the strategy
 @given(
     st.sets(st.sampled_from(["d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "context_length"])),
     st.dictionaries(st.sampled_from(["d_model", "n_heads", "n_kv_heads", "d_head"]), st.integers(1, 2048), max_size=1),

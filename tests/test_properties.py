@@ -12,7 +12,7 @@ from mhacli.attention import attend, masks
 from mhacli.attention.blocks import MultiHeadAttention
 from mhacli.attention.core import attention_pattern
 
-some = settings(deadline=None, max_examples=25, derandomize=True)
+some = settings(max_examples=25, derandomize=True)
 TOLERANCE = 1e-11
 
 

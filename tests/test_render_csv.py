@@ -59,7 +59,7 @@ def test_a_share_that_is_not_a_number_is_empty():
     assert [row[7] == "" for row in rows[:9]] == [False] * 3 + [True] * 3 + [False] * 3
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.text(min_size=1) | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", ",", '"', "\r\n", "\ud800"]),

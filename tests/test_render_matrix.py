@@ -216,7 +216,7 @@ def test_the_scale_ignores_what_is_not_a_number():
     assert largest_share(record, "pattern") == np.float32(0.6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=30),
     width=st.integers(40, 200),
