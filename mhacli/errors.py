@@ -30,5 +30,5 @@ class MhaError(Exception):
 class UsageError(MhaError):
     """An option or argument that cannot mean anything: decided before any work, exit code 2."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, code="usage", exit_code=EXIT_USAGE)
+    def __init__(self, message: str, *, hint: str | None = None, path: str | None = None) -> None:
+        super().__init__(message, hint=hint, code="usage", exit_code=EXIT_USAGE, path=path)

@@ -95,9 +95,17 @@ def switch(panel: str, names: str, text: str) -> Any:
 class SourceOptions:
     """Where text comes from, how it is decoded, and how it is cut into tokens."""
 
+    typed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text, one sequence each; several make a batch. - reads stdin.",
+            metavar="[TEXT]...",
+            show_default=False,
+        ),
+    ] = None
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Text, one sequence each; several make a batch. - reads stdin.", show_default=False),
+        option(_TEXT, "A text as it is, even - or the name of a file; repeatable. So are all behind --.", "--text"),
     ] = None
     file: Annotated[
         list[str] | None,

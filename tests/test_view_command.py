@@ -275,6 +275,13 @@ def test_a_file_that_is_no_record_is_told_as_such(tmp_path: Path) -> None:
     assert b"weights.safetensors must be a record" in session.written
 
 
+@pytest.mark.parametrize("word", ["poem.txt", "."])
+def test_what_is_there_and_no_record_is_not_taken_for_a_text(word: str, tmp_path: Path) -> None:
+    (tmp_path / "poem.txt").write_text("the cat sat\n")
+    session = Terminal(tmp_path, [word], COLOUR, NO_TORCH).end()
+    assert (session.code, b"\x1b[?1049h" in session.written) == (2, False)
+
+
 def test_textual_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "find_spec", lambda name: None)
     with pytest.raises(MhaError) as caught:
@@ -297,9 +304,9 @@ def test_a_word_is_a_record_by_its_ending_or_its_header_and_never_after_two_dash
     from mhacli.options import SourceOptions
 
     monkeypatch.setattr(sys, "argv", ["mha", "view", "--", str(saved)])
-    assert view._record_path(SourceOptions(text=[str(saved)])) is None
+    assert view._record_path(SourceOptions(typed=[str(saved)])) is None
     monkeypatch.setattr(sys, "argv", ["mha", "view", str(saved)])
-    assert view._record_path(SourceOptions(text=[str(saved)])) == str(saved)
+    assert view._record_path(SourceOptions(typed=[str(saved)])) == str(saved)
 
 
 def test_help_needs_no_terminal() -> None:

@@ -168,11 +168,11 @@ def _chat_or_texts(
     reading: ModelTextOptions, source: SourceOptions, decoding: Decoding
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
-    from mhacli.commands.sources import read_texts
+    from mhacli.commands.sources import has_text, read_texts
     from mhacli.text.chat import read_chat
 
     chat = () if reading.chat is None else read_chat(reading.chat)
-    if chat and (source.text or source.file):
+    if chat and has_text(source):
         raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
     texts = () if chat else tuple(read_texts(source, decoding))
     for place, text in enumerate(texts):
@@ -193,8 +193,7 @@ def model_request(
 ) -> ModelRequest:
     """The request that the options come to. Raises `MhaError` before anything slow begins."""
     from mhacli.checkpoints.request import ModelRequest
-    from mhacli.commands.sources import leave_deleted_folder, make_decoding, record_command
-    from mhacli.text.read import argument_text
+    from mhacli.commands.sources import leave_deleted_folder, make_decoding, read_context, record_command
 
     assert asked.model is not None
     _require_layer_left_open(layer, source, text, save)
@@ -217,7 +216,7 @@ def model_request(
         texts=texts,
         wanted=replace(wanted, command=record_command()),
         revision=asked.revision,
-        context=tuple(argument_text(words, decoding) for words in text.context or ()),
+        context=tuple(read_context(text, decoding)),
         chat=chat,
         spans=tuple(reading.span or ()),
         layers=layers,

@@ -9,6 +9,7 @@ import typer
 
 from mhacli.commands.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.commands.sources import leave_deleted_folder, record_command
+from mhacli.commands.words import require_words
 from mhacli.config import MAX_SEED, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.health import DoctorRequest
@@ -27,12 +28,17 @@ _MODEL, _DEVICE, _OUTPUT = "Checkpoint", "Device", "Output"
 class PatientOptions:
     """The checkpoint to examine, and what it reads."""
 
-    text: Annotated[
+    typed: Annotated[
         list[str] | None,
         typer.Argument(
             help="Texts for the checkpoint to read, several for several lengths. (default: three sentences)",
+            metavar="[TEXT]...",
             show_default=False,
         ),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        option(_MODEL, "A text as it is, even the name of a file; repeatable. So are all behind --.", "--text"),
     ] = None
     model: Annotated[
         str | None,
@@ -95,7 +101,12 @@ def doctor(patient: PatientOptions, place: PlaceOptions, report: ReportOptions, 
 
 
 def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
-    require_without_model(text=patient.text, revision=patient.revision, tokenizer=patient.tokenizer)
+    texts = _texts(patient)
+    if texts:
+        raise UsageError(
+            f"the text {texts[0]!r:.80} is for a checkpoint to read, and --model names none", hint="add --model DIR"
+        )
+    require_without_model(revision=patient.revision, tokenizer=patient.tokenizer)
     leave_deleted_folder()
     with loading_torch():
         from mhacli.studies.doctor import examine_installation
@@ -115,7 +126,7 @@ def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
         raise UsageError(
             "compile must be left out with --model, whose attention is its own", hint="leave --compile out"
         )
-    texts = tuple(argument_text(words, Decoding()) for words in patient.text or ())
+    texts = _texts(patient)
     for number_of, text in enumerate(texts):
         if not text.strip():
             raise MhaError(f"text {number_of} must have at least one token, got none but white space", code="no-tokens")
@@ -135,6 +146,13 @@ def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
         from mhacli.studies.modeldoctor import examine_checkpoint
     with progress() as tell:
         return examine_checkpoint(request, tell)
+
+
+def _texts(patient: PatientOptions) -> tuple[str, ...]:
+    """The texts for a checkpoint to read. Raises `UsageError` for one that is the path of something."""
+    for word in patient.typed or ():
+        require_words(word, has_file=False)
+    return tuple(argument_text(word, Decoding()) for word in (*(patient.typed or ()), *(patient.text or ())))
 
 
 def _require_health(found: Report) -> None:

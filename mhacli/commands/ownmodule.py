@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mhacli.commands.words import are_literal
 from mhacli.errors import UsageError
 from mhacli.options import DeviceOptions, LayerOptions, SourceOptions, number, option_group
 from mhacli.streams import life
@@ -52,7 +53,7 @@ class OwnOptions:
 def target_in(source: SourceOptions, own: OwnOptions) -> str | None:
     """The target that the first word names, None where the words are texts. Raises `UsageError` for options that need a target,
     for a word beside one, and for a Python file alone, whose classes it lists."""
-    words = source.text or []
+    words = [] if are_literal() else source.typed or []
     if len(words) == 1 and words[0].endswith(".py") and isfile(words[0]):
         from mhacli.modules.target import split_target
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.biasfile import read_bias_file
 from mhacli.commands.output import save_record
+from mhacli.commands.words import require_context, require_words
 from mhacli.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.errors import UsageError
 from mhacli.files import check_target, describe, write_whole
@@ -62,8 +63,8 @@ def make_request(
     if config.random is not None:
         _require_no_text(source, text)
     decoding = make_decoding(source)
-    texts = [] if config.random is not None and not (source.text or source.file) else read_texts(source, decoding)
-    context = [argument_text(words, decoding) for words in text.context or ()]
+    texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
+    context = read_context(text, decoding)
     known, known_from = _given_vocabulary(text, weights)
     limits = Limits(text.max_tokens, source.max_token_len)
     with life("reading the text"):
@@ -134,7 +135,7 @@ def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOpti
     said = []
     if given.get("dropout") and not config.train:
         said.append("--dropout acts only with --train")
-    if source.lines and not (source.file or "-" in (source.text or ())):
+    if source.lines and not (source.file or "-" in (source.typed or ())):
         said.append("--lines takes the lines of files apart; a text argument is one sequence")
     return tuple(said)
 
@@ -175,18 +176,39 @@ def make_decoding(source: SourceOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> 
 
 def source_paths(source: SourceOptions) -> list[str]:
     """The files to read, `-` for stdin. Raises `UsageError` when stdin is named twice, or nothing is."""
-    paths = [*(word for word in source.text or () if word == "-"), *(source.file or ())]
+    paths = [*(word for word in source.typed or () if word == "-"), *(source.file or ())]
     if paths.count("-") > 1:
         raise UsageError("stdin (-) must be named once, got it twice")
-    if not paths and not source.text:
+    if not has_text(source):
         raise UsageError("text must be given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
     return paths
+
+
+def has_text(source: SourceOptions) -> bool:
+    """Whether a text is named at all."""
+    return bool(source.typed or source.text or source.file)
+
+
+def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = True) -> list[str]:
+    """The texts on the command line itself. Raises `UsageError` for one that is the path of something; `has_model` says whether
+    the command has the option `--model`."""
+    words = [word for word in source.typed or () if word != "-"]
+    for word in words:
+        require_words(word, has_model=has_model)
+    return [argument_text(word, decoding) for word in (*words, *(source.text or ()))]
+
+
+def read_context(text: TextOptions, decoding: Decoding) -> list[str]:
+    """The texts of `--context`. Raises `UsageError` for one that is the path of something."""
+    for word in text.context or ():
+        require_context(word)
+    return [argument_text(word, decoding) for word in text.context or ()]
 
 
 def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
     """One text per sequence, arguments first. Raises `MhaError` for what cannot be read or holds nothing."""
     paths = source_paths(source)
-    texts = [argument_text(word, decoding) for word in source.text or () if word != "-"]
+    texts = typed_texts(source, decoding)
     for path in paths:
         if path == "-" and sys.stdin is not None and sys.stdin.isatty():
             note("reading text from the terminal; end it with Ctrl-D")

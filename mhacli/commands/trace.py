@@ -126,7 +126,7 @@ def trace(
     target = target_in(source, own)
     if target is not None:
         require_of_target(
-            (walking, ("values", "step", "json")), (source, ("text",)), (text, ()), (layer, ("causal", "seed")),
+            (walking, ("values", "step", "json")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)

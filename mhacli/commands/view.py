@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, layer_list
+from mhacli.commands.words import are_literal, holds_record
 from mhacli.errors import MhaError, UsageError
 from mhacli.memory import uncollected
 from mhacli.options import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mhacli.record import Record
 
 _VIEW = "View"
-_ENDING, _HEADER_BYTES = ".safetensors", 4096
+_ENDING = ".safetensors"
 
 
 @option_group
@@ -141,33 +142,23 @@ def _require_textual() -> None:
 
 def _record_path(source: SourceOptions) -> str | None:
     """The file that is a record, None where the words are texts. After `--`, all words are texts."""
-    words = [] if "--" in sys.argv else list(source.text or ())
+    words = [] if are_literal() else list(source.typed or ())
     records = [word for word in words if _is_record(word)]
-    if records and (len(words) > 1 or source.file):
+    if records and (len(words) > 1 or source.text or source.file):
         raise UsageError(f"record must stand alone, got {records[0]!r} and others", hint="put -- before texts")
     return records[0] if records else None
 
 
 def _is_record(word: str) -> bool:
     """Whether a word names a file that is a record, by its name or its header."""
-    if "\0" in word:
-        return False
-    if word.endswith(_ENDING):
-        return True
-    if not os.path.isfile(word):
-        return False
-    try:
-        with open(word, "rb") as file:
-            return b"mha.record/" in file.read(_HEADER_BYTES)
-    except OSError:
-        return False
+    return "\0" not in word and (word.endswith(_ENDING) or holds_record(word))
 
 
 def _require_record_alone(*groups: Any) -> None:
     """Raises `UsageError` for an option of a computation: a record brings what it says."""
     for group in groups:
         for f in fields(group):
-            is_free = (type(group), f.name) in ((SourceOptions, "text"), (ModelOptions, "layer"))
+            is_free = (type(group), f.name) in ((SourceOptions, "typed"), (ModelOptions, "layer"))
             if not is_free and _is_given(getattr(group, f.name), f.default):
                 shown = f"--{f.name.replace('_', '-')}"
                 raise UsageError(

@@ -88,11 +88,11 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
     """Every text in pieces, with its path (None for an argument)."""
-    from mhacli.text.read import argument_text, stream_text
+    from mhacli.commands.sources import typed_texts
+    from mhacli.text.read import stream_text
 
-    for word in source.text or ():
-        if word != "-":
-            yield None, [argument_text(word, decoding)]
+    for text in typed_texts(source, decoding, has_model=False):
+        yield None, [text]
     for path in paths:
         yield path, stream_text(path, decoding)
 
