@@ -13,6 +13,7 @@ from mhacli.intervals import CONFIDENCE, Interval, is_known, median_interval
 from mhacli.workload import Workload
 
 Verdict = Literal["slower", "faster", "similar"]
+Outcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
 _SAME_RATE = 1.1
 """Machines whose matrix products or copies differ by more than this factor are told apart."""
@@ -20,7 +21,8 @@ _SAME_RATE = 1.1
 
 @dataclass(frozen=True)
 class Change(Workload):
-    """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals."""
+    """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals. Ratios up to
+    `noise_high` are what the machine's own noise makes of 1."""
 
     backend: str
     baseline_s: float
@@ -29,17 +31,56 @@ class Change(Workload):
     ratio_low: float
     ratio_high: float
     verdict: Verdict
+    noise_high: float = 1.0
+
+    def shows_from(self, limit: float) -> float:
+        """The smallest true ratio at which an interval as wide as this one would lie above a limit, and above the noise."""
+        return max(limit, self.noise_high if limit >= 1 else 0.0) * self.ratio / self.ratio_low
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A row whose interval holds the limit: it may be slower, and may be not. `shows_from` as of `Change`."""
+
+    backend: str
+    name: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    shows_from: float
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What the rule `slower:LIMIT` says: `slower` where a time is surely above it, `passed` where each is surely at most that,
+    else `inconclusive`."""
+
+    limit: float
+    outcome: Outcome
+    undecided: tuple[Undecided, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed, what cannot be compared, and what to beware of."""
+    """What changed, what cannot be compared, and what to beware of; and what the rule says, where there is one."""
 
     baseline: str
     changes: tuple[Change, ...]
     broken: tuple[str, ...]
     unmatched: tuple[str, ...]
     warnings: tuple[str, ...]
+    rule: Ruling | None = None
+
+    def ruled(self, limit: float) -> Comparison:
+        """The same with what the rule `slower:LIMIT` says of it."""
+        slow = too_slow(self, limit)
+        undecided = tuple(
+            Undecided(c.backend, c.name, c.ratio, c.ratio_low, c.ratio_high, c.shows_from(limit))
+            for c in self.changes
+            if c not in slow and c.ratio_high > limit
+        )
+        outcome: Outcome = "slower" if slow or self.broken else "inconclusive" if undecided else "passed"
+        return dataclasses.replace(self, rule=Ruling(limit, outcome, undecided))
 
     def milder(self, again: Comparison) -> Comparison:
         """The same, with each change that was measured again replaced by the smaller ratio of the two."""
@@ -93,6 +134,7 @@ def _change(row: Row, now: Interval, then: Interval, noise: Interval) -> Change:
     return Change(
         **dataclasses.asdict(workload_of(row)), backend=row.backend, baseline_s=then.median, median_s=now.median,
         ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high, verdict=verdict,
+        noise_high=noise.high,
     )  # fmt: skip
 
 

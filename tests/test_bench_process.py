@@ -303,6 +303,27 @@ def read_or_end(fd: int) -> bytes:
 # --------------------------------------------------------------------------------------------------- verdicts, statuses
 
 
+def widened(document: Document) -> None:
+    """Every time may have been anything from a thousandth of itself to the thousandfold."""
+    for row in document["rows"]:
+        if row["median_s"] is not None:
+            middle = row["median_s"]
+            row["samples_s"] = [middle / 1000, middle, middle * 1000]
+            row["median_low_s"], row["median_high_s"] = middle / 1000, middle * 1000
+
+
+def test_a_rule_that_the_noise_hides_is_inconclusive_and_no_failure(baseline: Path, tmp_path: Path) -> None:
+    copied(baseline, tmp_path, widened)
+    words = (*ONE_SIZE, "--compare", "then.json", "--fail-if", "slower:1.20")
+    done = bench(tmp_path, *words, form=("--json",), code=0)
+    rule = json.loads(done.stdout)["comparison"]["rule"]
+    assert (rule["limit"], rule["outcome"]) == (1.2, "inconclusive")
+    (row,) = rule["undecided"]
+    assert row["shows_from"] > 1000
+    (said,) = [line for line in done.stderr.splitlines() if "inconclusive" in line]
+    assert f"would have shown {row['shows_from']:.2f} × or more" in said
+
+
 def test_with_json_a_slower_run_prints_its_comparison_and_ends_with_one_line(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, times(1 / FAR))
     words = (*SHORT, "--lengths", "8", "--backends", "sdpa,math", "--threads", "2")

@@ -229,7 +229,7 @@ def test_a_comparison_is_json() -> None:
     now = made_benchmark(made_row("sdpa", [2.0]), made_row("flash", [2.0]), environment={"threads": 5})
     document = compare(now, timed(1.0), "then.json").document()
     assert json.loads(json.dumps(document))["changes"][0]["verdict"] == "slower"
-    assert set(document) == {"baseline", "changes", "broken", "unmatched", "warnings"}
+    assert set(document) == {"baseline", "changes", "broken", "unmatched", "warnings", "rule"}
 
 
 def test_a_baseline_whose_median_alone_was_changed_is_compared_by_that_median() -> None:
@@ -266,3 +266,56 @@ def test_the_milder_of_two_measurements_counts() -> None:
     assert [change.ratio for change in first.milder(second).changes] == [1.1]
     assert [change.ratio for change in second.milder(first).changes] == [1.1]
     assert first.milder(replace(second, changes=())).changes == first.changes
+
+
+# ------------------------------------------------------------------------------------------------------------ what a rule says
+
+
+@pytest.mark.parametrize(
+    ("now", "limit", "outcome"),
+    [
+        ((0.9, 1.0, 1.1), 1.2, "passed"),
+        ((1.3, 1.4, 1.5), 1.2, "slower"),
+        ((0.14, 0.8, 4.82), 1.2, "inconclusive"),
+        ((1.1, 1.15, 1.3), 1.2, "inconclusive"),
+        ((1.3, 1.4, 1.5), 1.4, "inconclusive"),
+        ((0.5, 0.6, 0.95), 0.9, "inconclusive"),
+    ],
+)
+def test_a_rule_passes_only_where_no_interval_reaches_above_it(
+    now: tuple[float, ...], limit: float, outcome: str
+) -> None:
+    rule = compare(timed(*now), timed(1.0), "then.json").ruled(limit).rule
+    assert rule is not None
+    assert (rule.limit, rule.outcome) == (limit, outcome)
+    assert bool(rule.undecided) == (outcome == "inconclusive")
+
+
+def test_by_hand_what_a_wide_interval_could_have_shown() -> None:
+    rule = compare(timed(0.14, 0.8, 4.82), timed(1.0), "then.json").ruled(1.2).rule
+    assert rule is not None
+    (row,) = rule.undecided
+    assert (row.backend, row.ratio, row.ratio_low, row.ratio_high) == ("sdpa", 0.8, 0.14, 4.82)
+    assert row.shows_from == pytest.approx(1.2 * 0.8 / 0.14)
+
+
+@given(triples, st.floats(0.5, 3), st.floats(1, 2))
+def test_a_run_slowed_by_more_than_could_be_shown_is_shown_to_be_slower_and_by_less_is_not(
+    times: tuple[float, float, float], limit: float, noise: float
+) -> None:
+    def at(factor: float) -> Any:
+        now = timed(*(factor * time for time in times), controls=[made_control(1 / noise, noise)])
+        return compare(now, timed(1.0), "then.json")
+
+    (change,) = at(1.0).changes
+    needed = change.shows_from(limit) / change.ratio  # a run that is so much slower than this one
+    assert len(too_slow(at(1.001 * needed), limit)) == 1
+    assert not too_slow(at(0.999 * needed), limit)
+
+
+def test_a_row_that_does_not_run_any_more_breaks_the_rule() -> None:
+    now = made_benchmark(made_row("sdpa", [1.0]), made_row("flash"))
+    then = made_benchmark(made_row("sdpa", [1.0]), made_row("flash", [1.0]))
+    rule = compare(now, then, "then.json").ruled(1.2).rule
+    assert rule is not None
+    assert (rule.outcome, rule.undecided) == ("slower", ())

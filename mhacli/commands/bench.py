@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 from mhacli.benchmark import Benchmark, read_benchmark
 from mhacli.commands.output import require_one_format
 from mhacli.commands.sources import leave_deleted_folder, record_command
-from mhacli.comparison import Change, Comparison, compare, parse_rule, too_slow
+from mhacli.comparison import Change, Comparison, Ruling, compare, parse_rule, too_slow
 from mhacli.config import MAX_SEED, MAX_THREADS, Config, Dtype
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.files import check_target, write_whole
@@ -102,7 +102,11 @@ class BaselineOptions:
     ] = None
     fail_if: Annotated[
         str | None,
-        option(_AGAINST, "slower:1.10 ends with 3 where a time is surely above 1.10 × that.", metavar="RULE"),
+        option(
+            _AGAINST,
+            "slower:1.10 ends with 3 where a time is surely above 1.10 × that; says where it cannot tell.",
+            metavar="RULE",
+        ),
     ] = None
     save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE")] = None
 
@@ -149,11 +153,13 @@ def bench(
         with progress() as tell:  # a busy moment is not a slow kernel: what is slow must be slow twice
             again = study.bench(_narrowed(found.sweep, too_slow(comparison, limit)), how.device, options, tell)
         comparison = comparison.milder(compare(again, baseline, comparison.baseline))
+    if comparison is not None and limit is not None:
+        comparison = comparison.ruled(limit)
     if against.save_baseline is not None:
         write_whole(against.save_baseline, found.to_json().encode(), force=report.force)
     _tell(found, comparison, report, colour)
     _draw(found, report)
-    _require(found, comparison, limit)
+    _require(found, comparison)
     is_table = not (report.json or report.csv)
     for warning in () if comparison is None or is_table else comparison.warnings:  # last, so that an error stands alone
         note(warning)
@@ -242,12 +248,12 @@ def _tell(found: Benchmark, comparison: Comparison | None, report: ReportOptions
         draw(bench_view(found, comparison, on), on)
 
 
-def _require(found: Benchmark, comparison: Comparison | None, limit: float | None) -> None:
+def _require(found: Benchmark, comparison: Comparison | None) -> None:
     """Raises `MhaError` where nothing could be measured or compared, and with 3 where the rule says that it is slower."""
     if not any(row.status == "ok" for row in found.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in found.rows)
         raise MhaError(f"a backend must run, got none: {'; '.join(reasons)}", code="nothing-ran")
-    if comparison is None or limit is None:
+    if comparison is None or comparison.rule is None:
         return
     if comparison.broken:
         raise MhaError(f"every row must run as then, got {comparison.broken[0]}", code="slower", exit_code=EXIT_CHECK)
@@ -255,6 +261,7 @@ def _require(found: Benchmark, comparison: Comparison | None, limit: float | Non
         raise MhaError(
             f"{comparison.baseline} must hold a row that was measured now, got none", code="nothing-compared"
         )
+    limit = comparison.rule.limit
     slow = too_slow(comparison, limit)
     if slow:
         worst = max(slow, key=lambda change: change.ratio)
@@ -264,4 +271,17 @@ def _require(found: Benchmark, comparison: Comparison | None, limit: float | Non
             code="slower",
             exit_code=EXIT_CHECK,
         )
-    note(f"no time is surely above {limit:g} × that of {comparison.baseline}")
+    note(_passed(comparison, comparison.rule))
+
+
+def _passed(comparison: Comparison, rule: Ruling) -> str:
+    """What to say of a rule that no time breaks; and what the widest interval could have shown, where one holds the limit."""
+    if rule.outcome == "passed":
+        return f"every time is surely at most {rule.limit:g} × that of {comparison.baseline}"
+    widest = max(rule.undecided, key=lambda row: row.shows_from)
+    return (
+        f"inconclusive: {len(rule.undecided)} of {len(comparison.changes)} times may be above {rule.limit:g} × that of "
+        f"{comparison.baseline}, none surely; the least certain, {widest.backend}, {widest.name}: {widest.ratio:.2f} × "
+        f"({widest.ratio_low:.2f} to {widest.ratio_high:.2f}), would have shown {widest.shows_from:.2f} × or more; more rounds "
+        "(--repeat, --budget) and a quieter machine show less"
+    )
