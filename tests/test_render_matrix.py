@@ -141,6 +141,24 @@ def test_the_hidden_keys_are_counted_and_their_shares_summed(width, count, causa
         assert not any(cell.startswith("-") for cell in cells)
 
 
+@pytest.mark.parametrize("width", [48, 80, 120, 200])
+@pytest.mark.parametrize("count", [60, 300])
+def test_the_largest_key_of_a_row_is_named_with_its_share_though_its_column_is_hidden(width, count):
+    record = make_record(numbered(count))
+    pattern = np.full((count, count), 0.3 / (count - 1), np.float32)
+    for query in range(count):
+        pattern[query, (count // 2 + query // 4) % count] = 0.55 + 0.001 * query
+    tokens, lines = numbered(count), lines_of(with_pattern(record, pattern), width)
+    before, after, _, rows = parsed(lines, tokens)
+    assert len(rows) >= 20
+    for name, cells in rows.items():
+        query = tokens.index(name)
+        key = (count // 2 + query // 4) % count
+        behind = cells[len(before) + len(after) + 3 :]
+        assert behind[0] == str(key)
+        assert value(behind[-1]) == pytest.approx(0.55 + 0.001 * query, abs=0.0051)
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_hidden_rows_are_counted(width):
     tokens = numbered(60)

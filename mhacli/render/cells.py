@@ -150,24 +150,38 @@ def corner_view(
     cells = corner_cells(record, corner, place, sequence, layer=layer)
     width = options.precision + 2
     rows = balanced(corner.n_queries, corner.n_queries if options.everything else _CORNER_ROWS)
-    fit = max(2, (screen.width - _TOKEN_WIDTH - 8) // (width + 1))
-    keys = balanced(corner.n_keys, corner.n_keys if options.everything else fit)
+    room = screen.width - _TOKEN_WIDTH - 8
+    if corner.n_keys * (width + 1) > room:  # some keys are hidden, but never the largest of a row
+        room -= _LARGEST_WIDTH + 1
+    keys = balanced(corner.n_keys, corner.n_keys if options.everything else max(2, room // (width + 1)))
     table = plain_table(("query", False), gap=1)
     for key in keys.shown:
         index = corner.first_key + key - record.first_key(sequence)
         name = fitted(token_text(record.keys[sequence], index), width)
         table.add_column(Text(f"{name}\n{index}"), justify="right", no_wrap=True, min_width=width)
+    if keys.hidden:
+        table.add_column(Text("largest"), no_wrap=True, max_width=_LARGEST_WIDTH)
     for number, row in enumerate(rows.shown):
         if rows.hidden and number == rows.before:
             table.add_row(Text(f"⋮ {rows.hidden} (--all)", style="dim"))
         index = corner.first_query + row - record.first_query(sequence)
         drawn = [_corner_cell(cells, (row, key), options, screen) for key in keys.shown]
+        drawn += [Text(_largest_of_row(record, corner, cells.shares[row], sequence, options))] if keys.hidden else []
         table.add_row(Text(query_name(record, sequence, index), style="bold"), *drawn)
     hidden = f", {count_of(keys.hidden, 'key')} between not drawn (--all)" if keys.hidden else ""
     return Group(title_rule(cells.title), table, Text(cells.caption(options.precision) + hidden, style="dim"))
 
 
-_CORNER_ROWS = 40
+_CORNER_ROWS, _LARGEST_WIDTH = 40, 18
+
+
+def _largest_of_row(record: Record, corner: Corner, shares: Array, sequence: int, options: ViewOptions) -> str:
+    """The share of a row's largest key, with its place and token; a dash where none is allowed or a number."""
+    if np.isnan(shares).all():
+        return "–"
+    key = int(np.nanargmax(shares))
+    index = corner.first_key + key - record.first_key(sequence)
+    return f"{share_text(float(shares[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:

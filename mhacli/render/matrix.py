@@ -125,12 +125,14 @@ def _largest(shares: Array, allowed: Array) -> float:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit."""
+    """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit. Where not all do,
+    `share` is the width of the strongest key's share behind its name, 0 where there is no room for it."""
 
     label: int
     key: int
     strongest: int
     room: int
+    share: int = 0
 
 
 def matrix(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -156,16 +158,22 @@ def _layout(head: Head, rows: Selection, precision: int, screen: Screen) -> _Lay
     sums = (2 if head.sinks else 1) * (total + 1)
     extra = 0 if head.produced is None else _NEXT_WIDTH
     gap = len(_HIDDEN.format(n_keys)) + 1
-    for most, strongest in ((_LABEL_WIDTH, _STRONGEST_WIDTH), (_NARROW_LABEL, max(len("max"), len(str(n_keys - 1))))):
+    narrow = max(len("max"), len(str(n_keys - 1)))
+    tried = (
+        (_LABEL_WIDTH, _STRONGEST_WIDTH, number - 1),
+        (_NARROW_LABEL, narrow, number - 1),
+        (_NARROW_LABEL, narrow, 0),
+    )
+    for most, strongest, share in tried:
         label = min(labels, max(most + extra, len(_gap(rows, 0))))
         left = screen.width - (label + 1) - sums - (_ENTROPY_WIDTH + 1) - strongest
         for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
             if n_keys * (width + 1) <= left:
                 return _Layout(label, width, strongest, n_keys)
-        room = (left - gap) // (number + 1)
+        room = (left - gap - (share + 1 if share else 0)) // (number + 1)
         if room >= 2:
             break
-    return _Layout(label, number, strongest, max(2, room))
+    return _Layout(label, number, strongest, max(2, room), share)
 
 
 def _number_widths(head: Head, precision: int) -> tuple[int, int]:
@@ -224,7 +232,11 @@ def _row(
     cells.append(Text(share_text(total, options.precision)))
     cells += [Text(share_text(head.sink_share(query), options.precision), style="magenta")] if head.sinks else []
     cells.append(Text(_entropy_text(head, query)))
-    return [*cells, _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")]
+    named = _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")
+    if layout.share and strongest >= 0:
+        named.append(" " * (layout.strongest - named.cell_len + 1))
+        named.append(f"{share_text(float(shares[strongest]), options.precision):>{layout.share}}")
+    return [*cells, named]
 
 
 def _strongest_text(head: Head, key: int, layout: _Layout, none: str) -> Text:
