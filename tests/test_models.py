@@ -18,6 +18,7 @@ from model_families import (
     BASE,
     FAMILIES,
     GROUPED,
+    HALVES,
     K_LEN,
     N_HEADS,
     PAIRS,
@@ -65,6 +66,8 @@ def expected(name: str) -> list[np.ndarray]:
     """The patterns that a family returns itself, or those that its published definition gives."""
     if name == "falcon-alibi":
         return falcon_alibi_patterns()
+    if name == "granite_swa":
+        return patterns_that_make_z(name)
     return [pattern.numpy() for pattern in eager_patterns(name, keywords_of(name))]
 
 
@@ -86,6 +89,27 @@ def falcon_alibi_patterns() -> list[np.ndarray]:
         scores = np.where(visible("causal", None, Q_LEN, Q_LEN), scores, -np.inf)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         patterns.append(shares / shares.sum(axis=-1, keepdims=True))
+    return patterns
+
+
+def patterns_that_make_z(name: str) -> list[np.ndarray]:
+    """Of a family that scales z behind its softmax: the patterns that it returns, times the factor by which each row of z is
+    shorter than what they give, from what goes into its output projections and comes out of those of its values."""
+    family, values, results = FAMILIES[name], [], []
+    twin = made(family.kind, family.choices, attn_implementation="eager")
+    for layer in twin.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda *given: values.append(given[2]))
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: results.append(given[0]))
+    shares = run_plain(twin, keywords_of(name), output_attentions=True).attentions
+    patterns = []
+    for own, v, z in zip(shares, values, results, strict=True):
+        v = v.unflatten(-1, (family.n_kv_heads, -1)).transpose(1, 2).double().numpy()
+        z = z.unflatten(-1, (N_HEADS, -1)).transpose(1, 2).double().numpy()
+        unscaled = product(own.numpy(), v)
+        factor = (z * unscaled).sum(axis=-1, keepdims=True) / (unscaled**2).sum(axis=-1, keepdims=True)
+        assert np.abs(factor * unscaled - z).max() < Z_TOLERANCE
+        assert factor.max() < 1
+        patterns.append(own.numpy() * factor)
     return patterns
 
 
@@ -156,7 +180,8 @@ def test_scores_are_those_whose_softmax_is_the_pattern_and_qk_is_the_plain_produ
         assert (matrices["qk"] - qk).abs().max() < 1e-4 * qk.abs().max()
         scores = matrices["scores"].double()
         if call.sinks is not None:
-            scores = torch.cat([scores, call.sinks.double()[:, None, None].expand(2, -1, Q_LEN, 1)], dim=-1)
+            sinks = call.sinks.double() if call.sinks.ndim == 3 else call.sinks.double()[:, None]
+            scores = torch.cat([scores, sinks.expand(2, -1, Q_LEN)[..., None]], dim=-1)
         again = scores.softmax(dim=-1)[..., : matrices["pattern"].shape[3]]
         assert (matrices["pattern"] - again).abs().max() < 1e-5
 
@@ -194,7 +219,7 @@ def test_the_statistics_are_those_of_loops_over_the_familys_own_pattern(name: st
             assert np.abs(received - own.sum(axis=1)).max() < tolerance * pattern.shape[2]
             for sink in said.sinks:
                 assert abs(sink.share - own[sink.sequence, :, sink.key].sum() / own[sink.sequence].sum()) < tolerance
-        if name != "gpt_oss":
+        if all(head.learned_sink is None for head in view.heads):
             rows = row_numbers(pattern, cells, texts)
             for array in ("entropy", "participation", "distance", "sink", "visible"):
                 assert np.abs(view.arrays[array] - rows[array]).max() < tolerance * pattern.shape[3]
@@ -254,6 +279,8 @@ def test_the_record_keeps_the_pattern_and_survives_its_file(name: str, tmp_path:
     ("mistral", "causal, window 5", None, False, False),
     ("gemma2", "causal, window 5", 2.0, False, False),
     ("gpt_oss", "causal, window 5", None, False, True),
+    ("granite_swa", "causal, window 5", None, False, True),
+    ("inkling2_text", "causal, window 5", None, True, True),
     ("bert", "all keys", None, False, False),
     ("modernbert", "at most 9 keys", None, False, False),
     ("falcon-alibi", "causal", None, True, False),
@@ -317,6 +344,35 @@ def test_a_model_without_any_attention_is_refused() -> None:
     assert caught.value.message == "the model must compute attention in a way that can be seen, got none in mamba"
     assert caught.value.hint == "layers without a matrix of queries × keys, such as state spaces, cannot be inspected"
     assert caught.value.code == "no-attention"
+
+
+WINDOWED = {**PLAIN, **BASE, "attention_window": 4, "max_position_embeddings": 64}
+
+
+def test_attention_over_blocks_that_no_token_names_is_refused_with_its_sizes() -> None:
+    with pytest.raises(MhaError) as caught:
+        found_in(made("longformer", WINDOWED))
+    n = f"{Q_LEN} to {Q_LEN} tokens"
+    assert caught.value.message == (
+        f"the attention of longformer must be laid out by tokens, got attention from {n} laid out as {N_HEADS} × 5"
+    )
+    assert caught.value.code == "not-tokens"
+
+
+def test_such_layers_are_told_beside_those_that_can_be_shown() -> None:
+    sizes = {"attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
+    model, sequences = made("led", {**HALVES, **sizes}), sequences_of(ids_of(2, Q_LEN))
+    inputs = make_inputs(model, sequences, sequences_of(ids_of(2, K_LEN)), "right", 0)
+    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted()))
+    run.run()
+    found = run.record()
+    assert found.model is not None
+    assert [(layer.kind, layer.layer) for layer in found.layers] == [
+        ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1),
+    ]  # fmt: skip
+    assert all(layer.verified for layer in found.layers)
+    said = f"encoder attention from {K_LEN} to {K_LEN} tokens laid out as {N_HEADS} × 5"
+    assert found.model.without == (LayerWithout(0, said), LayerWithout(1, said))
 
 
 def test_a_module_that_is_called_for_every_layer_gives_as_many_layers() -> None:

@@ -42,7 +42,7 @@ def row(name: str) -> str:
     notes += ["position bias"] * any(call.bias is not None for call in scored)
     notes += [family.note] if family.note else []
     seen = "q, k, v, z" if scored else "scores, pattern, v, z"
-    compared = "its definition" if name == "falcon-alibi" else "`eager`"
+    compared = "its definition" if name in ("falcon-alibi", "granite_swa") else "`eager`"
     return f"| {name} | `{implementation}` | {rung} | {kernel} | {seen} | z, {compared} | {', '.join(notes) or '–'} |"
 
 

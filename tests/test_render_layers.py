@@ -147,7 +147,8 @@ def test_the_header_says_what_the_model_is():
     text = flat(view(record, 200))
     for piece in (
         "./tiny · revision 1a2b3c", "tinybert · TinyModel · 22.7 M parameters · 3 layers · 4 heads × d_head 5, 2 kv heads",
-        "positions learned, 512 at most", "float32", "cpu", "torch 2.6.0", "learned sinks", "took 219 ms",
+        "positions learned, 512 at most", "float32", "cpu", "torch 2.6.0",
+        "learned sinks, which entropy counts as one more key", "took 219 ms",
         "seen in transformers' attention registry", "kernel flash",
         "mask: causal (layers 0, 2) · mask: causal, window 3 (layer 1)",
     ):  # fmt: skip

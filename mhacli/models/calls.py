@@ -32,13 +32,19 @@ class Call:
     z: Float[Tensor, "batch head query d_v"] | None = None
     unknown: tuple[str, ...] = ()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(batch, head, query, key)` of the pattern."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredCall(Call):
     """An attention whose queries, keys and values were seen, after any rotation and from any cache.
 
     `mask` is bool (True = may attend) or added to the scores; `causal` hides later keys, query 0 being key 0. `sinks` are
-    learned scores that take part in the softmax and give nothing. `lse` is the log-sum-exp that the `kernel` told, if any.
+    scores that take part in the softmax and give nothing, one of each head or of each query. `lse` is the log-sum-exp that the
+    `kernel` told, if any.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -50,9 +56,19 @@ class ScoredCall(Call):
     causal: bool = False
     softcap: float | None = None
     bias: Float[Tensor, "..."] | None = None
-    sinks: Float[Tensor, " head"] | None = None
+    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
     lse: Float[Tensor, "batch head query"] | None = None
     kernel: str = "eager"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(batch, head, query, key)`."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    @property
+    def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
+        """The scores of sinks, with an axis of 1 where batch and query do not matter."""
+        return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +77,11 @@ class SoftmaxCall(Call):
 
     scores: Float[Tensor, "batch head query key"]
     pattern: Float[Tensor, "batch head query key"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(batch, head, query, key)`."""
+        return tuple(self.scores.shape)
 
 
 NEUTRAL = frozenset((
@@ -71,7 +92,7 @@ NEUTRAL = frozenset((
 ))  # fmt: skip
 """What an attention function takes besides what is captured, and that does not change what it computes beside its mask.
 `sliding_window` is in the mask already, where the implementation takes one. Source: transformers 5, integrations/."""
-COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "softcap"))
+COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 """What it takes and that does change it."""
 
 

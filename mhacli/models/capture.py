@@ -117,11 +117,17 @@ def _seen(module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWat
         "causal": rung == "registry" and mask is None and is_causal and q.shape[2] > 1,
         "softcap": given.get("softcap"),
         "bias": given.get("position_bias"),
-        "sinks": given.get("s_aux"),
+        "sinks": _sinks(given),
         "lse": kernel.lse_of(q),
         "kernel": kernel.kernel or ("math" if rung == "registry" else "eager"),
         "unknown": unknown_keywords(given) + (("dropout",) if is_training else ()),
     }
+
+
+def _sinks(given: Mapping[str, Any]) -> Tensor | None:
+    """The scores of sinks: one of each head, or of each query, in which case they come as one more key."""
+    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
+    return sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks
 
 
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back

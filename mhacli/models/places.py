@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhacli.layers import AttentionKind, LayerWithout
 
+Place = tuple[AttentionKind, int]
+"""The kind of an attention and the number of its layer."""
 _CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
 
 
@@ -29,11 +31,16 @@ def place_of(name: str, repeat: int, *, is_pair: bool) -> tuple[int, AttentionKi
 
 def n_attentions_of(config: Any) -> int:
     """How many attentions a pass has, as far as the config says: a decoder that reads an encoder has two in each layer."""
+    return sum(n for _, n in _stacks(config))
+
+
+def _stacks(config: Any) -> list[Place]:
+    """The kinds of attention that a pass has, and how many layers of each."""
     n = n_layers_of(config)
     if not config.is_encoder_decoder:
-        return n
+        return [("self", n)]
     halves = [getattr(config, name, None) for name in ("encoder_layers", "num_encoder_layers", "num_layers")]
-    return 2 * n + next((count for count in halves if isinstance(count, int)), n)
+    return [("encoder", next((count for count in halves if isinstance(count, int)), n)), ("decoder", n), ("cross", n)]
 
 
 def n_layers_of(config: Any) -> int:
@@ -41,11 +48,18 @@ def n_layers_of(config: Any) -> int:
     return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
 
 
-def without_attention(config: Any, found: Sequence[int]) -> tuple[LayerWithout, ...]:
-    """The layers in which no attention was seen, with what the config calls their type."""
-    types = list(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    missing = [number for number in range(n_layers_of(config)) if number not in found]
-    return tuple(LayerWithout(n, str(types[n]) if n < len(types) else "no attention matrix") for n in missing)
+def without_attention(config: Any, found: Sequence[Place], unfit: Mapping[Place, str]) -> tuple[LayerWithout, ...]:
+    """The layers in which no attention was seen, with why it is `unfit` to be shown, or else what the config calls their type.
+    Of a model of two halves each kind of attention is told of its own."""
+    types = dict(enumerate(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()))
+
+    def instead(kind: AttentionKind, number: int) -> str:
+        if kind == "self":
+            return unfit.get((kind, number)) or str(types.get(number, "no attention matrix"))
+        return f"{kind} {unfit.get((kind, number), 'attention, which was not seen')}"
+
+    missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in found]
+    return tuple(LayerWithout(n, instead(kind, n)) for kind, n in missing)
 
 
 def positions_of(model: Any) -> str:

@@ -107,9 +107,9 @@ def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sigh
     else:
         attended = attend_lse(scores, call.v)
     pattern = pattern_of(scores, attended.lse)
-    if call.sinks is None:
+    if call.sink_scores is None:
         return Sight(pattern, attended.lse, allowed, bias, None, call.kernel)
-    sinks = call.sinks.to(pattern.lse.dtype).reshape(1, -1, 1)
+    sinks = call.sink_scores.to(pattern.lse.dtype)
     with_sinks = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
     sink_mass = (sinks - with_sinks.lse).exp()
     return Sight(with_sinks, attended.lse, allowed, bias, sink_mass, call.kernel)
@@ -190,7 +190,7 @@ def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
         scores = scores + sight.bias
     scores = scores.masked_fill(~full, -torch.inf)
     lse = scores.logsumexp(dim=-1)
-    if call.sinks is not None:
-        lse = torch.logaddexp(lse, call.sinks.to(wide).reshape(1, -1, 1))
+    if call.sink_scores is not None:
+        lse = torch.logaddexp(lse, call.sink_scores.to(wide))
     pattern = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
     return {"qk": qk, "scores": scores, "pattern": pattern, "allowed": full}

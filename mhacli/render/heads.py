@@ -99,7 +99,7 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
         "|i−j|": "|i−j| mean distance in tokens",
         "50%": "50% 90% 99% of the mass lie within so many tokens",
         "sink": "mass on: sink the first token",
-        LEARNED: f"{LEARNED} learned sink: the share that no key gets",
+        LEARNED: f"{LEARNED} learned sink: the share that no key gets, counted by H and keys as one more",
         f"≤{n_sinks}": f"≤{n_sinks} the first {n_sinks}",
         "diag": "diag itself",
         "prev": "prev the token before",

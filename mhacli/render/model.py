@@ -113,7 +113,9 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     yield from by_layers(layers, _own_scale)
     yield from by_layers(layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}")
     yield from by_layers(layers, lambda layer: "a bias on the scores" if layer.bias else "")
-    yield from by_layers(layers, lambda layer: "learned sinks" if layer.sinks else "")
+    yield from by_layers(
+        layers, lambda layer: "learned sinks, which entropy counts as one more key" if layer.sinks else ""
+    )
     types = dict.fromkeys(without.type for without in model.without)
     for kind in types:
         numbers = [without.layer for without in model.without if without.type == kind]

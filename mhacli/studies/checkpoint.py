@@ -26,6 +26,7 @@ from mhacli.models.capture import captured
 from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.models.load import Loaded
 from mhacli.models.places import (
+    Place,
     most_positions,
     n_attentions_of,
     n_layers_of,
@@ -41,7 +42,15 @@ from mhacli.record import Record, layer_prefix
 from mhacli.studies.axes import Axes
 from mhacli.studies.capture import to_array
 from mhacli.studies.devices import environment, free_bytes
-from mhacli.studies.layers import SMALL_CELLS, attention_of_heads, head_ranges, mask_words, require_axes, told_of
+from mhacli.studies.layers import (
+    SMALL_CELLS,
+    attention_of_heads,
+    head_ranges,
+    mask_words,
+    misfit,
+    nothing_seen,
+    told_of,
+)
 from mhacli.studies.looks import Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.studies.statistics import Baseline, make_asked, make_baseline
 from mhacli.studies.workers import one_thread, shared_out
@@ -99,7 +108,8 @@ class CheckpointRun:
     not_kept: list[str] = field(default_factory=list)
     _masks: KnownMasks = field(default_factory=KnownMasks)
     _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
-    _found: list[int] = field(default_factory=list)
+    _found: list[Place] = field(default_factory=list)
+    _unfit: dict[Place, str] = field(default_factory=dict)
     _kept_bytes: int = 0
     _tell: Callable[[float, str], None] = lambda share, doing: None
 
@@ -172,26 +182,22 @@ class CheckpointRun:
         self.identical = are_identical(watched, self._pass(keywords, None))
 
     def _nothing_seen(self) -> MhaError:
-        family, asked = self.loaded.config.model_type, self.wanted.layers
-        if self._found and asked is not None:
-            return MhaError(
-                f"layer must be one of those with attention, {', '.join(map(str, sorted(set(self._found))))}, got "
-                f"{', '.join(str(n) for _, n in asked)}",
-                code="no-layer",
-            )
-        return MhaError(
-            f"the model must compute attention in a way that can be seen, got none in {family}",
-            hint="layers without a matrix of queries × keys, such as state spaces, cannot be inspected",
-            code="no-attention",
-        )
+        unfit = [reason for (kind, layer), reason in self._unfit.items() if self.wanted.is_wanted(layer, kind)]
+        return nothing_seen(self.loaded.config.model_type, self.wanted.layers, self._found, unfit)
 
     def _take(self, call: Call) -> None:
         """Looks at one attention, if it is asked for, while the model waits."""
         layer, kind = place_of(call.name, call.repeat, is_pair=bool(self.loaded.config.is_encoder_decoder))
-        self._found.append(layer)
+        axes = self.axes(kind)
+        reason = misfit(call, axes)
+        if reason is not None:  # it may be computed in parts, each of which is one more call of the same module
+            layer, kind = place_of(call.name, 0, is_pair=bool(self.loaded.config.is_encoder_decoder))
+            self._unfit.setdefault((kind, layer), reason)
+            return
+        self._found.append((kind, layer))
         if not self.wanted.is_wanted(layer, kind):
             return
-        self.seen.append(self._look(call, layer, kind))
+        self.seen.append(self._look(call, axes, layer, kind))
         self._tell(min(1.0, len(self.seen) / self.n_layers), self.seen[-1].said.label)
 
     def axes(self, kind: AttentionKind) -> Axes:
@@ -210,11 +216,10 @@ class CheckpointRun:
             device=self.loaded.model.device,
         )
 
-    def _look(self, call: Call, layer: int, kind: AttentionKind) -> SeenLayer:
+    def _look(self, call: Call, axes: Axes, layer: int, kind: AttentionKind) -> SeenLayer:
         """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
-        axes, wanted = self.axes(kind), self.wanted.heads
+        wanted = self.wanted.heads
         sight = see(call, axes.real_queries(), self._masks)
-        require_axes(sight, axes, call)
         if self.on_layer is not None:
             self.on_layer(call, sight)
         asked = make_asked(
@@ -366,7 +371,7 @@ class CheckpointRun:
             positions=positions_of(loaded.model),
             max_positions=most_positions(loaded.config),
             dtype=loaded.dtype,
-            without=without_attention(loaded.config, self._found),
+            without=without_attention(loaded.config, self._found, self._unfit),
             generated=self.generated,
         )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mhacli.errors import MhaError
-from mhacli.layers import AttentionKind, InspectedLayer
+from mhacli.layers import AttentionKind, InspectedLayer, LayerChoice
 from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.places import Place
 from mhacli.models.sight import Sight
 from mhacli.parts import SelfCheck
 from mhacli.studies.axes import Axes
@@ -45,16 +48,35 @@ def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask:
     )
 
 
-def require_axes(sight: Sight, axes: Axes, call: Call) -> None:
-    """Raises `MhaError` where the axes of an attention are not the tokens of the text: nothing true could be said of them."""
-    expected = (len(axes.queries), axes.q_len, axes.k_len)
-    found = (sight.shape[0], *sight.shape[2:])
-    if expected != found:
-        raise MhaError(
-            f"{call.name} must attend from {axes.q_len} queries to {axes.k_len} keys, got {found[1]} and {found[2]}",
-            hint="its tokens are not those of the text, so nothing true could be said of them",
+def misfit(call: Call, axes: Axes) -> str | None:
+    """Why nothing can be said of an attention: its axes are not the tokens of the text. None where they are."""
+    batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
+    if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
+        return None
+    return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
+
+
+def nothing_seen(
+    family: str, asked: tuple[LayerChoice, ...] | None, found: Sequence[Place], unfit: Sequence[str]
+) -> MhaError:
+    """What to say where no attention that is asked for could be shown: some were `found`, others `unfit`."""
+    if unfit:
+        return MhaError(
+            f"the attention of {family} must be laid out by tokens, got {unfit[0]}",
+            hint="its queries and keys cannot be named, so nothing true could be said of them",
             code="not-tokens",
         )
+    if found and asked is not None:
+        numbers = ", ".join(str(n) for n in sorted({layer for _, layer in found}))
+        return MhaError(
+            f"layer must be one of those with attention, {numbers}, got {', '.join(str(n) for _, n in asked)}",
+            code="no-layer",
+        )
+    return MhaError(
+        f"the model must compute attention in a way that can be seen, got none in {family}",
+        hint="layers without a matrix of queries × keys, such as state spaces, cannot be inspected",
+        code="no-attention",
+    )
 
 
 SMALL_CELLS = 1 << 18

@@ -176,7 +176,8 @@ def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Ite
             is_bool = call.mask.dtype == torch.bool
             yield Made("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
         if call.sinks is not None:
-            yield Made("sinks", call.sinks, "a learned score per head", "takes part in the softmax and gives nothing")
+            whose = "head" if call.sinks.ndim == 1 else "query"
+            yield Made("sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing")
     seen = f"what a query sees: {layer.mask}"
     yield Made("scores", made["scores"], _scores_formula(call, layer), seen, built=is_built)
     sinks = " and the sink" if layer.sinks else ""
@@ -248,7 +249,8 @@ class _Words:
         known = {
             "q": "batch head query d_head", "k": "batch kv_head key d_head", "v": "batch kv_head key d_v",
             "qk": "batch head query key", "scores": "batch head query key", "pattern": "batch head query key",
-            "z": "batch head query d_v", "mask": "batch head query key", "sinks": "head",
+            "z": "batch head query d_v", "mask": "batch head query key",
+            "sinks": "head" if len(shape) == 1 else "batch head query",
         }.get(name)  # fmt: skip
         if known is not None and not of_module:
             return tuple(known.split())

@@ -168,7 +168,7 @@ def _learned(maps: Maps) -> Iterator[str]:
     ]
     if masses:
         taken = f"learned sinks, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
-        yield f"{taken}: such rows sum to less than 1"
+        yield f"{taken}: such rows sum to less than 1, and entropy counts the sink as one more key"
 
 
 def _mean(masses: Sequence[tuple[float, float]]) -> float:
