@@ -87,12 +87,6 @@ def _family(
     return keywords
 
 
-def outputs_of(model: Any, keywords: Mapping[str, Tensor]) -> Mapping[str, Any]:
-    """What one pass of a model gives, without a cache of keys and values."""
-    without = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    return dict(model(**keywords, **without))
-
-
 def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two outputs hold the same bits, NaN being like NaN."""
     pairs = [(one[name], other.get(name)) for name in one if isinstance(one[name], Tensor)]

@@ -72,7 +72,9 @@ def load_config(checkpoint: Checkpoint) -> Any:
     """transformers' config of a checked folder. Raises `MhaError` for a family that it does not know."""
     library, path = transformers(), checkpoint.path
     with offline():
-        return guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+    config.return_dict = True  # what a pass gives is read by names, whatever the file says
+    return config
 
 
 def load_model(

@@ -23,7 +23,8 @@ from mhacli.heads import HeadStatistics
 from mhacli.layers import AttentionKind, Generated, InspectedLayer, LayerChoice, Model, SpanTokens, texts_of
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
-from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
+from mhacli.models.forward import outputs_of
+from mhacli.models.inputs import ModelInputs, are_identical
 from mhacli.models.load import Loaded
 from mhacli.models.places import (
     Place,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mhacli.config import Side
+from mhacli.errors import MhaError
 from mhacli.health import HealthCheck
 from mhacli.models.inputs import make_inputs
 from mhacli.studies.modelpasses import (
@@ -283,7 +284,8 @@ def _asked(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
         raise
     except Exception as fault:
         said = " ".join(str(fault).split())[:200]
-        message = f"could not be tried, the model's code raised {type(fault).__name__}: {said}"
+        raised = said if isinstance(fault, MhaError) else f"the model's code raised {type(fault).__name__}: {said}"
+        message = f"could not be tried, {raised}"
         return HealthCheck(name, None, message, is_caution=True, advice=f"try what {name} asks in a script of your own")
 
 

@@ -17,6 +17,7 @@ from mhacli.files import format_size
 from mhacli.layers import InspectedLayer
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
+from mhacli.models.forward import run_model
 from mhacli.models.places import place_of
 from mhacli.models.sight import KnownMasks, see, whole
 from mhacli.parts import SelfCheck, Step, Timing
@@ -124,7 +125,8 @@ class _Decoder:
             mask = others.get("attention_mask")
             self._others = {"encoder_outputs": model.get_encoder()(input_ids=others["input_ids"], attention_mask=mask)}
             self._others |= {} if mask is None else {"attention_mask": mask}
-        return _last(self.run.loaded.model(**self.run.inputs.keywords, use_cache=False))
+        model, keywords = self.run.loaded.model, self.run.inputs.keywords
+        return _last(run_model(model, lambda: model(**keywords, use_cache=False)))
 
     def decode(self, full: Tensor) -> None:
         """All steps: the prompt at once, then one token after the other."""
@@ -138,12 +140,13 @@ class _Decoder:
         start, end = span
         keywords = {name: ids[:, start:end], **self._others, "use_cache": True, "past_key_values": self.cache}
         began = perf_counter()
-        with captured(self.run.loaded.model, self._take, batch=ids.shape[0]):
-            outputs = self.run.loaded.model(**keywords)
+        model = self.run.loaded.model
+        with captured(model, self._take, batch=ids.shape[0]):
+            outputs = run_model(model, lambda: model(**keywords))
         seconds = perf_counter() - began
         self.cache = outputs.get("past_key_values")
         if self.cache is None:
-            raise MhaError(f"the model must keep a cache to decode, got none from {type(self.run.loaded.model).__name__}",
+            raise MhaError(f"the model must keep a cache to decode, got none from {type(model).__name__}",
                            code="no-cache")  # fmt: skip
         out = _last(outputs)
         assert self._call is not None, "the layer was there in the full pass"

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from mhacli.config import Side
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.inputs import make_inputs, outputs_of
+from mhacli.models.forward import outputs_of
+from mhacli.models.inputs import make_inputs
 from mhacli.models.load import Loaded
 from mhacli.models.places import place_of
 from mhacli.parts import TokenSequence

@@ -12,6 +12,7 @@ from mhacli.checkpoints.request import ModelRequest
 from mhacli.config import DEFAULT_MAX_TOKENS
 from mhacli.errors import MhaError, UsageError
 from mhacli.layers import Generated, SpanTokens
+from mhacli.models.forward import run_model
 from mhacli.models.inputs import ModelInputs, make_inputs
 from mhacli.models.library import guarded
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
@@ -197,7 +198,8 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
         )
     whole = tokenizer.continued(sequence, new)
     later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
-    said = model(**later.keywords, use_cache=False).logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
+    whole_pass = run_model(model, lambda: model(**later.keywords, use_cache=False))
+    said = whole_pass.logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(said, new, strict=True))
     return later, Generated((len(sequence.ids),), len(new), repeated)
 

@@ -22,7 +22,7 @@ class ForgivingDriver(linux_driver.LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Reads until the app ends, and goes on behind what cannot be understood."""
-        linux_driver.getincrementaldecoder = _forgiving_decoder  # type: ignore[attr-defined]
+        linux_driver.getincrementaldecoder = _forgiving_decoder  # type: ignore[assignment, attr-defined]
         while not self.exit_event.is_set():
             try:
                 super().run_input_thread()
