@@ -66,13 +66,17 @@ class Comparison:
 @dataclass(frozen=True)
 class Departure:
     """The first place of the computation that the module does not pass: `site` is what the reference makes there, `last_shared`
-    the last site whose numbers were seen in the module too."""
+    the last site whose numbers were seen in the module too. Of two modules, `other_file`, `other_line` and `other_source` are
+    the place of the other's."""
 
     site: str
     last_shared: str | None
     file: str | None = None
     line: int | None = None
     source: str = ""
+    other_file: str | None = None
+    other_line: int | None = None
+    other_source: str = ""
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,10 @@ def test_rows_must_be_as_wide(asked):
     error, request = refusal(asked, "Separate", "Wider")
     one, other = request.of.target, request.against.target
     assert str(error) == f"{other} must read rows as wide as {one}, 12, got 24"
-    assert error.hint == "--arg is given to both, by the name that each has for it"
+    assert (
+        error.hint
+        == "--arg is given to both, by the name that each has for it; --against-arg NAME=VALUE to the other alone"
+    )
 
 
 def test_projections_that_cannot_be_told_are_not_carried_over(asked):

@@ -48,6 +48,18 @@ class SubjectOptions:
         str | None,
         option(_WHAT, "Compare with this one instead of the reference.", metavar="TARGET"),
     ] = None
+    against_arg: Annotated[
+        list[str] | None,
+        option(
+            _WHAT,
+            "An argument of that one's constructor; repeatable. (default: those of the first, by its own names)",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+    against_call_arg: Annotated[
+        list[str] | None,
+        option(_WHAT, "An argument of every call of that one. (default: --call-arg)", metavar="NAME=VALUE"),
+    ] = None
 
 
 @option_group
@@ -134,8 +146,22 @@ def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) 
             require_readable(target)
     arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
     of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
-    against = None if subject.against is None else replace(of, target=subject.against)
+    against = _against(subject, of)
     return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
+
+
+def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:
+    """The other target, with its own arguments alone. Raises `UsageError` for arguments of no other."""
+    own = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
+    if subject.against is None:
+        for name, value in own.items():
+            if value:
+                raise UsageError(f"{name} must come with --against, got none", hint="add --against TARGET")
+        return None
+    calls = pairs(subject.against_call_arg, "against-call-arg") or of.call_arguments
+    return replace(
+        of, target=subject.against, arguments=pairs(subject.against_arg, "against-arg"), call_arguments=calls
+    )
 
 
 def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
@@ -172,8 +198,9 @@ def _with_short_paths(examination: Examination) -> Examination:
         replace(one, file=None if one.file is None else shown_path(one.file)) for one in examination.findings
     )
     gone = examination.departure
-    if gone is not None and gone.file is not None:
-        gone = replace(gone, file=shown_path(gone.file))
+    if gone is not None:
+        here, there = (None if file is None else shown_path(file) for file in (gone.file, gone.other_file))
+        gone = replace(gone, file=here, other_file=there)
     return replace(examination, findings=findings, departure=gone)
 
 

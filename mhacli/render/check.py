@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.findings import Comparison, Examination, Finding, Probe
+from mhacli.findings import Comparison, Departure, Examination, Finding, Probe
 from mhacli.render.options import Screen
 from mhacli.render.words import count_of, filled, fitted, flowing, number_text, seconds_text
 from mhacli.text.escape import visible
@@ -195,18 +195,29 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "compared", Text(visible(_compared(examination.comparison, examination)))
     if examination.closest is not None and not examination.closest.endswith(_NOWHERE):
         yield "closest", Text(visible(examination.closest))
-    gone = examination.departure
-    if gone is not None:
-        since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
-        yield "departs", Text(visible(f"it does not make the reference's {gone.site}{since}"))
-        if gone.file is not None:
-            place = gone.file if gone.line is None else f"{gone.file}:{gone.line}"
-            yield "", Text(_code(f"{place}  {gone.source.strip()}", on), style="dim")
+    if examination.departure is not None:
+        yield from _departing(examination.departure, examination, on)
     for number, line in enumerate(_printed(examination.printed)):
         yield ("" if number else "printed"), Text(line, style="dim")
     if examination.verdict == "unknown":
         yield "next", Text("\n".join(_NEXT if examination.against is None else _NEXT[1:]))
     yield from _cost(examination, on)
+
+
+def _departing(gone: Departure, examination: Examination, on: Screen) -> Iterator[Line]:
+    """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
+    since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
+    theirs = "the reference's" if examination.against is None else "the same"
+    yield "departs", Text(visible(f"it does not make {theirs} {gone.site}{since}"))
+    lines = [(examination.target, gone.file, gone.line, gone.source)]
+    if examination.against is not None:
+        lines.append((examination.against, gone.other_file, gone.other_line, gone.other_source))
+    for target, file, line, source in lines:
+        if file is not None:
+            place = file if line is None else f"{file}:{line}"
+            yield "", Text(_code(f"{place}  {source.strip()}", on), style="dim")
+        elif examination.against is not None:
+            yield "", Text(visible(f"{target}  in code that is not its author's"), style="dim")
 
 
 _NOWHERE = ("inf away", "nan away")

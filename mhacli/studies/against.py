@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.stages import Projection
 from mhacli.errors import MhaError
-from mhacli.findings import Choice, Comparison, Examination, Finding
+from mhacli.findings import Choice, Comparison, Departure, Examination, Finding
 from mhacli.modules.apart import Stage
 from mhacli.modules.arguments import role_of
 from mhacli.modules.casting import cast
@@ -25,21 +26,27 @@ from mhacli.modules.signatures import parameters_of
 from mhacli.modules.subject import Inputs, MaskForm, Subject
 from mhacli.modules.target import find_target
 from mhacli.studies.candidates import head_counts
+from mhacli.studies.parting import Forms, departure
 from mhacli.studies.ready import arguments_of, randomised, ready
 from mhacli.studies.scenes import TOLERANCE, Draw, ask
 
+_SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
+"""What the other is built with too where the first has it by default: rows must fit both."""
 _MOST_TRANSFERS = 24
 """In how many ways weights are carried over before the two are said to differ."""
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far two answers to the same input are apart, relative to the tolerance; `scene` names the input."""
+    """How far two answers to the same input are apart, relative to the tolerance; `scene` names the input, which is `inputs`
+    with its masks in their `forms`."""
 
     scene: str
     difference: float
     tolerance: float
     shape: tuple[int, ...] = ()
+    inputs: Inputs | None = None
+    forms: tuple[Forms, Forms] = (Forms(), Forms())
 
     @property
     def ok(self) -> bool:
@@ -51,10 +58,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
     assert request.against is not None
     one = ready(request.of, stage)
-    told = tuple(
-        (argument.name, argument.value) for argument in arguments_of(one.built) if argument.origin != "default"
-    )
-    other = ready(_as_it_calls_them(replace(request.against, arguments=told), stage), stage)
+    other = _other(request.against, _told(one), stage)
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
     best: list[_Gap] = []
@@ -65,13 +69,15 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             best, how, pair = gaps, said, (mine, theirs)
         if all(gap.ok for gap in gaps):
             break
-    findings = _findings(best, pair, request)
+    parting = _parting(best, pair, request.of.seed)
+    findings = _findings(best, pair, request, parting)
     return Examination(
         verdict="wrong" if findings else "right",
         target=request.of.target,
         called=one.described,
         arguments=arguments_of(one.built),
         findings=findings,
+        departure=parting,
         choices=(
             how,
             Choice("built", f"the other is {_built(other)}"),
@@ -90,19 +96,37 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     )
 
 
-def _as_it_calls_them(request: TargetRequest, stage: Stage) -> TargetRequest:
-    """The request with the arguments of the first by the names that the other has for them, `num_heads` for `n_heads`; what it
-    has no name for is left out."""
+def _told(subject: Subject) -> tuple[tuple[str, str], ...]:
+    """The arguments of the first that the other is built with too: those that were given or guessed, and every size."""
+    return tuple(
+        (argument.name, argument.value)
+        for argument in arguments_of(subject.built)
+        if argument.origin != "default" or (role_of(argument.name) in _SIZES and argument.value.isdigit())
+    )
+
+
+def _other(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> Subject:
+    """The other, ready to be asked. Raises `MhaError`, whose hint speaks of its own options."""
+    try:
+        return ready(_as_it_calls_them(request, told, stage), stage)
+    except MhaError as fault:
+        fault.hint = fault.hint and re.sub(r"--(?=(call-)?arg\b)", "--against-", fault.hint)
+        raise
+
+
+def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> TargetRequest:
+    """The request with the arguments of the first, `told`, by the names that the other has for them, `num_heads` for `n_heads`;
+    what it has no name for is left out, and its own come first."""
     stage(f"importing {request.target}")
     thing = find_target(request.target).thing
     names = [p.name for p in parameters_of(thing).named] if inspect.isclass(thing) else []
     roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
     renamed = []
-    for name, value in request.arguments:
+    for name, value in told:
         role = role_of(name)
-        own = name if name in names or "." in name else None if role is None else roles.get(role)
+        own = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
         renamed += [] if own is None else [(own, value)]
-    return replace(request, arguments=tuple(renamed))
+    return replace(request, arguments=tuple((dict(renamed) | dict(request.arguments)).items()))
 
 
 def _built(subject: Subject) -> str:
@@ -122,7 +146,7 @@ def _require_alike(one: Subject, other: Subject, request: CheckRequest) -> None:
     if not one.is_function and one.sizes.d_in != other.sizes.d_in:
         raise MhaError(
             f"{request.against.target} must read rows as wide as {request.of.target}, {one.sizes.d_in}, got {other.sizes.d_in}",
-            hint="--arg is given to both, by the name that each has for it",
+            hint="--arg is given to both, by the name that each has for it; --against-arg NAME=VALUE to the other alone",
             code="cannot-compare",
         )
 
@@ -262,7 +286,9 @@ def _least(
     how: str,
 ) -> _Gap:
     """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
-    gaps = [_gap(name, one, other, inputs, {how: a}, {how: b}) for a, b in product(mine[:4], theirs[:4])]
+    gaps = [
+        _gap(name, one, other, inputs, (Forms(**{how: a}), Forms(**{how: b}))) for a, b in product(mine[:4], theirs[:4])
+    ]
     return min(gaps, key=lambda gap: gap.difference)
 
 
@@ -271,11 +297,10 @@ def _gap(
     one: Subject,
     other: Subject,
     inputs: Inputs,
-    mine: Mapping[str, MaskForm] | None = None,
-    theirs: Mapping[str, MaskForm] | None = None,
+    forms: tuple[Forms, Forms] = (Forms(), Forms()),
 ) -> _Gap:
     try:
-        a, b = ask(one, inputs, **(mine or {})), ask(other, inputs, **(theirs or {}))
+        a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
     except Exception:  # a form that these sizes do not fit
         return _Gap(name, math.inf, TOLERANCE)
     if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
@@ -283,9 +308,9 @@ def _gap(
     finite = a[a.isfinite()]
     tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
     if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
-        return _Gap(name, math.inf, tolerance, tuple(b.shape))
+        return _Gap(name, math.inf, tolerance, tuple(b.shape), inputs, forms)
     gap = (a - b)[~a.isnan()].abs()
-    return _Gap(name, gap.max().item() if gap.numel() else 0.0, tolerance)
+    return _Gap(name, gap.max().item() if gap.numel() else 0.0, tolerance, (), inputs, forms)
 
 
 def _worst(gaps: Sequence[_Gap]) -> float:
@@ -296,7 +321,20 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _findings(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], request: CheckRequest) -> tuple[Finding, ...]:
+def _parting(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], seed: int) -> Departure | None:
+    """Where the two part on the first of the inputs on which they differ; None where that cannot be told."""
+    for gap in gaps:
+        if not gap.ok and gap.inputs is not None:
+            try:
+                return departure(*pair, gap.inputs, gap.forms, seed)
+            except Exception:  # what cannot be watched: operations without end, or tensors of another kind
+                return None
+    return None
+
+
+def _findings(
+    gaps: Sequence[_Gap], pair: tuple[Subject, Subject], request: CheckRequest, parting: Departure | None
+) -> tuple[Finding, ...]:
     apart = [gap for gap in gaps if not gap.ok]
     if not apart:
         return ()
@@ -310,10 +348,18 @@ def _findings(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], request: Chec
             code="differs",
             message=f"{request.of.target} and {request.against.target} answer differently with the same weights",
             evidence="\n".join(lines),
-            fix="mha check without --against names the mistake of each",
+            fix=_fix(request, parting),
             effect="they are not the same layer",
         ),
     )
+
+
+def _fix(request: CheckRequest, parting: Departure | None) -> str:
+    """What to look at."""
+    if parting is not None:
+        return f"compare the two lines that make {parting.site}"
+    assert request.against is not None
+    return f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
 
 
 def _smallest(one: Subject, other: Subject, seed: int) -> str | None:

@@ -114,7 +114,8 @@ class Roles:
 @dataclass(frozen=True)
 class Attention:
     """One softmax, or one call of a kernel: the products before and behind it (those of a kernel are itself), and the
-    operations that made their operands, None where they came from outside. `is_swapped`: the first operand is the keys."""
+    operations that made their operands, None where they came from outside. `pattern` is what the product with the values
+    reads, None of a kernel. `is_swapped`: the first operand is the keys."""
 
     softmax: int
     qk: int | None
@@ -123,6 +124,7 @@ class Attention:
     k: int | None = None
     v: int | None = None
     is_swapped: bool = False
+    pattern: int | None = None
 
 
 def roles_of(flow: Flow) -> Roles:
@@ -159,6 +161,7 @@ def _take_softmax(flow: Flow, index: int, roles: Roles, claims: dict[int, set[st
     below = _path_down(flow, index)
     qk, z = (above[-1] if above else None), (below[-1] if below else None)
     q = k = v = None
+    pattern: int | None = index
     is_swapped = False
     if qk is not None:
         _name_scores(flow, above, roles)
@@ -170,9 +173,9 @@ def _take_softmax(flow: Flow, index: int, roles: Roles, claims: dict[int, set[st
     if z is not None:
         _name_below(flow, below, roles)
         first, second = _operands(flow, z)
-        v = second if first in (*below[:-1], index) else first
+        pattern, v = (first, second) if first in (*below[:-1], index) else (second, first)
         _claim(flow, "v", v, roles, claims)
-    roles.attentions.append(Attention(index, qk, z, q, k, v, is_swapped))
+    roles.attentions.append(Attention(index, qk, z, q, k, v, is_swapped, pattern))
 
 
 def _is_product(flow: Flow, index: int) -> bool:

@@ -20,7 +20,7 @@ from mhacli.modules.apart import Stage
 from mhacli.modules.calling import find_subject
 from mhacli.modules.parameters import parts_of
 from mhacli.modules.request import TargetRequest
-from mhacli.modules.subject import Answer, Built, Inputs, Operation, Subject
+from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Operation, Subject
 from mhacli.modules.watching import address_of, watch
 from mhacli.parts import SelfCheck, TokenSequence
 from mhacli.record import Record
@@ -64,7 +64,7 @@ def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     return json.dumps(record.document(), allow_nan=False).encode()
 
 
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
 
     asked: Asked
@@ -140,14 +140,26 @@ def _answer(subject: Subject, asked: Asked, seed: int) -> Answer:
         return subject(inputs, mask=asked.mask)
 
 
-def _pass(subject: Subject, asked: Asked, seed: int) -> _Pass:
-    """One call, watched. Raises what it raises."""
+def _pass(subject: Subject, asked: Asked, seed: int) -> Pass:
+    """One call with random rows, watched. Raises what it raises."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
+    return watched(subject, inputs, seed, mask=asked.mask)._replace(asked=asked)
+
+
+def watched(
+    subject: Subject, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
+) -> Pass:
+    """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
+    keys = inputs.queries if inputs.keys is None else inputs.keys
+    asked = Asked(
+        inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2], inputs.queries.shape[-1], keys.shape[-1],
+        subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
+    )  # fmt: skip
 
     def ask() -> Answer:
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
-            return subject(inputs, mask=asked.mask)
+            return subject(inputs, mask=mask, padding=padding)
 
     answer, operations = watch(ask, _files(subject.built))
     given = _given(inputs, is_function=subject.is_function)
@@ -160,7 +172,7 @@ def _pass(subject: Subject, asked: Asked, seed: int) -> _Pass:
     )
     is_masked = "mask" in names.values()
     masks = [t for one in flow.operations for t in one.inputs if is_masked and names.get(id(t)) == "mask"][:1]
-    return _Pass(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
+    return Pass(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
 
 
 def _files(built: Built) -> list[str]:
@@ -190,7 +202,7 @@ def _others(
     request: TargetRequest,
     subjects: Callable[[Built], Subject],
     tell: Callable[[str], None],
-) -> Iterator[_Pass]:
+) -> Iterator[Pass]:
     """Calls with other lengths, and with other heads and widths; without those that it does not take."""
     tell("calling")
     with suppress(Exception):
@@ -278,7 +290,7 @@ def _sites(flow: Flow, roles: Roles) -> dict[int, str]:
     return sites
 
 
-def _repeated(one: _Pass, runs: Sequence[Measured]) -> dict[object, str]:
+def _repeated(one: Pass, runs: Sequence[Measured]) -> dict[object, str]:
     """What each place that was passed several times was repeated for, where its count says so."""
     words = known_words(runs)
     found = {}
@@ -294,7 +306,7 @@ def _repeated(one: _Pass, runs: Sequence[Measured]) -> dict[object, str]:
 
 
 def _record(
-    subject: Subject, request: TargetRequest, one: _Pass, runs: Sequence[Measured], command: tuple[str, ...]
+    subject: Subject, request: TargetRequest, one: Pass, runs: Sequence[Measured], command: tuple[str, ...]
 ) -> Record:
     """The record without its steps."""
     asked, built = one.asked, subject.built
@@ -334,7 +346,7 @@ def _tokens(letter: str, n: int) -> TokenSequence:
     return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
 
 
-def _config(subject: Subject, request: TargetRequest, one: _Pass, sizes: Mapping[str, int]) -> Config:
+def _config(subject: Subject, request: TargetRequest, one: Pass, sizes: Mapping[str, int]) -> Config:
     """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
     one, and of positions, which no config leaves open, none."""
     asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Rows
+from mhacli.modules.casting import cast_dtype
 from mhacli.modules.subject import Inputs, MaskForm, Subject
 
 Play = Literal["core", "mask", "padding", "large"]
@@ -100,14 +101,16 @@ def _lengths(inputs: Inputs) -> tuple[int, int, int]:
 
 def ask(subject: Subject, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None) -> Tensor:
     """What the subject answers, in float64 on the CPU; it sees the inputs in its own dtype."""
-    queries = inputs.queries.to(subject.device, subject.dtype)
-    keys, values, allowed, real = (None if t is None else _cast(t, subject) for t in inputs[1:])
-    answer = subject(Inputs(queries, keys, values, allowed, real), mask=mask, padding=padding)
+    answer = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
     return answer.out.detach().to("cpu", torch.float64)
 
 
-def _cast(t: Tensor, subject: Subject) -> Tensor:
-    return t.to(subject.device, subject.dtype if t.is_floating_point() else t.dtype)
+def inputs_for(subject: Subject, inputs: Inputs) -> Inputs:
+    """The inputs in the subject's dtype, on its device."""
+    queries = inputs.queries.to(subject.device, subject.dtype)
+    return Inputs(
+        queries, *(None if t is None else t.to(subject.device, cast_dtype(t, subject.dtype)) for t in inputs[1:])
+    )
 
 
 def rows_of(subject: Subject, inputs: Inputs) -> Rows:
