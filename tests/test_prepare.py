@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,6 +171,34 @@ def test_a_text_alone_is_the_encoders_and_the_decoder_begins_with_its_own_token(
     assert [list(text.ids) for text in run.inputs.context] == [ids_of("t5", TEXT), ids_of("t5", ANSWER)]
     assert [text.ids[-1] for text in run.inputs.context] == [END_ID, END_ID]
     assert [text.ids for text in run.inputs.sequences] == [(PAD_ID,), (PAD_ID,)]
+
+
+@pytest.mark.parametrize(("begin", "named"), [(None, "pad_token_id, 0"), (BEGIN_ID, f"bos_token_id, {BEGIN_ID}")])
+def test_a_decoder_whose_config_names_no_token_to_start_with_starts_as_the_family_does_and_says_so(
+    checkpoints: Checkpoints, begin: int | None, named: str
+) -> None:
+    folder = checkpoints.of("t5", decoder_start_token_id=None, bos_token_id=begin)
+    run = prepared(folder, TEXT, n_generated=2)
+    first = PAD_ID if begin is None else begin
+    assert run.inputs.sequences[0].ids[0] == first
+    encoder = ids_of("t5", TEXT)
+    assert list(run.inputs.sequences[0].ids) == [first, *likeliest(folder, [first], 2, encoder=encoder)]
+    said = f"the decoder starts with {named}, for the config names no decoder_start_token_id"
+    assert notes_of(folder, TEXT) == notes_of(folder, ANSWER, context=(TEXT,)) == (said,)
+    assert notes_of(checkpoints.of("t5"), TEXT) == ()
+
+
+def test_a_model_that_reads_no_vocabulary_is_refused_before_its_weights_are_read(
+    checkpoints: Checkpoints, unloaded: None, tmp_path: Path
+) -> None:
+    config = {"model_type": "canine", "hidden_size": 48, "num_attention_heads": 4}
+    made = Path(checkpoints.of("llama"))
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fault = refusal(str(tmp_path), TEXT)
+    assert fault.message == "model must read text, got one of the family canine, which has no vocabulary"
+    assert (fault.exit_code, fault.code) == (2, "usage")
 
 
 def test_what_a_decoder_has_said_begins_with_that_token_and_does_not_end(checkpoints: Checkpoints) -> None:

@@ -56,6 +56,17 @@ def make_inputs(
     return ModelInputs(tuple(sequences), encoder, "right", keywords)
 
 
+def n_vocabulary_of(config: Any) -> int:
+    """How many ids a model has rows for. Raises `UsageError` for one that reads no tokens of a vocabulary."""
+    n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
+    if not n:
+        raise UsageError(
+            f"model must read text, got one of the family {config.model_type}, which has no vocabulary",
+            hint="mhacli.models.capture watches any model from Python",
+        )
+    return n
+
+
 def _required(model: Any) -> tuple[str, ...]:
     """What models of several towers need besides text."""
     return ("pixel_values",) if hasattr(model, "vision_model") and hasattr(model, "text_model") else ()

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from mhacli import memory
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 from mhacli.health import DoctorRequest, HealthCheck, Patient, Report
+from mhacli.models.inputs import n_vocabulary_of
 from mhacli.models.library import guarded
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.models.places import most_positions
@@ -172,7 +173,7 @@ def _admit(request: DoctorRequest) -> _Admitted:
             raise
         loaded = load(head=False)
         notes.append("it was loaded without its language head, which is not whole: outputs are those of the last layer")
-    n_vocabulary = int(loaded.text_config.vocab_size)
+    n_vocabulary = n_vocabulary_of(loaded.config)
     pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
     return _Admitted(loaded, tokenizer, rows, pad_id if pad_id < n_vocabulary else 0, (*notes, *cut))
 
@@ -182,9 +183,7 @@ def _rows(
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """What is read, and what to tell of texts that were cut."""
     most, text = most_positions(config), config.get_text_config(decoder=True)
-    n_vocabulary = int(getattr(text, "vocab_size", 0) or 0)
-    if not n_vocabulary:
-        raise UsageError(f"model must read text, got one of the family {config.model_type}, which has no vocabulary")
+    n_vocabulary = n_vocabulary_of(config)
     notes: tuple[str, ...] = ()
     if tokenizer is None:
         special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}

@@ -13,7 +13,7 @@ from mhacli.config import DEFAULT_MAX_TOKENS
 from mhacli.errors import MhaError, UsageError
 from mhacli.layers import Generated, SpanTokens
 from mhacli.models.forward import run_model
-from mhacli.models.inputs import ModelInputs, make_inputs
+from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of
 from mhacli.models.library import guarded
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.models.places import most_positions
@@ -84,7 +84,7 @@ def _require_kinds(request: ModelRequest, config: Any) -> None:
 
 def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) -> Texts:
     """The tokens of all texts, as many as the model has positions for. Raises `MhaError` and `UsageError`."""
-    most, path = most_positions(config), request.source
+    most, path, n_vocabulary = most_positions(config), request.source, n_vocabulary_of(config)
     is_pair = bool(config.is_encoder_decoder)
     given, special = list(request.texts), True
     turns: tuple[Turn, ...] = ()
@@ -106,6 +106,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     sequences = require_texts(sequences, limit, most, path)
     context = [tokenizer.sequence(text) for text in request.context]
     context = require_texts(context, limit, most, path) if context else []
+    notes += _start_notes(config) if is_pair else []
     if is_pair and not context:  # the text is what the encoder reads; the decoder has said nothing yet
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     if len(context) not in (0, 1, len(sequences)):
@@ -114,23 +115,40 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
             hint="repeat --context for each text, or give it once for all",
         )
     context = context * len(sequences) if len(context) == 1 else context
-    require_ids([*sequences, *context], int(config.get_text_config(decoder=True).vocab_size), path)
+    require_ids([*sequences, *context], n_vocabulary, path)
     _require_lengths([*sequences, *context], limit)
     return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
 
 
 def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
-    """A decoder's text behind the token that its config names to begin with, unless it begins so already."""
-    start = getattr(config, "decoder_start_token_id", None)
-    if start is None:
+    """A decoder's text behind the token that it begins with, unless it begins so already."""
+    name = _start_name(config)
+    if name is None:
         raise UsageError(
             f"context must be given with {config.model_type}, whose config names no token for the decoder to start with",
             hint="--context is what the encoder reads, TEXT what the decoder has said",
         )
-    begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(start)])
+    begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(getattr(config, name))])
     if text is None:
         return begin
     return text if text.ids[:1] == begin.ids else joined(begin, text)
+
+
+_STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+"""What a decoder begins with: the first of these that its config has, as transformers' `generate` takes the first two, and as T5
+was trained with the third."""
+
+
+def _start_name(config: Any) -> str | None:
+    return next((name for name in _STARTS if getattr(config, name, None) is not None), None)
+
+
+def _start_notes(config: Any) -> list[str]:
+    """What to tell of a decoder whose config does not name the token that it begins with."""
+    name = _start_name(config)
+    if name is None or name == _STARTS[0]:
+        return []
+    return [f"the decoder starts with {name}, {getattr(config, name)}, for the config names no {_STARTS[0]}"]
 
 
 def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
@@ -171,7 +189,7 @@ def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: 
     if request.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("padding must be right in a pair of encoder and decoder, got left", hint="leave --padding out")
     side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
-    n_vocabulary = int(loaded.text_config.vocab_size)  # padding is masked: any id that has a row will do
+    n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked: any id that has a row will do
     return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
 
 
@@ -188,7 +206,8 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
             hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
             code="too-large",
         )
-    made = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, tokenizer.pad_id or 0))
+    first = sequence.ids[0] if inputs.context else None
+    made = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, tokenizer.pad_id or 0, first))
     new = made[len(sequence.ids) :]
     if not new:
         raise MhaError(
@@ -204,16 +223,16 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
     return later, Generated((len(sequence.ids),), len(new), repeated)
 
 
-def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int) -> list[int]:
+def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:
     """The ids of a text and of what the model makes of it, at each step the likeliest token: the checkpoint's own settings for
-    generation, such as penalties and forced tokens, are left out."""
+    generation, such as penalties and forced tokens, are left out. `first` is what a decoder begins with."""
     own = model.generation_config
     model.generation_config = type(own)(
         max_new_tokens=n,
         do_sample=False,
         pad_token_id=pad_id,
         eos_token_id=own.eos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id,
+        decoder_start_token_id=first,
     )
     try:
         made: list[int] = model.generate(**keywords)[0].tolist()
