@@ -9,6 +9,8 @@ from mhacli.sections import Argument
 
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
+Mode = Literal["self", "cross"]
+"""How it was called, of what can be called both ways: over its own rows, or over a context."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Finding:
     """A mistake. `code` is stable; `message` says it in one sentence, `evidence` in lines of numbers, `effect` what it does to
     the result, `fix` is the corrected expression. `proven`: the reference with this mistake, and those of `together_with`, gives
     the module's output within `tolerance`, `error` being the largest difference. `file`, `line` and `source` say where the
-    operation stands, as far as it could be traced."""
+    operation stands, as far as it could be traced. `modes` are those in which it was seen, empty where there is one mode."""
 
     code: str
     message: str
@@ -30,6 +32,7 @@ class Finding:
     file: str | None = None
     line: int | None = None
     source: str = ""
+    modes: tuple[Mode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,19 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class ModeReport:
+    """What is said of one of two modes: how it was called, the codes of what was found, and what the probes gave."""
+
+    mode: Mode
+    verdict: Verdict
+    called: str
+    findings: tuple[str, ...]
+    probes: tuple[Probe, ...]
+    comparison: Comparison | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Departure:
     """The first place of the computation that the module does not pass: `site` is what the reference makes there, `last_shared`
     the last site whose numbers were seen in the module too. Of two modules, `other_file`, `other_line` and `other_source` are
@@ -82,7 +98,8 @@ class Departure:
 @dataclass(frozen=True)
 class Examination:
     """Everything that is said of somebody's attention. `not_examined` are arguments of its call that were never given another
-    value than their default: the verdict does not speak of them."""
+    value than their default: the verdict does not speak of them. `modes` has a report of each mode where there are two; all else is
+    then said of both together: a probe that fails in one of them fails."""
 
     verdict: Verdict
     target: str
@@ -95,6 +112,7 @@ class Examination:
     reason: str | None = None
     closest: str | None = None
     departure: Departure | None = None
+    modes: tuple[ModeReport, ...] = ()
     n_parameters: int = 0
     n_hypotheses: int = 0
     printed: str = ""

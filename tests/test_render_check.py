@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from mhacli.findings import Argument, Choice, Comparison, Departure, Examination, Finding, Probe
+from mhacli.findings import Argument, Choice, Comparison, Departure, Examination, Finding, ModeReport, Probe
 from mhacli.render.check import check_view
 from mhacli.render.options import Screen
 
@@ -125,6 +125,16 @@ def test_what_is_right_is_told_in_few_lines():
     assert "1 hypothesis tried" in " ".join(shown.split())
     assert "that makes the same mistake" not in shown
     assert len(shown.splitlines()) < 20
+
+
+def test_of_two_modes_each_is_told_with_its_verdict_and_its_call():
+    modes = (
+        ModeReport("self", "right", "forward(x, mask=…)", (), (), None),
+        ModeReport("cross", "wrong", "forward(x, context)", ("mask-ignored",), (), None),
+    )
+    shown = drawn(replace(WRONG, modes=modes))
+    assert "called   over own rows: ✓ right  forward(x, mask=…)\n" in shown
+    assert "         over a context: ✗ wrong  forward(x, context)\n" in shown
 
 
 def test_what_is_unknown_says_why_how_near_the_catalogue_came_and_where_it_departs():

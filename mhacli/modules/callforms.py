@@ -19,10 +19,12 @@ SEEN_KEY, HIDDEN_KEY = 0, 1
 
 
 class MaskSearch:
-    """The forms of the masks of one call."""
+    """The forms of the masks of one call. `acting` are the parameters whose mask has changed the output so far."""
 
     def __init__(self, lab: Laboratory, trial: Trial, documentation: str) -> None:
         self.lab, self.trial, self.documentation = lab, trial, documentation
+        self.acting: set[str] = set()
+        self._open: dict[int, Tensor | None] = {}
         self.batch_second = trial.way.axes[:2] == ("row", "batch")
 
     def masks(self, parameter: Parameter) -> tuple[MaskForm, ...]:
@@ -88,11 +90,23 @@ class MaskSearch:
             answer = self._spread_answer(form, inputs, forms)
         if answer is None:
             return None
+        self._note(form.parameter, inputs, hidden, answer.out)
         rows = self._rows_that_tell(answer.out, hidden)
         base, without_hidden, without_seen = rows[0], rows[1], rows[2]
         finite = bool(torch.isfinite(rows).all())
         hides = finite and close(base, without_hidden) and not close(base, without_seen)
         return Tried(form, hides, finite)
+
+    def _note(self, name: str, inputs: Inputs, hidden: int, out: Tensor) -> None:
+        """Notes a mask that changes what is answered without it."""
+        if name in self.acting:
+            return
+        if hidden not in self._open:
+            answer = self.lab.answer(self.trial, inputs._replace(allowed=None, real=None))
+            self._open[hidden] = None if answer is None else answer.out
+        bare = self._open[hidden]
+        if bare is None or bare.shape != out.shape or not close(bare, out):
+            self.acting.add(name)
 
     def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: Written) -> Answer | None:
         """The answer with the mask of keys written for each query; the way remembers it where that is accepted."""

@@ -17,16 +17,16 @@ from mhacli.errors import MhaError
 from mhacli.modules.arguments import parse_value, role_of
 from mhacli.modules.callchoice import Call, found_trial
 from mhacli.modules.callextras import Recipe, Setting, told_rotation
-from mhacli.modules.callforms import MaskSearch
+from mhacli.modules.callmodes import Masked, masked, modes_of, paired
 from mhacli.modules.callsearch import Failure, Laboratory, Trial, close, is_lazy, of_each
-from mhacli.modules.callsignatures import Parameter, signature_of
+from mhacli.modules.callsignatures import signature_of
 from mhacli.modules.callsizes import known_of
 from mhacli.modules.callways import Way, Written, answer_of, raw, sides_of
 from mhacli.modules.casting import cast, cast_dtype
 from mhacli.modules.faults import is_on_cuda, lacks_cuda, shortened
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.results import at, told
-from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Sizes
+from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Mode, Sizes
 from mhacli.modules.untried import untried
 
 _MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
@@ -56,6 +56,7 @@ class Caller:
     way: Way
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
+    mode: Mode | None = None
 
     def __call__(
         self,
@@ -78,10 +79,28 @@ class Caller:
 
 
 def find_subject(built: Built, request: TargetRequest) -> Caller:
-    """How `built` is called, found with a few dozen calls of copies of it.
+    """How `built` is called, found with a few dozen calls of copies of it: with a context where it takes one.
 
     Raises MhaError where no way of calling works.
     """
+    call, lab, trial = _found(built, request)
+    trial = _with_pattern(call, lab, _with_causal(call, lab, trial))
+    return _caller(call, lab, masked(call, lab, trial), None)
+
+
+def find_modes(built: Built, request: TargetRequest) -> tuple[Caller, ...]:
+    """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
+    belong to it. Raises MhaError where no way of calling works."""
+    call, lab, trial = _found(built, request)
+    labs, found = {}, {}
+    for mode, one in modes_of(lab, trial):
+        labs[mode] = Laboratory(built, lab.device, lab.seed)
+        found[mode] = masked(call, labs[mode], _with_pattern(call, labs[mode], _with_causal(call, labs[mode], one)))
+    return tuple(_caller(call, labs[mode], one, mode) for mode, one in paired(call, found, labs).items())
+
+
+def _found(built: Built, request: TargetRequest) -> tuple[Call, Laboratory, Trial]:
+    """What is known of the call, where it is tried, and a first way that works."""
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
@@ -90,35 +109,31 @@ def find_subject(built: Built, request: TargetRequest) -> Caller:
     trial = found_trial(call, lab)
     if trial is None:
         raise _refusal(call, device, lab.failures)
-    if is_lazy(built.module):
-        lab = Laboratory(built, device, request.seed)
-    trial = _with_causal(call, lab, trial)
-    trial = _with_pattern(call, lab, trial)
-    trial, masks, paddings = _with_masks(call, lab, trial)
-    left_out = untried(call.signature, lab, trial, (*masks, *paddings))
+    return call, Laboratory(built, device, request.seed) if is_lazy(built.module) else lab, trial
+
+
+def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Caller:
+    trial, device = found.trial, lab.device
     asked, dtype = _in_float64(lab, trial)
-    return replace(_caller(call, asked, trial, masks, paddings, dtype, device), untried=left_out)
-
-
-def _caller(call: Call, built: Built, trial: Trial, masks: tuple[MaskForm, ...], paddings: tuple[MaskForm, ...],
-            dtype: torch.dtype, device: torch.device) -> Caller:  # fmt: skip
     way, lengths = trial.way, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
     setting = Setting(sides_of_trial(trial), dtype, device, False, tensors)
     return Caller(
-        built=built,
+        built=asked,
         sizes=Sizes(lengths.batch, lengths.q_len, lengths.k_len, trial.d_in, trial.d_context),
         is_function=way.is_function,
         n_heads=way.n_heads if way.is_function else 1,
         takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
         causal_by=way.causal_by,
-        mask_forms=masks,
-        padding_forms=paddings,
+        mask_forms=found.masks,
+        padding_forms=found.paddings,
         dtype=dtype,
         device=device,
-        described=_described(call, trial, masks, paddings, setting),
+        described=_described(call, found, setting),
         way=way,
         tensors=tensors,
+        untried=untried(call.signature, lab, trial, (*found.masks, *found.paddings)),
+        mode=mode,
     )
 
 
@@ -159,32 +174,6 @@ def _with_pattern(call: Call, lab: Laboratory, trial: Trial) -> Trial:
         if after is not None and close(before.out, after.out):
             return found
     return trial
-
-
-def _with_masks(call: Call, lab: Laboratory, trial: Trial) -> tuple[Trial, tuple[MaskForm, ...], tuple[MaskForm, ...]]:
-    """The accepted forms of masks and of padding masks; and the trial with the likeliest form of each mask that it requires."""
-    search = MaskSearch(lab, trial, call.built.documentation)
-    masks = _forms(call, search, padding=False)
-    paddings = _forms(call, search, padding=True)
-    any_masks = call.free(*call.signature.of_role("mask", "padding", "bias", "lengths"))
-    if not masks and not paddings and any_masks and trial.way.causal_by is not None:
-        search = MaskSearch(lab, replace(trial, way=replace(trial.way, causal_yields=True)), call.built.documentation)
-        masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
-    trial = search.trial
-    best = {form.parameter: form for form in reversed((*masks, *paddings))} | {
-        form.parameter: form for form in reversed(masks)
-    }
-    idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.way.idle)
-    return replace(trial, way=replace(trial.way, idle=idle)), masks, paddings
-
-
-def _forms(call: Call, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
-    def of(parameter: Parameter) -> tuple[MaskForm, ...]:
-        return search.paddings(parameter) if padding else search.masks(parameter)
-
-    roles = (("padding", "lengths"), ("mask",)) if padding else (("mask",), ("bias",))
-    parameters = [parameter for some in roles for parameter in call.free(*call.signature.of_role(*some))]
-    return tuple(form for parameter in parameters for form in of(parameter))
 
 
 def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
@@ -236,18 +225,16 @@ def doubled(call: Callable[..., Any]) -> Callable[..., Any]:
     return other
 
 
-def _described(
-    call: Call, trial: Trial, masks: tuple[MaskForm, ...], paddings: tuple[MaskForm, ...], setting: Setting
-) -> str:
+def _described(call: Call, found: Masked, setting: Setting) -> str:
     """The call in one line of Python, and behind it what the line does not show."""
-    way = trial.way
+    way = found.trial.way
     shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in way.slots]
     shown += [f"{name}={value!r}" for name, value in way.fixed.items()]
     shown += [
         f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
         for recipe in way.extras
     ]  # fmt: skip
-    named = [*(name for name, _ in way.idle), *(form.parameter for form in (*masks, *paddings))]
+    named = [*(name for name, _ in way.idle), *(form.parameter for form in (*found.masks, *found.paddings))]
     shown += [f"{name}=…" for name in dict.fromkeys(named)]
     name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
     words = {"row": "seq", "width": "d", "head": "1" if not way.is_function else "head"}

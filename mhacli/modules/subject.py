@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+Mode = Literal["self", "cross"]
+"""Whose rows the keys are, of what can be called both ways: its own, or those of a context."""
+
 
 class Guess(NamedTuple):
     """An argument that nobody gave: its `name`, the `value` that was taken, and `why`, in a few words."""
@@ -100,7 +103,8 @@ class Subject(Protocol):
     (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `causal_by`
     names the argument that was set to make it causal, None where there is none. `mask_forms` and `padding_forms` are the ways to
     write a mask that it accepts without raising, both meanings of True of each, the likeliest first. `described` tells how it is
-    called, in one line of Python. `untried` are the arguments that are never given another value than their default.
+    called, in one line of Python. `untried` are the arguments that are never given another value than their default. `mode` says
+    which of its two modes this is, None where it has one.
     """
 
     @property
@@ -150,6 +154,10 @@ class Subject(Protocol):
     @property
     def untried(self) -> tuple[str, ...]:
         """The arguments that stay at their defaults."""
+
+    @property
+    def mode(self) -> Mode | None:
+        """Whose rows its keys are."""
 
     def __call__(
         self,

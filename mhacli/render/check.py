@@ -146,10 +146,23 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "guessed", Text("\n".join(filled(parts, _room(on))), style="yellow")
     if defaults:
         yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
-    if examination.called:
+    if examination.modes:
+        yield from _modes(examination)
+    elif examination.called:
         yield "called", Text(visible(examination.called))
     if examination.choices:
         yield "choices", Text("\n".join(filled([visible(one.message) for one in examination.choices], _room(on))))
+
+
+_MODES = {"self": "own rows", "cross": "a context"}
+
+
+def _modes(examination: Examination) -> Iterator[Line]:
+    """How it was called in each mode, and what came of it."""
+    for number, one in enumerate(examination.modes):
+        sign, style = _SIGNS[one.verdict]
+        said = Text(f"over {_MODES[one.mode]}: ").append(sign, style=style).append(f"  {visible(one.called)}")
+        yield "" if number else "called", said
 
 
 def _probes(examination: Examination, on: Screen) -> Iterator[Line]:

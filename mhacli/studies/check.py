@@ -27,8 +27,9 @@ from mhacli.studies.diagnosis import Diagnosis, Known, diagnose, stated
 from mhacli.studies.evidence import observe
 from mhacli.studies.findings import findings_of
 from mhacli.studies.hypotheses import difference, stages_with
+from mhacli.studies.modes import together
 from mhacli.studies.probes import Probed, probe
-from mhacli.studies.ready import arguments_of, ready, with_own_weights
+from mhacli.studies.ready import arguments_of, ready_modes, with_own_weights
 from mhacli.studies.settling import by_other_sizes
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
@@ -52,8 +53,13 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
-    """Probes, comparison with the reference, diagnosis."""
-    subject = ready(request.of, stage)
+    """Probes, comparison with the reference, diagnosis, in each mode of calling it."""
+    subjects = ready_modes(request.of, stage)
+    return together([(subject.mode, _examined(subject, request, stage)) for subject in subjects])
+
+
+def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examination:
+    """What is said of one mode."""
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request, stage, expects_causal=expects_causal)
     stage(f"comparing {request.of.target} with the reference", limited=False)
@@ -65,7 +71,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
-        left = by_other_sizes((first, *others), subject.built, probed, causal, request, stage)
+        left = by_other_sizes((first, *others), subject, probed, causal, request, stage)
         diagnosis.narrow(first, left)
     findings = findings_of(diagnosis, probed, examined, known, request)
     failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
@@ -106,8 +112,11 @@ def _known(
 
 
 def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
-    """Whether it is to be causal: by the option, by an argument, or by what it is called."""
-    if request.causal or subject.causal_by is not None:
+    """Whether it is to be causal: by the option, by an argument, or by what it is called. Over a context that may be left out
+    only by an argument: the order of the rows is that of its own."""
+    if subject.causal_by is not None or subject.mode == "cross":
+        return subject.causal_by is not None
+    if request.causal:
         return True
     words = [
         word.lower()

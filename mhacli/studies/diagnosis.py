@@ -13,6 +13,7 @@ from mhacli.attention import replaced
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
 from mhacli.attention.replacedmasks import filled_with, lowered_by
 from mhacli.findings import Choice
+from mhacli.modules.callsignatures import role_of
 from mhacli.modules.subject import MaskForm, Subject
 from mhacli.studies.candidates import Candidate
 from mhacli.studies.evidence import observe
@@ -103,12 +104,21 @@ def diagnose(
     paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else it is asked already
     for play, forms in (("mask", known.mask_forms), ("padding", paddings)):
         make = mask_scenes if play == "mask" else padding_scenes
-        if forms:
-            _explain_masked(result, list(make(subject, seed, forms)), known)
+        for of_one in _of_each_parameter(forms):
+            _explain_masked(result, list(make(subject, seed, of_one)), known)
     for scene in _large_scenes(result, subject, seed):
         _explain_large(result, subject, scene)
     _look_at_left_padding(result)
     return result
+
+
+def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
+    """The forms of each parameter, for each must hide what it says; a bias only where there is nothing else to hide with."""
+    named: dict[str, list[MaskForm]] = {}
+    for form in forms:
+        named.setdefault(form.parameter, []).append(form)
+    masks = [name for name in named if role_of(name) != "bias"]
+    return [tuple(named[name]) for name in masks or named]
 
 
 def _pool(known: Known, candidate: Candidate) -> list[Made]:

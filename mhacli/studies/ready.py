@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mhacli.modules.apart import Stage
 from mhacli.modules.building import build
-from mhacli.modules.calling import find_subject
+from mhacli.modules.calling import find_modes, find_subject
 from mhacli.modules.casting import cast
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Subject
@@ -35,12 +35,22 @@ class Examined:
 
 def ready(request: TargetRequest, stage: Stage) -> Subject:
     """The attention that is named, built and ready to be asked."""
+    return find_subject(_made(request, stage), request)
+
+
+def ready_modes(request: TargetRequest, stage: Stage) -> tuple[Subject, ...]:
+    """The attention that is named in each mode in which it can be asked."""
+    return find_modes(_made(request, stage), request)
+
+
+def _made(request: TargetRequest, stage: Stage) -> Built:
+    """What is named, imported and built."""
     stage(f"importing {request.target}")
     target = find_target(request.target)
     stage(f"building {request.target}")
     built = build(target, request)
     stage(f"finding out how to call {request.target}")
-    return find_subject(limited(built, stage), request)
+    return limited(built, stage)
 
 
 def limited(built: Built, stage: Stage) -> Built:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from mhacli.modules.apart import Stage
 from mhacli.modules.arguments import role_of
-from mhacli.modules.calling import find_subject
+from mhacli.modules.calling import find_modes
 from mhacli.modules.request import CheckRequest
-from mhacli.modules.subject import Built
+from mhacli.modules.subject import Built, Subject
 from mhacli.studies.candidates import candidates, meant_by
 from mhacli.studies.evidence import Observed, unpacks_in_order
 from mhacli.studies.hypotheses import Made, tried
@@ -20,14 +20,16 @@ _BY_SOURCE = ("scale-not-root", "scale-twice", "scale-d-model")
 
 
 def by_other_sizes(
-    alike: Sequence[Made], built: Built, probed: Probed, causal: tuple[bool, ...], request: CheckRequest, stage: Stage
+    alike: Sequence[Made], asked: Subject, probed: Probed, causal: tuple[bool, ...], request: CheckRequest, stage: Stage
 ) -> list[Made]:
     """Those of some mistakes that still give what is answered when it is built with another number of heads: √d_model and d_head
     are both 8 at 64 columns and 8 heads. All of them where it cannot be built so."""
+    built = asked.built
     for changes in _other_heads(built):
         try:
             stage(f"building {built.name} with {', '.join(f'{name}={n}' for name, n in changes.items())}")
-            subject = find_subject(limited(built.rebuild(changes), stage), request.of)
+            modes = find_modes(limited(built.rebuild(changes), stage), request.of)
+            subject = next((one for one in modes if one.mode == asked.mode), modes[0])
             examined = with_own_weights(subject, probed, request.of.seed)
             meant = meant_by(subject.built, examined.module, request, causal)
             layers = [

@@ -1,0 +1,117 @@
+"""What may attend to its own rows or to a context is examined both ways, each with the masks that belong to it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from examined import no_stage
+
+from mhacli.findings import Examination
+from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.studies.check import examine
+
+FILE = Path(__file__).parent / "attentions" / "two_modes.py"
+D, T, S, HIDDEN = 32, 5, 7, 2
+
+RIGHT = ("ContextAttention", "BertAttention", "CausalOverOwnRows", "BothMasksOrNone", "MaskBehindASwitch")
+WRONG = {
+    "ContextMaskUnread": ("padding-ignored", ("cross",)),
+    "OwnMaskUnread": ("mask-ignored", ("self",)),
+    "ContextMaskInverted": ("padding-inverted", ("cross",)),
+    "SecondMaskUnread": ("padding-ignored", ()),
+}
+"""The mistake of each, and the modes in which it shows; none where there is one mode."""
+
+
+@functools.cache
+def examined(name: str) -> Examination:
+    return examine(
+        CheckRequest(TargetRequest(f"{FILE}:{name}", (("dim", "32"),) if name != "BertAttention" else ())), no_stage
+    )
+
+
+def layer(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location("two_modes", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    return getattr(module, name)(D).eval()
+
+
+def hides(name: str, *, cross: bool) -> bool:
+    """Asked by hand: whether a key that the masks hide moves no output, while it does without them."""
+    it, generator = layer(name), torch.Generator().manual_seed(1)
+    x = torch.randn(2, T, D, generator=generator)
+    rows = torch.randn(2, S, D, generator=generator) if cross else x
+    keep = torch.ones(2, rows.shape[1], dtype=torch.bool)
+    keep[:, HIDDEN] = False
+    changed = rows.clone()
+    changed[:, HIDDEN] += 1
+    others = [row for row in range(T) if cross or row != HIDDEN]
+
+    def asked(rows: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+        masks: dict[str, Any] = {}
+        if name == "BertAttention":
+            added = None if keep is None else torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)[:, None, None]
+            masks = {"encoder_attention_mask" if cross else "attention_mask": added}
+            return it(x if cross else rows, encoder_hidden_states=rows if cross else None, **masks)[0][:, others]
+        if name == "MaskBehindASwitch":
+            return it(rows, mask=keep, apply_mask=True)[:, others]
+        if name == "SecondMaskUnread":
+            return it(rows, valid_mask=keep)[:, others]
+        if cross:
+            own = torch.ones(2, T, dtype=torch.bool) if name == "BothMasksOrNone" and keep is not None else None
+            return it(x, rows, mask=own, context_mask=keep)[:, others]
+        return it(rows, mask=keep)[:, others]
+
+    with torch.no_grad():
+        assert not torch.allclose(asked(rows, None), asked(changed, None))
+        return torch.allclose(asked(rows, keep), asked(changed, keep), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_layer_whose_masks_hide_what_belongs_to_them_is_right(name: str) -> None:
+    modes = {"BothMasksOrNone": (True,), "MaskBehindASwitch": (False,)}.get(name, (False, True))
+    assert all(hides(name, cross=cross) for cross in modes)
+    assert examined(name).findings == ()
+    assert examined(name).verdict == "right"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mask_that_does_nothing_where_it_belongs_is_a_mistake_of_that_mode(name: str) -> None:
+    code, modes = WRONG[name]
+    assert not hides(name, cross="cross" in modes)
+    assert [(finding.code, finding.modes) for finding in examined(name).findings] == [(code, modes)]
+    assert examined(name).findings[0].proven
+
+
+def test_each_mode_is_reported_with_its_call_and_its_verdict() -> None:
+    document = json.loads(json.dumps(examined("ContextMaskUnread").as_json()))
+    told = [(one["mode"], one["verdict"], one["called"], one["findings"]) for one in document["modes"]]
+    assert told == [
+        ("self", "right", "forward(x, mask=…)", []),
+        ("cross", "wrong", "forward(x, context, context_mask=…)", ["padding-ignored"]),
+    ]
+
+
+def test_a_probe_that_fails_in_one_mode_fails_and_says_in_which() -> None:
+    (padding,) = (probe for probe in examined("ContextMaskUnread").probes if probe.name == "padding")
+    assert padding.ok is False
+    assert padding.message.startswith("over a context: ")
+
+
+def test_what_can_be_called_in_one_way_alone_has_no_modes() -> None:
+    assert examined("MaskBehindASwitch").modes == ()
+
+
+def test_a_choice_of_one_mode_says_of_which() -> None:
+    told = {choice.name: choice.message for choice in examined("CausalOverOwnRows").choices}
+    assert told["meant-causal"].endswith("(over its own rows)")
