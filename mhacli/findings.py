@@ -98,8 +98,8 @@ class Departure:
 @dataclass(frozen=True)
 class Examination:
     """Everything that is said of somebody's attention. `not_examined` are arguments of its call that were never given another
-    value than their default: the verdict does not speak of them. `modes` has a report of each mode where there are two; all else is
-    then said of both together: a probe that fails in one of them fails."""
+    value than their default: the verdict does not speak of them. `modes` has a report of each mode where there are two; all else
+    is then said of both together: a probe that fails in one of them fails."""
 
     verdict: Verdict
     target: str

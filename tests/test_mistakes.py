@@ -165,6 +165,8 @@ def everything_that_can_go_wrong():
         "grouped, causal": Asked(replace(grouped, causal=True), rows_of()),
         "another text": Asked(ordinary, cross),
         "another text as long": Asked(ordinary, rows_of(is_self=False)),
+        "other rows for each argument": Asked(ordinary, Rows(drawn(3, 4, 8), drawn(3, 7, 8), drawn(3, 7, 8))),
+        "as many other rows for each argument": Asked(ordinary, Rows(*(drawn(3, 5, 8) for _ in "qkv"))),
         "causal": Asked(causal, rows_of()),
         "causal, last queries": Asked(causal, cross),
         "mask": Asked(ordinary, rows_of()._replace(allowed=square_mask())),

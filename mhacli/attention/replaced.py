@@ -85,10 +85,20 @@ def values_from_keys(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
     return q(rows.queries), k(rows.keys), k(rows.values)
 
 
-def values_of_queries(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
-    """Values made from the querying rows."""
-    q, k, v = inputs_of(layer)
-    return q(rows.queries), k(rows.keys), v(rows.queries)
+def values_are_keys(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+    """The projected keys as values."""
+    q, k, _ = inputs_of(layer)
+    return q(rows.queries), k(rows.keys), k(rows.keys)
+
+
+def rows_for(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Queries, keys and values made from other rows: `order` says from whose, "qkk" the values from those of the keys."""
+
+    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+        given = dict(zip("qkv", rows[:3], strict=True))
+        return tuple(projection(given[letter]) for projection, letter in zip(inputs_of(layer), order, strict=True))
+
+    return project
 
 
 def rows_as_they_are(layer: Layer, rows: Tensor) -> Tensor:

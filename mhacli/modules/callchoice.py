@@ -263,29 +263,44 @@ def _layouts(call: Call, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
 
 def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | None:
     """Queries, keys and values that come cut into heads: the order of axes that is stated, or else the one in which one key
-    moves its own head alone and equal values come out as they are."""
+    moves its own head alone and equal values come out as they are. One sequence of one head is asked only where nothing else is
+    accepted: a softmax over axis 1 runs over the keys there by chance."""
     layouts = [axes for _, axes in _layouts(call, _HEAD_LAYOUTS)]
     cuts_itself = (call.known.n_heads or 1) > 1
     if cuts_itself:
         layouts = [axes for axes in layouts if "head" in axes and "batch" in axes]
     widths = [call.known.d_head, *(call.known.widths[:1] if not cuts_itself else ()), FREE_HEAD_WIDTH]
-    best: tuple[int, Trial] | None = None
-    for axes in layouts:
-        lengths = lengths_to_try(call.known, apart=True)[:2]
-        trials = _trials(
-            call, [slots], [(0.0, axes)], list(dict.fromkeys(w for w in widths if w)), lengths, is_function=True
-        )
-        trial = _first(lab, trials, 6 if not _has_required_mask(call) else 24)
-        if trial is None:
-            continue
-        score = goodness(lab, trial)
-        if axes == _stated(call) and not (cuts_itself and score == 0):
-            return trial
-        if score == 2:
-            return trial
-        if (score > 0 or not cuts_itself) and (best is None or score > best[0]):
-            best = (score, trial)
-    return best[1] if best is not None else None
+    stated = _stated(call)
+    groups = (
+        [axes for axes in layouts if axes == stated],
+        [axes for axes in layouts if len(axes) > 2],
+        [axes for axes in layouts if len(axes) == 2],
+    )
+    for group in groups:
+        best: tuple[tuple[int, bool], Trial] | None = None
+        for axes in group:
+            trial = _in_layout(call, lab, slots, axes, widths)
+            if trial is None:
+                continue
+            score = goodness(lab, trial)
+            if score == 2 or (axes == stated and (score or not cuts_itself)):
+                return trial
+            rank = (score, trial.lengths.q_len != trial.lengths.k_len)
+            if (score or not cuts_itself) and (best is None or rank > best[0]):
+                best = (rank, trial)
+        if best is not None:
+            return best[1]
+    return None
+
+
+def _in_layout(
+    call: Call, lab: Laboratory, slots: tuple[Slot, ...], axes: Axes, widths: list[int | None]
+) -> Trial | None:
+    """The first trial with rows in that order of axes that gives an output."""
+    lengths = lengths_to_try(call.known, apart=True)[:2]
+    wide = list(dict.fromkeys(width for width in widths if width))
+    trials = _trials(call, [slots], [(0.0, axes)], wide, lengths, is_function=True)
+    return _first(lab, trials, 6 if not _has_required_mask(call) else 24)
 
 
 def _has_required_mask(call: Call) -> bool:

@@ -47,6 +47,7 @@ class Caller:
     is_function: bool
     n_heads: int
     takes_context: bool
+    n_rows: int
     causal_by: str | None
     mask_forms: tuple[MaskForm, ...]
     padding_forms: tuple[MaskForm, ...]
@@ -124,6 +125,7 @@ def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Ca
         is_function=way.is_function,
         n_heads=way.n_heads if way.is_function else 1,
         takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
+        n_rows=len({slot.part for slot in way.slots}),
         causal_by=way.causal_by,
         mask_forms=found.masks,
         padding_forms=found.paddings,

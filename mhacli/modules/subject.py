@@ -100,7 +100,8 @@ class Subject(Protocol):
 
     `built` is what is asked, `sizes` what it can be asked with; `k_len` is `q_len` where keys must be the queries' own rows.
     `is_function`: q, k and v come cut into heads, and nothing is projected; `n_heads` is then how many heads it can be asked with
-    (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `causal_by`
+    (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `n_rows`: how
+    many of queries, keys and values it is given rows for, in arguments of their own. `causal_by`
     names the argument that was set to make it causal, None where there is none. `mask_forms` and `padding_forms` are the ways to
     write a mask that it accepts without raising, both meanings of True of each, the likeliest first. `described` tells how it is
     called, in one line of Python. `untried` are the arguments that are never given another value than their default. `mode` says
@@ -126,6 +127,10 @@ class Subject(Protocol):
     @property
     def takes_context(self) -> bool:
         """Whether keys may be other rows."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many different rows it is given."""
 
     @property
     def causal_by(self) -> str | None:

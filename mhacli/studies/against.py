@@ -273,7 +273,7 @@ def replace_sizes(one: Subject, other: Subject) -> Subject:
     """The first, to be asked with no more tokens or heads than both take."""
     a, b = one.sizes, other.sizes
     sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
-    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads))  # type: ignore[type-var]
+    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads), n_rows=min(one.n_rows, other.n_rows))  # type: ignore[type-var]
 
 
 def _least(

@@ -32,9 +32,7 @@ def together(found: Sequence[tuple[Mode | None, Examination]]) -> Examination:
         closest=None if open_one is None else open_one[1].closest,
         departure=None if open_one is None else open_one[1].departure,
         n_hypotheses=sum(one.n_hypotheses for _, one in reports),
-        not_examined=tuple(
-            name for name in last.not_examined if all(name in one.not_examined for _, one in reports)
-        ),
+        not_examined=tuple(name for name in last.not_examined if all(name in one.not_examined for _, one in reports)),
         modes=tuple(_report(*report) for report in reports),
     )
 

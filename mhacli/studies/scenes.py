@@ -60,7 +60,8 @@ class Draw:
     def inputs(
         self, *, other: bool, batch: int | None = None, q_len: int | None = None, k_len: int | None = None
     ) -> Inputs:
-        """Rows for queries, and with `other` rows of their own for keys; of a function always q, k and v of their own."""
+        """Rows for queries, and with `other` rows of their own for keys, and for values where those are given apart; of a
+        function always q, k and v of their own."""
         sizes = self.subject.sizes
         q_len = sizes.q_len if q_len is None else q_len
         if self.subject.is_function:
@@ -70,9 +71,10 @@ class Draw:
             return Inputs(self.rows(q_len, batch=batch))
         if not other:
             return Inputs(self.rows(q_len, batch=batch), self.rows(q_len, context=True, batch=batch))
-        return Inputs(
-            self.rows(q_len, batch=batch), self.rows(sizes.k_len if k_len is None else k_len, context=True, batch=batch)
-        )
+        k_len = sizes.k_len if k_len is None else k_len
+        queries, keys = self.rows(q_len, batch=batch), self.rows(k_len, context=True, batch=batch)
+        is_apart = self.subject.n_rows > 2
+        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if is_apart else None)
 
     def allowed(self, inputs: Inputs) -> Tensor:
         """A random mask that leaves each query a key, and is neither symmetric nor a triangle."""
@@ -141,11 +143,13 @@ def make_scene(
 
 
 def core_scenes(subject: Subject, seed: int) -> Iterator[Scene]:
-    """Without masks: the rows themselves, and another text where one is taken."""
+    """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = Draw(subject, seed)
     yield make_scene("core", "rows that attend to themselves", subject, draw.inputs(other=False))
     if subject.takes_context:
         yield make_scene("core", "fewer queries than keys", subject, draw.inputs(other=True))
+    elif subject.n_rows > 1:
+        yield make_scene("core", "other rows for each argument", subject, draw.inputs(other=True))
 
 
 def mask_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
