@@ -512,6 +512,67 @@ def test_functions_are_taken_as_they_are() -> None:
     )
 
 
+def built_by_hand(d_model: int, n_heads: int = 2) -> Any:
+    return Plain(d_model, n_heads)
+
+
+def with_strange_names(breadth: Any, count: Any) -> Any:
+    return Plain(breadth, count)
+
+
+def annotated(breadth: Any = 6) -> nn.Module:
+    return Plain(breadth, 2)
+
+
+def without_arguments() -> Any:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return q
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("factory", "words", "arguments", "width"),
+    [
+        (built_by_hand, ["d_model=6"], {"d_model": 6, "n_heads": 2}, 6),
+        (with_strange_names, ["breadth=8", "count=4"], {"breadth": 8, "count": 4}, 8),
+        (annotated, [], {"breadth": 6}, 6),
+        (partial(Plain, 10, 2), [], {"dropout": 0.1}, 10),
+    ],
+)
+def test_what_a_function_that_builds_returns_is_examined(
+    factory: Any, words: list[str], arguments: dict[str, object], width: int
+) -> None:
+    found = built(factory, *words)
+    assert found.thing is Plain
+    assert isinstance(found.module, Plain)
+    assert not found.module.training
+    assert found.module.w_q.weight.shape == (width, width)
+    assert dict(found.arguments) == arguments
+    assert torch.equal(found.rebuild({}).module.w_q.weight, found.module.w_q.weight)
+
+
+def test_a_function_that_builds_is_guessed_for_and_called_anew_with_other_arguments() -> None:
+    found = built(built_by_hand)
+    assert set(guesses(found)) == {"d_model"}
+    again = found.rebuild({"d_model": 12, "n_heads": 3}).module
+    assert again is not None
+    assert again.w_q.weight.shape == (12, 12)
+
+
+def test_a_function_may_come_back_too() -> None:
+    found = built(without_arguments)
+    assert found.module is None
+    assert found.call.__name__ == "attend"
+
+
+@pytest.mark.parametrize(("result", "got"), [(3, "a value of type int"), (Plain, "the class Plain")])
+def test_what_takes_no_rows_and_returns_no_module_is_refused(result: Any, got: str) -> None:
+    message, hint = told(lambda: result)
+    assert message == f"mine.py:Attention takes no rows, so it must return a module, got {got}"
+    assert hint is not None
+
+
 def test_an_instance_is_put_in_eval_and_built_anew_as_a_copy() -> None:
     ready = Plain(6, 2)
     found = built(ready)

@@ -115,3 +115,15 @@ def test_what_can_be_called_in_one_way_alone_has_no_modes() -> None:
 def test_a_choice_of_one_mode_says_of_which() -> None:
     told = {choice.name: choice.message for choice in examined("CausalOverOwnRows").choices}
     assert told["meant-causal"].endswith("(over its own rows)")
+
+
+def test_a_function_that_returns_a_module_is_examined_as_what_it_returns(tmp_path: Path) -> None:
+    made = tmp_path / "made.py"
+    made.write_text(
+        f"import sys\nsys.path.insert(0, {str(FILE.parent)!r})\nimport two_modes\n"
+        "def build(name, width=32):\n    return getattr(two_modes, name)(width)\n",
+        encoding="utf-8",
+    )
+    for name in ("ContextAttention", "ContextMaskUnread"):
+        found = examine(CheckRequest(TargetRequest(f"{made}:build", (("name", name),))), no_stage)
+        assert [finding.code for finding in found.findings] == [finding.code for finding in examined(name).findings]

@@ -24,7 +24,10 @@ _JOB = "mhacli.studies.check:examine_request"
 _MOST_SECONDS = 86_400.0
 _NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
 """What to do where there is no verdict; a report that is drawn says it itself."""
-_TARGET_HELP = "FILE.py:NAME or package.module:NAME, a class or a function of q, k and v. It is imported and run."
+_TARGET_HELP = (
+    "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
+    "It is imported and run."
+)
 
 
 @option_group

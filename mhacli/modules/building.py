@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ from torch import nn
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.modules.arguments import Role, parse_value, role_of
+from mhacli.modules.callsignatures import ROWS, signature_of
 from mhacli.modules.configs import GuessedConfig, UnknownAttribute, UnknownItem, is_config_class, make_config, values_in
+from mhacli.modules.documentation import documentation_of, source_file
 from mhacli.modules.faults import lacks_cuda, said_by, shown_path, their_error
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.signatures import (
@@ -38,25 +41,48 @@ class _Words(NamedTuple):
 
 
 def build(target: Target, request: TargetRequest) -> Built:
-    """What is examined, in eval, on its device. A class is called; a function, or an instance, is taken as it is.
+    """What is examined, in eval, on its device. A class is called, and a function that builds; any other function, or an
+    instance, is taken as it is.
 
     Raises `MhaError` for a device that is not there, for arguments that are missing or unknown, for what cannot be built, and
     for what its constructor raises.
     """
     _require_device(request.device)
     thing = target.thing
-    if not inspect.isclass(thing):
-        return _as_it_is(target, request)
-    if issubclass(thing, torch.autograd.Function):
-        return _function(target, thing.apply, request)
-    _require_buildable(target)
     given = _given(request)
+    if not inspect.isclass(thing) and not is_factory(thing, given):
+        return _as_it_is(target, request)
+    if inspect.isclass(thing) and issubclass(thing, torch.autograd.Function):
+        return _function(target, thing.apply, request)
+    if inspect.isclass(thing):
+        _require_buildable(target)
     try:
         return _built(target, request, given, frozenset(given))
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
         raise _refusal(target, fault, given) from fault
+
+
+def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
+    """Whether a function builds attention and does not attend: its annotation says that a module comes back, or it takes no rows;
+    what `--arg` gives is none."""
+    if isinstance(thing, nn.Module) or not callable(thing):
+        return False
+    if _returns_a_module(thing):
+        return True
+    signature = signature_of(thing)
+    rows = [p for p in signature.parameters if p.role in (*ROWS, "rest") and p.name not in given]
+    return signature.known and not rows
+
+
+def _returns_a_module(thing: Callable[..., Any]) -> bool:
+    """Whether a function's annotation says that a module comes back."""
+    try:
+        returned = typing.get_type_hints(thing).get("return")
+    except Exception:  # whatever stands in somebody's annotations
+        return False
+    return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
 
 def _given(request: TargetRequest) -> dict[str, object]:
@@ -188,6 +214,7 @@ def _built(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
         made = _called(target.thing, parameters, words.values)
+    asked, target = target, target if inspect.isclass(target.thing) else _of_what_came_back(target, made)
     made = _placed(made, request) if isinstance(made, nn.Module) else made
     guesses = [*earlier, *words.guesses]
     arguments = {p.name: words.values.get(p.name, p.default) for p in parameters.named}
@@ -200,7 +227,7 @@ def _built(
     def rebuild(changes: Mapping[str, Any]) -> Built:
         kept = {guess.name: guess.value for guess in guesses}
         left = tuple(guess for guess in guesses if guess.name not in changes)
-        return _built(target, request, {**kept, **given, **changes}, told, left)
+        return _built(asked, request, {**kept, **given, **changes}, told, left)
 
     return Built(
         name=target.name,
@@ -214,6 +241,22 @@ def _built(
         documentation=target.documentation,
         file=target.file,
     )
+
+
+def _of_what_came_back(target: Target, made: Any) -> Target:
+    """The target of a function that builds, as what it returned: that is what is examined. Raises `MhaError` for what cannot be
+    called."""
+    if inspect.isclass(made) or not (callable(made) or hasattr(made, "forward")):
+        got = f"the class {made.__name__}" if inspect.isclass(made) else f"a value of type {type(made).__name__}"
+        raise MhaError(
+            f"{target.name} takes no rows, so it must return a module, got {got}",
+            hint="name a class, a function that attends, or one that returns a module",
+            code="no-target",
+            path=target.file,
+        )
+    thing = made if inspect.isroutine(made) else type(made)
+    documentation = "\n\n".join(filter(None, (documentation_of(thing), target.documentation)))
+    return Target(target.name, thing, source_file(thing) or target.file, documentation)
 
 
 def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: Surroundings) -> _Words:
@@ -312,8 +355,8 @@ def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: Surr
     ]
 
 
-def _called(cls: type, parameters: Parameters, values: Mapping[str, Any]) -> Any:
-    """An instance. Raises what the constructor raises."""
+def _called(cls: Callable[..., Any], parameters: Parameters, values: Mapping[str, Any]) -> Any:
+    """What is built. Raises what the constructor raises."""
     in_place = [p.name for p in parameters.named if p.kind is p.POSITIONAL_ONLY and p.name in values]
     by_name = {name: value for name, value in values.items() if name not in in_place}
     return cls(*(values[name] for name in in_place), **by_name)

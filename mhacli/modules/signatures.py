@@ -1,11 +1,11 @@
-"""What a constructor asks for, and the errors that say what it was not given, or was given and does not know."""
+"""What a constructor asks for, or a function that builds, and the errors that say what it was not given or does not know."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from torch import nn
@@ -29,12 +29,13 @@ class Parameters(NamedTuple):
         return [parameter for parameter in self.named if parameter.default is EMPTY]
 
 
-def parameters_of(cls: type) -> Parameters:
-    """What the class asks for when it is called. One that hands everything on is asked for what its base asks for."""
+def parameters_of(cls: Callable[..., Any]) -> Parameters:
+    """What the class, or the function that builds, asks for when it is called. A class that hands everything on is asked for what
+    its base asks for."""
     found = _parameters(cls)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
     named = _named(found)
-    for base in cls.__mro__[1:] if takes_any and not named else ():
+    for base in cls.__mro__[1:] if takes_any and not named and inspect.isclass(cls) else ():
         if "__init__" in vars(base) and base not in (object, nn.Module):
             named = _named(_parameters(base))
             if named:
@@ -42,7 +43,7 @@ def parameters_of(cls: type) -> Parameters:
     return Parameters(tuple(named), takes_any)
 
 
-def _parameters(cls: type) -> list[inspect.Parameter]:
+def _parameters(cls: Callable[..., Any]) -> list[inspect.Parameter]:
     if getattr(cls, "__init__", None) is nn.Module.__init__:  # which takes anything in order to refuse it
         return []
     try:
@@ -59,10 +60,10 @@ def _named(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
     ]
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of the constructor as they evaluate, without `None`; none where one of them names what is not there."""
     try:
-        hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]  # of this very class
+        hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls)
     except Exception:  # whatever stands in somebody's annotations
         return {}
     return {name: _without_none(hint) for name, hint in hints.items()}
