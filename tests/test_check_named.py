@@ -69,6 +69,140 @@ STYLES = {
                 return self.layer_norm(self.dropout(self.fc(q)) + residual), attn
         """,
     ),
+    "nano": Style(
+        "CausalSelfAttention",
+        "n_embd=32 n_head=4 block_size=64",
+        """
+        import math
+        import torch
+        import torch.nn as nn
+        from torch.nn import functional as F
+
+
+        class CausalSelfAttention(nn.Module):
+            def __init__(self, n_embd, n_head, block_size):
+                super().__init__()
+                self.c_attn = nn.Linear(n_embd, 3 * n_embd)
+                self.c_proj = nn.Linear(n_embd, n_embd)
+                self.n_head, self.n_embd = n_head, n_embd
+                self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
+
+            def forward(self, x):
+                B, T, C = x.size()
+                q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+                k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+                q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+                v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+                att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+                att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+                att = F.softmax(att, dim=-1)
+                y = att @ v
+                return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+        """,
+    ),
+    "vision": Style(
+        "Attention",
+        "dim=32 num_heads=4",
+        """
+        from torch import nn
+
+
+        class Attention(nn.Module):
+            def __init__(self, dim, num_heads=8):
+                super().__init__()
+                self.num_heads = num_heads
+                self.scale = (dim // num_heads) ** -0.5
+                self.qkv = nn.Linear(dim, dim * 3, bias=False)
+                self.proj = nn.Linear(dim, dim)
+
+            def forward(self, x):
+                B, N, C = x.shape
+                qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+                q, k, v = qkv.unbind(0)
+                attn = (q @ k.transpose(-2, -1)) * self.scale
+                attn = attn.softmax(dim=-1)
+                x = (attn @ v).transpose(1, 2).reshape(B, N, C)
+                return self.proj(x)
+        """,
+    ),
+    "annotated": Style(
+        "MultiHeadedAttention",
+        "h=4 d_model=32",
+        """
+        import copy
+        import math
+        import torch
+        from torch import nn
+
+
+        def attention(query, key, value, mask=None, dropout=None):
+            scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
+            if mask is not None:
+                scores = scores.masked_fill(mask == 0, -1e9)
+            p_attn = scores.softmax(dim=-1)
+            if dropout is not None:
+                p_attn = dropout(p_attn)
+            return torch.matmul(p_attn, value), p_attn
+
+
+        class MultiHeadedAttention(nn.Module):
+            def __init__(self, h, d_model, dropout=0.1):
+                super().__init__()
+                self.d_k, self.h = d_model // h, h
+                self.linears = nn.ModuleList([copy.deepcopy(nn.Linear(d_model, d_model)) for _ in range(4)])
+                self.dropout = nn.Dropout(p=dropout)
+
+            def forward(self, query, key, value, mask=None):
+                mask = None if mask is None else mask.unsqueeze(1)
+                n = query.size(0)
+                query, key, value = [
+                    lin(x).view(n, -1, self.h, self.d_k).transpose(1, 2)
+                    for lin, x in zip(self.linears, (query, key, value))
+                ]
+                x, _ = attention(query, key, value, mask, self.dropout)
+                return self.linears[-1](x.transpose(1, 2).contiguous().view(n, -1, self.h * self.d_k))
+        """,
+    ),
+    "function": Style(
+        "scaled_dot_product_attention",
+        "",
+        """
+        import math
+        import torch
+
+
+        def scaled_dot_product_attention(q, k, v, mask=None):
+            scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+            if mask is not None:
+                scores = scores.masked_fill(mask == 0, float("-inf"))
+            return torch.matmul(torch.softmax(scores, dim=-1), v)
+        """,
+    ),
+    "one key head": Style(
+        "MultiQueryAttention",
+        "d_model=32 n_heads=4",
+        """
+        import math
+        from torch import nn
+
+
+        class MultiQueryAttention(nn.Module):
+            def __init__(self, d_model, n_heads):
+                super().__init__()
+                self.n_heads, self.d_head = n_heads, d_model // n_heads
+                self.wq = nn.Linear(d_model, d_model)
+                self.wk = nn.Linear(d_model, self.d_head)
+                self.wv = nn.Linear(d_model, self.d_head)
+                self.wo = nn.Linear(d_model, d_model)
+
+            def forward(self, x):
+                b, t, d = x.shape
+                q = self.wq(x).view(b, t, self.n_heads, self.d_head).transpose(1, 2)
+                k, v = self.wk(x)[:, None], self.wv(x)[:, None]
+                att = (q @ k.transpose(-2, -1) / math.sqrt(self.d_head)).softmax(dim=-1)
+                return self.wo((att @ v[:, :1]).transpose(1, 2).reshape(b, t, d))
+        """,
+    ),
 }
 
 
@@ -86,6 +220,49 @@ EDITS = (
     Edit("transformer", "scale-not-root", "temperature=d_k ** 0.5", "temperature=d_k"),
     Edit("transformer", "scale-multiplied", "temperature=d_k ** 0.5", "temperature=d_k ** -0.5"),
     Edit("transformer", "values-from-keys", "self.w_vs(v)", "self.w_ks(v)"),
+    Edit("transformer", "queries-from-keys", "self.w_qs(q)", "self.w_ks(q)"),
+    Edit("transformer", "scale-heads", "temperature=d_k ** 0.5", "temperature=n_head ** 0.5"),
+    Edit("transformer", "merge-batch-moved", "q.transpose(1, 2).contiguous()", "q.transpose(0, 1).contiguous()"),
+    Edit("nano", "value-of-one-head", "att @ v", "att @ v[:, :1]"),
+    Edit("nano", "value-of-one-head", "att @ v", "att @ v[:, 0].unsqueeze(1)"),
+    Edit("nano", "value-of-one-head", "att @ v", "att @ v[:, -1:]"),
+    Edit("nano", "key-of-one-head", "q @ k.transpose", "q @ k[:, [0]].transpose"),
+    Edit("nano", "query-of-one-head", "q @ k.transpose", "q[:, :1].expand_as(q) @ k.transpose"),
+    Edit("nano", "values-from-keys", "att @ v", "att @ k"),
+    Edit("nano", "scale-length", "math.sqrt(k.size(-1))", "T ** 0.5"),
+    Edit("nano", "scale-length", "math.sqrt(k.size(-1))", "T"),
+    Edit("nano", "scale-d-model", "math.sqrt(k.size(-1))", "C"),
+    Edit("nano", "merge-batch-moved", "y.transpose(1, 2)", "y.permute(2, 0, 1, 3)"),
+    Edit("nano", "mask-sign", 'float("-inf")', 'float("inf")'),
+    Edit("nano", "mask-sign", 'float("-inf")', "1e9"),
+    Edit("nano", "mask-sentinel-too-small", 'float("-inf")', "1e-9"),
+    Edit(
+        "nano",
+        "split-without-transpose",
+        "q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)",
+        "q = q.reshape(B, self.n_head, T, C // self.n_head)",
+    ),
+    Edit("vision", "attention-over-heads", ".permute(2, 0, 3, 1, 4)", ".permute(2, 0, 1, 3, 4)"),
+    Edit("vision", "values-from-keys", "qkv.unbind(0)", "qkv[0], qkv[1], qkv[1]"),
+    Edit("vision", "scale-length", "* self.scale", "* N**-0.5"),
+    Edit("vision", "pattern-transposed", "attn @ v", "attn.transpose(-2, -1) @ v"),
+    Edit(
+        "vision",
+        "split-without-transpose",
+        "reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)",
+        "reshape(3, B, self.num_heads, N, C // self.num_heads)",
+    ),
+    Edit("annotated", "scale-length", "math.sqrt(query.size(-1))", "math.sqrt(key.size(-2))"),
+    Edit(
+        "annotated",
+        "values-from-keys",
+        "attention(query, key, value, mask, self",
+        "attention(query, key, key, mask, self",
+    ),
+    Edit("function", "queries-from-keys", "matmul(q, k.t", "matmul(k, k.t"),
+    Edit("function", "values-from-keys", "dim=-1), v)", "dim=-1), k)"),
+    Edit("function", "scale-length", "math.sqrt(q.size(-1))", "math.sqrt(k.size(-2))"),
+    Edit("function", "value-of-one-head", "dim=-1), v)", "dim=-1), v[:, :1])"),
     Edit(
         "transformer",
         "split-without-transpose",

@@ -67,28 +67,45 @@ def order_of(order: str) -> Callable[..., tuple[Tensor, ...]]:
     return project
 
 
-def fused_flat(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
-    """One projection of all three, reshaped to `[batch, 3, head, length, d_head]`, as rows that are cut right afterwards."""
-    fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
-    if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1:
-        raise Inapplicable
-    cut = fused.reshape(fused.shape[0], 3, layer.n_heads, fused.shape[1], -1)
-    return tuple(part.transpose(1, 2).flatten(2) for part in cut.unbind(1))
+def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
+    values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
+
+    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+        if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
+            raise Inapplicable
+        fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
+        sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
+        read = fused.reshape([sizes[axis] for axis in order])
+        return tuple(part.flatten(2) for part in read.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
+
+    return project
+
+
+def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Projections by the letter of what each is used for, one of them twice: `qkk` makes values with that of the keys."""
+
+    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+        named = dict(zip("qkv", inputs_of(layer), strict=True))
+        return tuple(named[letter](given) for letter, given in zip(letters, rows[:3], strict=True))
+
+    return project
+
+
+def taken_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Heads by the letter of what each is taken for: `qkk` weighs the keys. Heads that are shared by fewer cannot be taken for
+    those that are not."""
+
+    def take(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        if not {q.shape[1]} == {k.shape[1]} == {v.shape[1]}:
+            raise Inapplicable
+        named = {"q": q, "k": k, "v": v}
+        return tuple(named[letter] for letter in letters)
+
+    return take
 
 
 OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(order) != "qkv")
-
-
-def values_from_keys(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
-    """Values made with the weights of the keys."""
-    q, k, _ = inputs_of(layer)
-    return q(rows.queries), k(rows.keys), k(rows.values)
-
-
-def values_are_keys(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
-    """The projected keys as values."""
-    q, k, _ = inputs_of(layer)
-    return q(rows.queries), k(rows.keys), k(rows.keys)
 
 
 def rows_for(order: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -120,80 +137,6 @@ def out_unbiased(layer: Layer, rows: Tensor) -> Tensor:
     return out_of(layer)._replace(bias=None)(rows)
 
 
-# ------------------------------------------------------------------------------------------------------------------ heads
-
-
-def split_flat(*of: str) -> Callable[..., Tensor]:
-    """Rows read as heads without moving the axis, for some of q, k and v."""
-
-    def split(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-        if n_heads == 1:
-            raise Inapplicable
-        if which not in of:
-            return stages.split(layer, rows, n_heads, which)
-        return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
-
-    return split
-
-
-def values_whole(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """Values that are not cut: every head weighs whole rows."""
-    if n_heads == 1:
-        raise Inapplicable
-    return rows[:, None] if which == "v" else stages.split(layer, rows, n_heads, which)
-
-
-def merge_flat(layer: Layer, z: Tensor) -> Tensor:
-    """Heads read as rows without moving the axis back."""
-    if z.shape[1] == 1:
-        raise Inapplicable
-    return z.reshape(z.shape[0], z.shape[2], -1)
-
-
-def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Heads made one by a mean or a sum, as wide as the output projection reads."""
-
-    def merge(layer: Layer, z: Tensor) -> Tensor:
-        if z.shape[1] == 1:
-            raise Inapplicable
-        one = reduced(z)
-        wide = layer.weights is not None and layer.weights.out is not None
-        return one if not wide or out_of(layer).weight.shape[1] == one.shape[-1] else one.repeat(1, 1, z.shape[1])
-
-    return merge
-
-
-def mean_of_heads(z: Tensor) -> Tensor:
-    """`[batch, query, d_v]`."""
-    return z.mean(dim=1)
-
-
-def sum_of_heads(z: Tensor) -> Tensor:
-    """`[batch, query, d_v]`."""
-    return z.sum(dim=1)
-
-
-def shared_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """Another kv head for each query head."""
-
-    def share(layer: Layer, heads: Tensor) -> Tensor:
-        if heads.shape[1] in (1, layer.n_heads):
-            raise Inapplicable
-        return chosen(heads, layer.n_heads)
-
-    return share
-
-
-def tiled(heads: Tensor, n_heads: int) -> Tensor:
-    """0 1 0 1 where 0 0 1 1 is right."""
-    return heads.repeat(1, n_heads // heads.shape[1], 1, 1)
-
-
-def first_for_all(heads: Tensor, n_heads: int) -> Tensor:
-    """Kv head 0 for every query head."""
-    return heads[:, :1].expand(-1, n_heads, -1, -1)
-
-
 # ----------------------------------------------------------------------------------------------------------------- scores
 
 
@@ -218,6 +161,22 @@ def scaled_by(factor: Callable[[Layer, int, float], float]) -> Callable[..., Ten
 def by_model_width(layer: Layer, d_head: int, right: float) -> float:
     """1 / √d_model; of heads that come cut, d_model is their widths together."""
     return float((d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]) ** -0.5)
+
+
+def by_whole_model_width(layer: Layer, d_head: int, right: float) -> float:
+    """1 / d_model; of one head that is 1 / d_head, another mistake."""
+    return right if layer.n_heads == 1 else by_model_width(layer, d_head, right) ** 2
+
+
+def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
+    """Products times a power of the size of one of their axes: heads, queries or keys. Inapplicable where that is the right
+    scale, or there is but one."""
+
+    def scale(layer: Layer, qk: Tensor, d_head: int) -> Tensor:
+        taken = float(qk.shape[axis]) ** power
+        return scaled_by(lambda layer, d, right: right if qk.shape[axis] == 1 else taken)(layer, qk, d_head)
+
+    return scale
 
 
 def scaled_late(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
@@ -253,6 +212,18 @@ def _cap_of(layer: Layer) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- softmax
+
+
+def over_both(layer: Layer, scores: Tensor) -> Tensor:
+    """Shares over queries and keys together."""
+    return scores.flatten(-2).softmax(dim=-1).view_as(scores)
+
+
+def pattern_transposed(layer: Layer, pattern: Tensor, v: Tensor) -> Tensor:
+    """Each key weighs the values by what the queries give it."""
+    if pattern.shape[-1] != pattern.shape[-2]:
+        raise Inapplicable
+    return pattern.mT @ v
 
 
 def over(axis: int) -> Callable[..., Tensor]:

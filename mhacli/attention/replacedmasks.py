@@ -130,3 +130,12 @@ def erased(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -
 def erased_to_infinity(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
     """Forbidden shares are −∞ after the softmax."""
     return pattern if keep is None else stages.mask(layer, stages.softmax(layer, scaled), keep)
+
+
+def erased_to(value: float) -> Callable[..., Tensor]:
+    """Forbidden shares are a number after the softmax."""
+
+    def shares(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+        return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
+
+    return shares

@@ -119,8 +119,13 @@ def turn_values(layer: Layer, v: Tensor) -> Tensor:
     return v
 
 
-def share(layer: Layer, heads: Tensor) -> Tensor:
-    """Keys or values with each kv head repeated for the query heads that share it: 0 0 1 1."""
+def take(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is taken for queries, keys and values in the products."""
+    return q, k, v
+
+
+def share(layer: Layer, heads: Tensor, which: str) -> Tensor:
+    """Keys or values, `which` says k or v, with each kv head repeated for the query heads that share it: 0 0 1 1."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
 
 
@@ -203,6 +208,7 @@ class Stages:
     split: Callable[..., Tensor] = split
     turn: Callable[..., tuple[Tensor, Tensor]] = turn
     turn_values: Callable[..., Tensor] = turn_values
+    take: Callable[..., tuple[Tensor, Tensor, Tensor]] = take
     share: Callable[..., Tensor] = share
     products: Callable[..., Tensor] = products
     scale: Callable[..., Tensor] = scale
@@ -253,7 +259,7 @@ def _heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap) -> tuple[Tensor, 
     q = q if layer.q_norm is None else layer.q_norm(q)
     k = k if layer.k_norm is None else layer.k_norm(k)
     q, k = stages.turn(layer, q, k)
-    v = stages.turn_values(layer, v)
+    q, k, v = stages.take(layer, q, k, stages.turn_values(layer, v))
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     return q, k, v
@@ -269,7 +275,7 @@ def _seen(stages: Stages, layer: Layer, rows: Rows, q_len: int, k_len: int) -> T
 
 def _mixed(stages: Stages, layer: Layer, heads: tuple[Tensor, Tensor, Tensor], keep: Tensor | None, tap: Tap) -> Tensor:
     q, k, v = heads
-    qk = stages.products(layer, q, stages.share(layer, k))
+    qk = stages.products(layer, q, stages.share(layer, k, "k"))
     tap("qk", qk)
     scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)
     tap("scaled", scaled)
@@ -277,7 +283,7 @@ def _mixed(stages: Stages, layer: Layer, heads: tuple[Tensor, Tensor, Tensor], k
     tap("scores", scores)
     pattern = stages.shares(layer, stages.softmax(layer, scores), scaled, keep)
     tap("pattern", pattern)
-    z = stages.weigh(layer, pattern, stages.share(layer, v))
+    z = stages.weigh(layer, pattern, stages.share(layer, v, "v"))
     tap("z", z)
     return z
 

@@ -129,7 +129,7 @@ def _pool(known: Known, candidate: Candidate) -> list[Made]:
     if not known.may_be_infinite:
         left_out.add("mask-not-finite")
     if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
-        left_out |= {"qkv-order", "qk-swapped", "values-from-keys"}
+        left_out |= {"qkv-order", "qk-swapped"}
     idle = ("project", "split", "merge", "project_out") if candidate.layer.weights is None else ()
     ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
     if candidate.layer.pairing is None:
@@ -169,6 +169,8 @@ def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: Known)
     if known.sees is None or (known.expects_causal and bool(known.sees.triu(1).any())):
         return False
     scenes = result.scenes[:1]
+    if not scenes[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
+        return False
     for candidate in found:
         hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes)
         if _noted(result, hypothesis):

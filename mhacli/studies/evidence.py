@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mhacli.attention.stages import Layer, Stages, run
 from mhacli.findings import Departure
+from mhacli.modules.parameters import read_name
 from mhacli.modules.subject import Built, Inputs, Operation, Subject
 from mhacli.modules.watching import watch
 from mhacli.studies.hypotheses import difference
@@ -49,7 +50,7 @@ _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "qkv-order": ("chunk", "split", "unbind", "tensor_split"),
 }
 """The operations that a mistake is made by, whatever their result."""
-_MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
+MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
 _IN_SOURCE = {
     "causal-off-by-one": r"tril|triu",
     "causal-transposed": r"tril|triu",
@@ -91,8 +92,9 @@ class Observed:
         return Line()
 
     def line_by(self, names: Sequence[str]) -> Line:
-        """The line of the first operation of one of these names."""
-        found = next((op for op in self.operations if op.name in names and op.line is not None), None)
+        """The line of the first operation of one of these names, the likeliest first."""
+        placed = [op for op in self.operations if op.line is not None]
+        found = next((op for name in names for op in placed if op.name == name), None)
         return Line() if found is None else Line(found.file, found.line, found.source)
 
     def lines_for(self, code: str, sites: Sequence[str], built: Built) -> list[Line]:
@@ -107,7 +109,7 @@ class Observed:
 
     def numbers_below(self, bound: float) -> list[float]:
         """Finite numbers below a bound that operations were given, each once, such as what is put in a mask's place."""
-        masking = [op for op in self.operations if op.name.rstrip("_") in _MASKING]
+        masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
         given = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
         given += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in given if -1e7 < value < bound))
@@ -120,6 +122,8 @@ class Observed:
         preferred = [op for op in making if op.name in _PREFERRED.get(site, ())]
         if site in _PREFERRED and not preferred:
             preferred = [op for op in making if op.name in _SHAPING]
+        if site in ("q_proj", "k_proj", "v_proj"):  # of two that are made alike, the one that is named so
+            preferred = [op for op in making if site[0] in (read_name(name)[0] for name in _targets(op.source))]
         return next(iter(preferred or making), None)
 
     def departure(self) -> Departure:
@@ -202,14 +206,16 @@ def unpacks_in_order(operations: Sequence[Operation], order: str) -> bool | None
 
 
 def _targets(source: str) -> list[str]:
+    """The names that a line assigns."""
     try:
         parsed = ast.parse(source.strip())
     except SyntaxError:
         return []
     statement = parsed.body[0] if parsed.body else None
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Tuple):
+    if not isinstance(statement, ast.Assign):
         return []
-    return [target.id for target in statement.targets[0].elts if isinstance(target, ast.Name)]
+    target = statement.targets[0]
+    return [one.id for one in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(one, ast.Name)]
 
 
 class Smallest(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,10 @@ class Hypothesis:
 
 def stages_with(made: Iterable[Made]) -> Stages:
     """The right stages, with those of the mistakes in their place."""
-    return replace(RIGHT, **{str(one.mistake.stage): one.way.replacement for one in made})
+    places: dict[str, Any] = {}
+    for one in made:
+        places |= {str(one.mistake.stage): one.way.replacement, **one.way.besides}
+    return replace(RIGHT, **places)
 
 
 def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
@@ -57,11 +60,11 @@ def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
     try:
         with torch.no_grad():
             out, keep = run(stages, layer, scene.rows)
+        if out.shape != scene.answer.shape:
+            return math.inf
+        counted = _counted(scene, keep, out)
     except Exception:  # a mistake that cannot be made here, or a norm of theirs that wants something else
         return math.inf
-    if out.shape != scene.answer.shape:
-        return math.inf
-    counted = _counted(scene, keep, out)
     mine, theirs = out[counted], scene.answer[counted]
     if not torch.equal(mine.isnan(), theirs.isnan()) or not mine.numel():
         return math.inf
@@ -117,7 +120,7 @@ def pairs(
 ) -> Iterator[Hypothesis]:
     """Each layer with the mistakes of `base` and two more, at two stages."""
     taken = {one.mistake.stage for one in base}
-    free = [made for made in pool if made.mistake.stage not in taken]
+    free = [made for made in pool if made.mistake.stage not in taken and not made.way.is_rare]
     for layer in layers:
         for first, second in combinations(free, 2):
             if first.mistake.stage != second.mistake.stage:

@@ -10,7 +10,7 @@ from mhacli.modules.calling import find_modes
 from mhacli.modules.request import CheckRequest
 from mhacli.modules.subject import Built, Subject
 from mhacli.studies.candidates import candidates, meant_by
-from mhacli.studies.evidence import Observed, unpacks_in_order
+from mhacli.studies.evidence import MASKING, Observed, unpacks_in_order
 from mhacli.studies.hypotheses import Made, tried
 from mhacli.studies.probes import Probed
 from mhacli.studies.ready import limited, with_own_weights
@@ -59,6 +59,12 @@ def by_source(alike: Sequence[Made], observed: Observed, order: str | None) -> M
         in_order = unpacks_in_order(observed.operations, order or "qkv")
         is_named_apart = in_order is None and order is None
         return codes["qk-swapped" if in_order or is_named_apart else "qkv-order"]
+    if {"mask-sign", "mask-after-softmax"} <= codes.keys():  # what is left of both is NaN
+        is_raised = any(op.output.isposinf().any() for op in observed.operations if op.name.rstrip("_") in MASKING)
+        return codes["mask-sign" if is_raised else "mask-after-softmax"]
+    if {"mask-multiplied", "mask-sentinel-too-small"} <= codes.keys():
+        is_filled = any(op.name.rstrip("_") in ("masked_fill", "where") for op in observed.operations)
+        return codes["mask-sentinel-too-small" if is_filled else "mask-multiplied"]
     if len(codes.keys() & set(_BY_SOURCE)) > 1:
         return _scale_that_is_written(alike, observed)
     return alike[0]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to make a mistake: the function in the stage's place. `said` ends the sentence "matches exactly if …". `sites` are
-    those that it spoils, where that is not the one of the mistake."""
+    those that it spoils, where that is not the one of the mistake; `besides` are functions in the places of further stages.
+    `is_rare`: not tried together with another mistake."""
 
     said: str
     replacement: Callable[..., Any]
     sites: tuple[str, ...] = ()
+    besides: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    is_rare: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mhacli.attention import replaced
+import functools
+
+from mhacli.attention import replaced, replacedheads
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 HEADS = (
@@ -17,17 +19,17 @@ HEADS = (
         (
             Way(
                 "q, k and v are cut into heads by a reshape alone",
-                replaced.split_flat("q", "k", "v"),
+                replacedheads.split_flat("q", "k", "v"),
                 (
                     "q",
                     "k",
                     "v",
                 ),
             ),
-            Way("v is cut into heads by a reshape alone", replaced.split_flat("v"), ("v",)),
+            Way("v is cut into heads by a reshape alone", replacedheads.split_flat("v"), ("v",)),
             Way(
                 "q and k are cut into heads by a reshape alone",
-                replaced.split_flat("q", "k"),
+                replacedheads.split_flat("q", "k"),
                 (
                     "q",
                     "k",
@@ -35,14 +37,15 @@ HEADS = (
             ),
             Way(
                 "k and v are cut into heads by a reshape alone",
-                replaced.split_flat("k", "v"),
+                replacedheads.split_flat("k", "v"),
                 (
                     "k",
                     "v",
                 ),
             ),
-            Way("q is cut into heads by a reshape alone", replaced.split_flat("q"), ("q",)),
-            Way("k is cut into heads by a reshape alone", replaced.split_flat("k"), ("k",)),
+            Way("q is cut into heads by a reshape alone", replacedheads.split_flat("q"), ("q",)),
+            Way("q and v are cut into heads by a reshape alone", replacedheads.split_flat("q", "v"), ("q", "v")),
+            Way("k is cut into heads by a reshape alone", replacedheads.split_flat("k"), ("k",)),
         ),
     ),
     Mistake(
@@ -53,7 +56,19 @@ HEADS = (
         "self.qkv(x).reshape(batch, length, 3, n_heads, d_head).permute(2, 0, 3, 1, 4)",
         "project",
         "q",
-        (Way("the fused projection is reshaped to [batch, 3, head, length, d_head]", replaced.fused_flat),),
+        tuple(
+            Way(f"the fused projection is reshaped to [{axes}]", replaced.fused_read(order), is_rare=n > 0)
+            for n, (order, axes) in enumerate(
+                (
+                    ("b3htd", "batch, 3, head, length, d_head"),
+                    ("3bhtd", "3, batch, head, length, d_head"),
+                    ("3bthd", "3, batch, length, head, d_head"),
+                    ("b3thd", "batch, 3, length, head, d_head"),
+                    ("bht3d", "batch, head, length, 3 · d_head"),
+                    ("bh3td", "batch, head, 3, length, d_head"),
+                )
+            )
+        ),
     ),
     Mistake(
         "merge-without-transpose",
@@ -66,7 +81,78 @@ HEADS = (
         (
             Way(
                 "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose",
-                replaced.merge_flat,
+                replacedheads.merged_as("bhtd"),
+            ),
+        ),
+    ),
+    Mistake(
+        "merge-axis-order",
+        "the axes are moved to another order than tokens, heads, columns before the heads are joined",
+        "z.transpose(2, 3).reshape(batch, length, n_heads * d_head)  # z is [batch, head, query, d_head]",
+        "an output row is made of pieces of several tokens: tokens are mixed",
+        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
+        "merge",
+        "concat",
+        tuple(
+            Way(f"the heads are read as rows in the order {axes}", replacedheads.merged_as(order), is_rare=True)
+            for order, axes in (
+                ("bhdt", "batch, head, column, query"),
+                ("btdh", "batch, query, column, head"),
+                ("bdht", "batch, column, head, query"),
+                ("bdth", "batch, column, query, head"),
+            )
+        ),
+    ),
+    Mistake(
+        "merge-batch-moved",
+        "the axis of the batch is moved when the heads are joined",
+        "z.transpose(0, 1).reshape(batch, length, n_heads * d_head)  # or z.view(n_heads, batch, …) of [batch * n_heads, …]",
+        "a sequence gets rows and heads of the others in its batch",
+        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
+        "merge",
+        "concat",
+        (
+            Way(
+                "[batch · head, query, d_v] is read as [head, batch, query, d_v]",
+                replacedheads.planes_read,
+                is_rare=True,
+            ),
+            Way(
+                "[head · batch, query, d_v] is read as [batch, head, query, d_v]",
+                replacedheads.planes_laid,
+                is_rare=True,
+            ),
+            *(
+                Way(f"the heads are read as rows in the order {axes}", replacedheads.merged_as(order), is_rare=True)
+                for order, axes in (
+                    ("hbtd", "head, batch, query, column"),
+                    ("htbd", "head, query, batch, column"),
+                    ("tbhd", "query, batch, head, column"),
+                    ("thbd", "query, head, batch, column"),
+                )
+            ),
+        ),
+    ),
+    Mistake(
+        "attention-over-heads",
+        "the axis of the tokens stays before that of the heads: the heads of a token attend to each other",
+        "q.view(batch, length, n_heads, d_head) @ k.view(batch, length, n_heads, d_head).transpose(-2, -1)",
+        "no token attends to another: nothing of the text reaches a token but itself",
+        "q.view(batch, length, n_heads, d_head).transpose(1, 2), and the same of k and v",
+        "split",
+        "q",
+        (
+            Way(
+                "[batch, length, head, d_head] is attended over its heads",
+                replacedheads.heads_as_tokens,
+                besides={"merge": replacedheads.tokens_side_by_side},
+                is_rare=True,
+            ),
+            Way(
+                "[batch, length, head, d_head] is attended over its heads, and transposed all the same when they are joined",
+                replacedheads.heads_as_tokens,
+                besides={"merge": replacedheads.tokens_moved},
+                is_rare=True,
             ),
         ),
     ),
@@ -78,7 +164,7 @@ HEADS = (
         "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         "z",
-        (Way("each head weighs the whole rows of v", replaced.values_whole),),
+        (Way("each head weighs the whole rows of v", replacedheads.values_whole),),
     ),
     Mistake(
         "heads-averaged",
@@ -88,7 +174,7 @@ HEADS = (
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         "concat",
-        (Way("the heads are averaged instead of joined", replaced.heads_as(replaced.mean_of_heads)),),
+        (Way("the heads are averaged instead of joined", replacedheads.heads_as(replacedheads.mean_of_heads)),),
     ),
     Mistake(
         "heads-summed",
@@ -98,7 +184,7 @@ HEADS = (
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         "concat",
-        (Way("the heads are added up instead of joined", replaced.heads_as(replaced.sum_of_heads)),),
+        (Way("the heads are added up instead of joined", replacedheads.heads_as(replacedheads.sum_of_heads)),),
     ),
     Mistake(
         "gqa-tiled",
@@ -108,7 +194,31 @@ HEADS = (
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "share",
         "qk",
-        (Way("kv heads are tiled, head h reading kv head h mod n_kv_heads", replaced.shared_as(replaced.tiled)),),
+        (
+            Way(
+                "kv heads are tiled, head h reading kv head h mod n_kv_heads",
+                replacedheads.shared_as(replacedheads.tiled),
+            ),
+            *(
+                Way(
+                    f"the heads of the {name} alone are tiled, head h reading kv head h mod n_kv_heads",
+                    replacedheads.shared_as(replacedheads.tiled, letter),
+                    (site,),
+                    is_rare=True,
+                )
+                for letter, name, site in (("k", "keys", "qk"), ("v", "values", "z"))
+            ),
+        ),
+    ),
+    Mistake(
+        "head-repeated",
+        "the output of one head stands in the place of every head",
+        "torch.cat([self.heads[0](x) for head in self.heads], dim=-1)",
+        "the weights of the other heads are never used",
+        "torch.cat([head(x) for head in self.heads], dim=-1)",
+        "merge",
+        "concat",
+        (Way("the output of head 0 is repeated for every head", replacedheads.repeated_head, is_rare=True),),
     ),
     Mistake(
         "kv-head-shared-by-all",
@@ -118,7 +228,75 @@ HEADS = (
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "share",
         "qk",
-        (Way("every query head reads kv head 0", replaced.shared_as(replaced.first_for_all)),),
+        (Way("every query head reads kv head 0", replacedheads.shared_as(replacedheads.first_for_all)),),
+    ),
+    *(
+        Mistake(
+            f"{one}-of-one-head",
+            f"every head reads the {many} of one head",
+            looks_like,
+            effect,
+            fix,
+            stage,
+            site,
+            tuple(
+                Way(f"every head reads the {many} of head {name}", made(chosen), is_rare=True)
+                for name, chosen in (("0", replacedheads.first_for_all), ("n_heads − 1", replacedheads.last_for_all))
+            ),
+        )
+        for one, many, looks_like, effect, fix, stage, site, made in (
+            (
+                "value",
+                "values",
+                "pattern @ v[:, :1]",
+                "the values of the other heads are projected and never used",
+                "pattern @ v",
+                "share",
+                "z",
+                functools.partial(replacedheads.shared_as, of="v"),
+            ),
+            (
+                "key",
+                "keys",
+                "q @ k[:, :1].transpose(-2, -1)",
+                "the keys of the other heads are projected and never used",
+                "q @ k.transpose(-2, -1)",
+                "share",
+                "qk",
+                functools.partial(replacedheads.shared_as, of="k"),
+            ),
+            (
+                "query",
+                "queries",
+                "q[:, :1] @ k.transpose(-2, -1)",
+                "the queries of the other heads are projected and never used",
+                "q @ k.transpose(-2, -1)",
+                "products",
+                "qk",
+                replacedheads.asked_by_one,
+            ),
+        )
+    ),
+    Mistake(
+        "pattern-of-one-head",
+        "every head weighs its values by one pattern",
+        "pattern[:, :1] @ v",
+        "the heads attend alike: what each is to look for is lost",
+        "pattern @ v",
+        "shares",
+        "z",
+        (
+            Way(
+                "every head weighs by the pattern of head 0",
+                replacedheads.patterns_as(replacedheads.first_for_all),
+                is_rare=True,
+            ),
+            Way(
+                "every head weighs by the mean of all patterns",
+                replacedheads.patterns_as(replacedheads.mean_for_all),
+                is_rare=True,
+            ),
+        ),
     ),
     Mistake(
         "head-width",

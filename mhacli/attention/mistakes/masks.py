@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mhacli.attention import replacedmasks
 from mhacli.attention.mistakes.entry import Mistake, Way
 
@@ -157,6 +159,7 @@ MASKS = (
                 replacedmasks.erased,
             ),
             Way("forbidden shares become −∞ after the softmax", replacedmasks.erased_to_infinity),
+            Way("forbidden shares become −10⁹ after the softmax", replacedmasks.erased_to(-1e9), is_rare=True),
         ),
     ),
     Mistake(
@@ -173,6 +176,19 @@ MASKS = (
         ),
     ),
     Mistake(
+        "mask-sign",
+        "forbidden scores are set to a huge positive number instead of a negative one",
+        "scores.masked_fill(mask == 0, float('inf'))  # or 1e9",
+        "every query attends to nothing but what is forbidden, or is NaN",
+        "scores.masked_fill(mask == 0, float('-inf'))",
+        "mask",
+        "scores",
+        (
+            Way("forbidden scores are set to 10⁹", replacedmasks.filled_with(1e9), is_rare=True),
+            Way("forbidden scores are set to +∞", replacedmasks.filled_with(math.inf), is_rare=True),
+        ),
+    ),
+    Mistake(
         "mask-sentinel-too-small",
         "forbidden scores are set to a number that real scores can fall below",
         "scores.masked_fill(mask == 0, -1e4)",
@@ -180,13 +196,20 @@ MASKS = (
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         "scores",
-        tuple(
-            way
-            for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
-            for way in (
-                Way(f"forbidden scores are set to {value:g}", replacedmasks.filled_with(value)),
-                Way(f"{value:g} is added to forbidden scores", replacedmasks.lowered_by(value)),
-            )
+        (
+            *(
+                way
+                for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
+                for way in (
+                    Way(f"forbidden scores are set to {value:g}", replacedmasks.filled_with(value)),
+                    Way(f"{value:g} is added to forbidden scores", replacedmasks.lowered_by(value)),
+                )
+            ),
+            Way(
+                "forbidden scores are set to 0, or next to it such as 1e-9",
+                replacedmasks.filled_with(1e-9),
+                is_rare=True,
+            ),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from mhacli.attention import replaced
 from mhacli.attention.mistakes.entry import Mistake, Way
 from mhacli.attention.replaced import OTHER_ORDERS
+
+_USED_TWICE = tuple(permutations(("values", "keys", "queries"), 2))
+"""What is taken from another's place, and whose: the likeliest first."""
+_PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v": "pattern @ v"}
 
 PROJECTIONS = (
     Mistake(
@@ -20,18 +26,43 @@ PROJECTIONS = (
             for order in OTHER_ORDERS
         ),
     ),
-    Mistake(
-        "values-from-keys",
-        "the values are made with the projection of the keys",
-        "v = self.k_proj(x)",
-        "the projection of the values is never used",
-        "v = self.v_proj(x)",
-        "project",
-        "v_proj",
-        (
-            Way("the values are made by the projection of the keys", replaced.values_from_keys),
-            Way("the projected keys are the values too", replaced.values_are_keys),
-        ),
+    *(
+        Mistake(
+            f"{taker}-from-{giver}",
+            f"the {taker} are made with the projection of the {giver}",
+            f"{taker[0]} = self.{giver[0]}_proj(x)",
+            f"the projection of the {taker} is never used",
+            f"{taker[0]} = self.{taker[0]}_proj(x)",
+            "project",
+            f"{taker[0]}_proj",
+            (
+                Way(
+                    f"the {taker} are made by the projection of the {giver}",
+                    replaced.used_as("qkv".replace(taker[0], giver[0])),
+                    is_rare=taker != "values" or giver != "keys",
+                ),
+            ),
+        )
+        for taker, giver in _USED_TWICE
+    ),
+    *(
+        Mistake(
+            f"{taker}-from-{giver}",
+            f"the {giver} take the place of the {taker}",
+            _PRODUCTS[taker[0]].replace(taker[0], giver[0]),
+            f"the {taker} are never used",
+            _PRODUCTS[taker[0]],
+            "take",
+            "z" if taker == "values" else "qk",
+            (
+                Way(
+                    f"the {giver} take the place of the {taker}",
+                    replaced.taken_as("qkv".replace(taker[0], giver[0])),
+                    is_rare=True,
+                ),
+            ),
+        )
+        for taker, giver in _USED_TWICE
     ),
     Mistake(
         "values-of-queries",

@@ -35,7 +35,14 @@ SCORES = (
         "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
         "scale",
         "scaled",
-        (Way("the scores are divided by √d_model", replaced.scaled_by(replaced.by_model_width)),),
+        (
+            Way("the scores are divided by √d_model", replaced.scaled_by(replaced.by_model_width)),
+            Way(
+                "the scores are divided by d_model",
+                replaced.scaled_by(replaced.by_whole_model_width),
+                is_rare=True,
+            ),
+        ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -58,6 +65,53 @@ SCORES = (
         "scale",
         "scaled",
         (Way("the scores are scaled twice", replaced.scaled_by(lambda layer, d, right: right * right)),),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
+    ),
+    Mistake(
+        "scale-length",
+        "the scores are divided by the length, or its root, instead of √d_head",
+        "scores / math.sqrt(k.size(-2))",
+        "how sharp attention is depends on how long the text is",
+        "scores / math.sqrt(q.size(-1))",
+        "scale",
+        "scaled",
+        tuple(
+            Way(f"the scores are divided by {said}", replaced.scaled_by_size(axis, power), is_rare=True)
+            for said, axis, power in (
+                ("√k_len", -1, -0.5),
+                ("√q_len", -2, -0.5),
+                ("k_len", -1, -1.0),
+                ("q_len", -2, -1.0),
+            )
+        ),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
+    ),
+    Mistake(
+        "scale-batch",
+        "the scores are divided by the root of the size of the batch instead of √d_head",
+        "scores / math.sqrt(q.size(0))",
+        "how sharp attention is depends on how many sequences come together",
+        "scores / math.sqrt(q.size(-1))",
+        "scale",
+        "scaled",
+        (
+            Way(
+                "the scores are divided by the root of the size of the batch",
+                replaced.scaled_by_size(0, -0.5),
+                is_rare=True,
+            ),
+        ),
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
+    ),
+    Mistake(
+        "scale-heads",
+        "the scores are divided by the root of the number of heads instead of √d_head",
+        "scores / math.sqrt(n_heads)",
+        "how sharp attention is depends on the number of heads instead of their width",
+        "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
+        "scale",
+        "scaled",
+        (Way("the scores are divided by √n_heads", replaced.scaled_by_size(1, -0.5), is_rare=True),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -123,7 +177,18 @@ SCORES = (
             Way("the softmax runs over queries instead of keys", replaced.over(-2)),
             Way("the softmax runs over heads instead of keys", replaced.over(1)),
             Way("the softmax runs over the sequences of the batch instead of keys", replaced.over(0)),
+            Way("the softmax runs over queries and keys together", replaced.over_both, is_rare=True),
         ),
+    ),
+    Mistake(
+        "pattern-transposed",
+        "the pattern is transposed before it weighs the values",
+        "pattern.transpose(-2, -1) @ v",
+        "what a query is to gather is handed from it to the keys instead, and its shares do not sum to 1",
+        "pattern @ v",
+        "weigh",
+        "z",
+        (Way("the values are weighed by the transposed pattern", replaced.pattern_transposed, is_rare=True),),
     ),
     Mistake(
         "softmax-missing",
