@@ -6,6 +6,8 @@ import errno
 import importlib
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -164,7 +166,19 @@ def _usage_error(fault: Exception) -> MhaError:
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
     context = getattr(fault, "ctx", None)
     path = context.command_path if context is not None else "mha"
-    return UsageError(message, hint=f"{path} --help lists what there is")
+    unknown = re.match(r"no such command '(.*)'", message)
+    meant = None if unknown is None else _meant_command(unknown[1], path)
+    return UsageError(message, hint=meant or f"{path} --help lists what there is")
+
+
+def _meant_command(word: str, path: str) -> str | None:
+    """What to type where a file, a folder or a text stands in the place of a command; None for any other word."""
+    shown = shlex.quote(word)
+    if not os.path.lexists(word):
+        return f"mha run {shown} shows the attention of a text" if " " in word and path == "mha" else None
+    if path.endswith(" weights"):
+        return f"mha weights info {shown} says what it holds"
+    return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"
 
 
 def _tell(fault: MhaError) -> int:

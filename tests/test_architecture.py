@@ -45,6 +45,7 @@ ROWS = (
         "memory",
         "config",
         "errors",
+        "extras",
         "files",
     ),
     ("__init__",),

@@ -523,7 +523,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(tmp_pa
     launch = Launch({"sitecustomize": HIDING, "torch": "import os\nos._exit(99)\n"})
     done = attempt(tmp_path, "bench", option, "new", code=1, launch=launch)
     assert done.stderr == (
-        'mha: error: matplotlib must be installed to draw a plot, got none\nhint: pip install "mhacli[plot]"\n'
+        'mha: error: matplotlib must be installed to draw a plot, got none\nhint: pip install "matplotlib<4,>=3.9" installs it\n'
     )
 
 

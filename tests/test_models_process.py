@@ -435,7 +435,7 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
     said = mha(command, "--model", gpt2, TEXT, "--json", code=1)
     error = json.loads(said.err)["error"]
     assert error["message"] == "the transformers library must be installed to read a checkpoint, got no transformers"
-    assert error["hint"] == 'pip install "mhacli[hf]" installs it'
+    assert error["hint"] == 'pip install "transformers<6,>=5.3" "tokenizers>=0.22" installs it'
     assert error["code"] == "missing-extra"
 
 

@@ -81,7 +81,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     with pytest.raises(MhaError) as caught:
         require_png()
     assert caught.value.message == "png must be drawn by resvg_py, which is not installed"
-    assert caught.value.hint == 'pip install "mhacli[png]"'
+    assert caught.value.hint == 'pip install "resvg-py<1,>=0.3" installs it'
 
 
 def test_without_a_font_nothing_is_drawn_and_the_reason_told(monkeypatch):

@@ -115,7 +115,7 @@ def test_without_the_library_the_message_says_how_to_get_it(word_level, monkeypa
     with pytest.raises(MhaError) as caught:
         FileTokenizer(word_level)
     assert caught.value.message == "a tokenizer.json needs the tokenizers library, which is not installed"
-    assert caught.value.hint == 'pip install "mhacli[hf]" installs it'
+    assert caught.value.hint == 'pip install "tokenizers>=0.22" installs it'
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,67 @@ def test_a_context_is_refused_as_a_text_is(folder_of_context: str, folder: Path)
     assert outcome.error["path"] == folder_of_context
 
 
+@forms
+@pytest.mark.parametrize(
+    ("words", "code", "meant"),
+    [
+        (["show"], 2, "mha show cat.safetensors"),
+        (["show", "MiniLM"], 1, "mha weights info MiniLM"),
+        (["show", "poem.txt"], 1, "mha run --file poem.txt"),
+        (["diff", "cat.safetensors", "poem.txt"], 1, "mha run --file poem.txt"),
+        (["check"], 2, "mha check my.py:Attention"),
+        (["check", "MiniLM"], 2, "mha doctor --model MiniLM"),
+        (["check", "poem.txt"], 2, "FILE.py:NAME"),
+        (["check", "a.py:A", "--against", "MiniLM"], 2, "FILE.py:NAME"),
+        (["run", "the cat", "--weights", "MiniLM"], 2, "--model MiniLM"),
+        (["run", "the cat", "--tokenizer", "MiniLM"], 2, "--tokenizer MiniLM/tokenizer.json"),
+        (["doctor", "some words"], 2, "--model DIR"),
+    ],
+    ids=str,
+)
+def test_what_to_type_is_said_where_something_is_left_out_or_of_another_kind(
+    words: Sequence[str], code: int, meant: str, form: Sequence[str], folder: Path
+) -> None:
+    (folder / "a.py").write_text("def A(q, k, v):\n    return v\n")
+    attempt(folder, *words, form=form, code=code, says=(meant,))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["weights", "MiniLM"], "mha weights info MiniLM"),
+        (["weights", "layer.safetensors"], "mha weights info layer.safetensors"),
+        (["MiniLM"], "mha run TEXT --model MiniLM"),
+        (["my poem.txt"], "mha run --file 'my poem.txt'"),
+        (["the cat sat"], "mha run 'the cat sat'"),
+        (["nothing"], "mha --help"),
+        (["weights", "info"], "try mha weights info DIR"),
+    ],
+    ids=str,
+)
+def test_what_stands_in_the_place_of_a_command_is_told_with_the_command_for_it(
+    words: Sequence[str], meant: str, folder: Path
+) -> None:
+    attempt(folder, *words, code=2, says=(f"hint: {meant}",))
+
+
+def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:
+    (folder / "cat.rec").write_bytes((folder / "cat.safetensors").read_bytes())
+    assert "cat" in attempt(folder, "show", "cat.rec").stdout
+
+
+def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> None:
+    from importlib import metadata
+
+    from mhacli.extras import installing
+
+    needed = {line.partition(";")[0].strip() for line in metadata.requires("mhacli") or ()}
+    said = installing("transformers", "resvg-py", "torch")
+    assert said.startswith("pip install ")
+    assert {word.strip('"') for word in said.split()[2:]} <= needed
+    assert "mhacli" not in said
+
+
 def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> None:
     from mhacli.commands import ownmodule, sources, words
     from mhacli.options import SourceOptions, TextOptions

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from os.path import isdir, isfile
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -141,16 +143,29 @@ def check(
 def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
     """What is asked, as far as it can be checked without running anything."""
     if not subject.target:
-        raise UsageError("target must be given: FILE.py:NAME or package.module:NAME")
+        raise UsageError(
+            "target must be given: FILE.py:NAME or package.module:NAME", hint="try mha check my.py:Attention"
+        )
     Config(d_model=1, n_heads=1, device=how.device, seed=how.seed).resolved()
     device = "cpu" if how.device == "auto" else how.device
     for target in (subject.target, subject.against):
         if target is not None:
+            _require_code(target)
             require_readable(target)
     arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
     of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
     against = _against(subject, of)
     return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
+
+
+def _require_code(target: str) -> None:
+    """Raises `UsageError` for a folder, or a file that holds no Python, with the command that was meant."""
+    meant = "FILE.py:NAME or package.module:NAME is a class or a function"
+    if isdir(target):
+        hint = f"mha doctor --model {quote(target)} examines a checkpoint; {meant}"
+        raise UsageError(f"{target!r} is a folder, not an attention", hint=hint, path=target)
+    if isfile(target) and not target.endswith(".py"):
+        raise UsageError(f"{target!r} is no Python file", hint=meant, path=target)
 
 
 def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:

@@ -8,6 +8,7 @@ import typer
 
 from mhacli.commands.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.commands.sources import record_command
+from mhacli.commands.words import require_record
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.render.options import Scale, ViewOptions
@@ -93,6 +94,8 @@ def diff(
     from mhacli.record import Record
     from mhacli.render.diffmaps import require_drawable
 
+    for path in (pair.a, pair.b):
+        require_record(path)
     with life("comparing"):
         records = (Record.load(pair.a), Record.load(pair.b))
         require_drawable(records, options)

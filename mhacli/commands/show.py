@@ -10,6 +10,7 @@ import typer
 from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.commands.words import require_record
 from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command, option_group
 from mhacli.render.options import ViewOptions, require_choices
@@ -58,6 +59,7 @@ def show(
         options, pictures, others=[("record", file.record)], force=files.force, has_maps=bool(options.maps)
     )
     require_one_format(json=machine.json, csv=machine.csv)
+    require_record(file.record)
     from mhacli.record import Record
 
     record = Record.load(file.record)

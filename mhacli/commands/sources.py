@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def make_request(
     for path in (save.save, save.save_weights):
         if path is not None:
             check_target(path, force=save.force)
+    _require_files(layer, source)
     weights = None if layer.weights is None else read_layer_file(layer.weights, given)
     config = Config(**given).resolved() if weights is None else weights.config
     _require_used(given, config)
@@ -76,6 +78,17 @@ def make_request(
     leave_deleted_folder()
     notes = (*encoded.notes, *_without_effect(given, config, source))
     return Request(encoded, config, weights, keep, notes)
+
+
+def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
+    """Raises `UsageError` for a folder where a file is read, with what was meant."""
+    if layer.weights is not None and os.path.isdir(layer.weights):
+        shown = shlex.quote(layer.weights)
+        hint = f"--model {shown} looks into a checkpoint; mha weights convert {shown} -o FILE takes one layer out"
+        raise UsageError(f"--weights {layer.weights} is a folder, not a file", hint=hint, path=layer.weights)
+    if source.tokenizer is not None and os.path.isdir(source.tokenizer):
+        hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"
+        raise UsageError(f"--tokenizer {source.tokenizer} is a folder, not a file", hint=hint, path=source.tokenizer)
 
 
 def require_memory(request: Request, save: SaveOptions) -> None:

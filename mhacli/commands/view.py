@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mhacli.commands.checkpoint import ModelOptions, ModelTextOptions, layer_list
 from mhacli.commands.words import are_literal, holds_record
 from mhacli.errors import MhaError, UsageError
+from mhacli.extras import installing
 from mhacli.memory import uncollected
 from mhacli.options import (
     ColourOptions,
@@ -135,7 +136,7 @@ def _require_textual() -> None:
     if find_spec("textual") is None:
         raise MhaError(
             "view must have textual to draw with, got none installed",
-            hint='pip install "mhacli[tui]"',
+            hint=f"{installing('textual')} installs it",
             code="missing-extra",
         )
 

@@ -151,7 +151,10 @@ def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
 
 def _checkpoint(path: str) -> Checkpoint:
     if not path:
-        raise UsageError("path must be given: a folder with config.json, or a .safetensors file")
+        raise UsageError(
+            "path must be given: a folder with config.json, or a .safetensors file",
+            hint="try mha weights info DIR, the folder of a checkpoint",
+        )
     with life("reading headers"):
         return read_checkpoint(path)
 

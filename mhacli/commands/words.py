@@ -7,7 +7,7 @@ import shlex
 import stat
 import sys
 
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 
 _HEADER_BYTES = 4096
 _OF_CHECKPOINT = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -54,6 +54,32 @@ def require_context(word: str) -> None:
         hint=f"{passed}with -- behind it texts are taken as they are",
         path=word,
     )
+
+
+def require_record(path: str) -> None:
+    """Raises `MhaError` for what is no record at all, with what to type; what claims to be one is read and judged later."""
+    if not path:
+        hint = 'mha run "the cat sat on the mat" --save cat.safetensors makes one, mha show cat.safetensors draws it'
+        raise UsageError("a record must be given, the file that --save wrote", hint=hint)
+    shown = shlex.quote(path)
+    if os.path.isdir(path):
+        hint = f"mha weights info {shown} says what a checkpoint holds, mha run TEXT --model {shown} looks into it"
+        raise MhaError(f"{path} is a folder, not a record", hint=hint, code="unreadable", path=path)
+    if _is_text(path):
+        hint = f"mha run --file {shown} shows the attention of a text, and --save makes a record of it"
+        raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file is UTF-8 text, as no safetensors file is. False where it cannot be read."""
+    if "\0" in path or not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER_BYTES)
+    except OSError:
+        return False
+    return bool(head) and b"\0" not in head and head[8:9] != b"{"
 
 
 def _kind(path: str) -> str:

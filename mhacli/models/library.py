@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mhacli.errors import MhaError
+from mhacli.extras import HF, installing
 from mhacli.text.tokenizer_file import silent_stderr
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ def transformers() -> Any:
         missing = getattr(fault, "name", None) or "transformers"
         raise MhaError(
             f"the transformers library must be installed to read a checkpoint, got no {missing}",
-            hint='pip install "mhacli[hf]" installs it',
+            hint=f"{installing(*HF)} installs it",
             code="missing-extra",
         ) from None
     release = tuple(int(part) for part in library.__version__.split(".")[:2])
@@ -34,7 +35,7 @@ def transformers() -> Any:
         raise MhaError(
             f"transformers must be at least {OLDEST[0]}.{OLDEST[1]}, before which a checkpoint's config could run code, got "
             f"{library.__version__}",
-            hint='pip install --upgrade "mhacli[hf]" brings a newer one',
+            hint=f"{installing(*HF)} brings a newer one",
             code="missing-extra",
         )
     library.logging.set_verbosity_error()

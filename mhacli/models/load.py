@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +62,31 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
     except Exception as fault:
         raise MhaError(
             f"model must be a folder that exists, or the id of one on a hub that can be reached, got {source!r}",
-            hint=f"{type(fault).__name__}: {str(fault).splitlines()[0]:.160}",
+            hint=_what_to_type(source, fault),
             code="no-model",
             path=source,
         ) from None
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
+
+
+def _what_to_type(source: str, fault: Exception) -> str:
+    """How a checkpoint is named, and in words what the hub said where it did."""
+    named = "give the path of a folder with config.json, as --model ./MiniLM"
+    if "/" not in source:
+        return f"there is no folder {source} here; {named}, or an id as org/name"
+    names = {type(one).__name__ for one in _causes(fault)}
+    if names & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
+        return f"the hub has no such checkpoint, or keeps it from you; {named}"
+    if "GatedRepoError" in names:
+        return "the hub gives it only to those who have accepted its terms: huggingface-cli login"
+    return f"the hub could not be reached; {named}"
+
+
+def _causes(fault: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from."""
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or fault.__context__
 
 
 def load_config(checkpoint: Checkpoint) -> Any:

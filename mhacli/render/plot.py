@@ -15,6 +15,7 @@ from typing import Any
 
 from mhacli.benchmark import Benchmark, Row
 from mhacli.errors import MhaError
+from mhacli.extras import installing
 from mhacli.render.bench import backend_text, families, ratio_text, size_text
 from mhacli.render.words import bytes_text, seconds_text
 from mhacli.sweep import BACKENDS
@@ -72,7 +73,7 @@ def require_plots() -> None:
     if find_spec("matplotlib") is None:
         raise MhaError(
             "matplotlib must be installed to draw a plot, got none",
-            hint='pip install "mhacli[plot]"',
+            hint=f"{installing('matplotlib')} installs it",
             code="missing-extra",
         )
 

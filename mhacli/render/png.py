@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mhacli.errors import MhaError
+from mhacli.extras import installing
 from mhacli.render.figures.shapes import INK, MONO, element, written
 
 _ZOOM = 2.0
@@ -15,7 +16,9 @@ def require_png() -> None:
     """Raises `MhaError` where pictures cannot be drawn as PNG: without the library, or without a font, when all text would be
     missing."""
     if find_spec("resvg_py") is None:
-        raise MhaError("png must be drawn by resvg_py, which is not installed", hint='pip install "mhacli[png]"')
+        raise MhaError(
+            "png must be drawn by resvg_py, which is not installed", hint=f"{installing('resvg-py')} installs it"
+        )
     if png(_probe("mha")) == png(_probe("")):
         raise MhaError(
             "png must have a font to write with, got none", hint="install one, such as DejaVu Sans Mono, or use --svg"

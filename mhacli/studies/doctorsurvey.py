@@ -10,14 +10,13 @@ from importlib import metadata
 from pathlib import Path
 
 from mhacli import memory
+from mhacli.extras import installing, needed_ranges
 from mhacli.health import Device, HealthCheck, Library
 from mhacli.studies.load import n_cpus
 
-OWN_NAME = "mhacli"
 USED = {"torch": None, "numpy": None, "safetensors": None, "typer": None, "rich": None, "jaxtyping": None,
         "transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}  # fmt: skip
 """The libraries that are told of, and the extra that brings each; None for those that mha cannot do without."""
-_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*(?P<range>[^;]*)")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
 _PARTS = 3
 """Of a version that are compared: 5.3.0."""
@@ -25,7 +24,7 @@ _PARTS = 3
 
 def libraries() -> tuple[Library, ...]:
     """The libraries that mha uses, each with its version here and the range that mha needs."""
-    needs = _needs()
+    needs = needed_ranges()
     return tuple(Library(name, _version(name), needs.get(name, ""), extra) for name, extra in USED.items())
 
 
@@ -35,20 +34,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _needs() -> dict[str, str]:
-    """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
-    try:
-        lines = metadata.requires(OWN_NAME) or []
-    except metadata.PackageNotFoundError:
-        return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        match = _REQUIREMENT.match(line)
-        if match is not None and match["range"].strip():
-            found.setdefault(match["name"].lower(), match["range"].strip().strip("()"))
-    return found
 
 
 def is_within(version: str, needs: str) -> bool:
@@ -80,20 +65,18 @@ def check_libraries(found: tuple[Library, ...]) -> list[HealthCheck]:
     said = [f"{name} is missing" for name in missing]
     said += [f"{one.name} is {one.version}, needed is {one.needs}" for one in wrong]
     if said:
-        extras = sorted({one.extra for one in wrong if one.extra})
-        package = f"{OWN_NAME}[{','.join(extras)}]" if extras else OWN_NAME
         checks.append(HealthCheck(
             "libraries", False, "; ".join(said), meaning="What uses them fails, or computes something that was never tried.",
-            advice=f'pip install --upgrade "{package}" brings what is needed',
+            advice=f"{installing(*(one.name for one in wrong))} brings what is needed",
         ))  # fmt: skip
     else:
         n = sum(one.version is not None for one in found)
         checks.append(HealthCheck("libraries", True, f"{n} libraries are of versions that mha works with"))
     absent = sorted({one.extra for one in found if one.extra is not None and one.version is None})
     if absent:
-        names = ", ".join(one.name for one in found if one.extra in absent and one.version is None)
-        how = f'pip install "{OWN_NAME}[{",".join(absent)}]" installs them'
-        checks.append(HealthCheck("extras", None, f"not installed: {names}. {how}"))
+        names = [one.name for one in found if one.extra in absent and one.version is None]
+        message = f"not installed: {', '.join(names)}. {installing(*names)} installs them"
+        checks.append(HealthCheck("extras", None, message))
     else:
         checks.append(HealthCheck("extras", True, "all optional libraries are installed"))
     return checks

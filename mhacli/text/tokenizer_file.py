@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.extras import installing
 from mhacli.files import read_whole
 from mhacli.schema import load_json
 from mhacli.text.tokenizers import BUILT_IN, Token
@@ -102,7 +103,7 @@ def _library() -> Any:
     except ImportError:
         raise MhaError(
             "a tokenizer.json needs the tokenizers library, which is not installed",
-            hint='pip install "mhacli[hf]" installs it',
+            hint=f"{installing('tokenizers')} installs it",
             code="missing-extra",
         ) from None
     return tokenizers

@@ -1,0 +1,32 @@
+"""The libraries that mha uses only for some of what it does, and the command that installs them."""
+
+from __future__ import annotations
+
+import re
+
+OWN_NAME = "mhacli"
+HF = ("transformers", "tokenizers")
+_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*(?P<range>[^;]*)")
+
+
+def needed_ranges() -> dict[str, str]:
+    """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
+    from importlib import metadata
+
+    try:
+        lines = metadata.requires(OWN_NAME) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        match = _REQUIREMENT.match(line)
+        if match is not None and match["range"].strip():
+            found.setdefault(match["name"].lower(), match["range"].strip().strip("()"))
+    return found
+
+
+def installing(*libraries: str) -> str:
+    """The command that installs libraries in the ranges that mha needs, or brings them there. It names the libraries and not an
+    extra of mha, for it must work wherever mha was installed from."""
+    ranges = needed_ranges()
+    return " ".join(["pip install", *(f'"{name}{ranges.get(name, "")}"' for name in libraries)])
