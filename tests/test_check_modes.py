@@ -127,3 +127,11 @@ def test_a_function_that_returns_a_module_is_examined_as_what_it_returns(tmp_pat
     for name in ("ContextAttention", "ContextMaskUnread"):
         found = examine(CheckRequest(TargetRequest(f"{made}:build", (("name", name),))), no_stage)
         assert [finding.code for finding in found.findings] == [finding.code for finding in examined(name).findings]
+
+
+def test_scores_that_are_not_scaled_are_a_choice_of_t5_and_a_mistake_of_others() -> None:
+    def asked(name: str) -> Examination:
+        return examine(CheckRequest(TargetRequest(f"{FILE}:{name}", ())), no_stage)
+
+    assert (asked("T5Attention").verdict, asked("T5Attention").findings) == ("right", ())
+    assert {finding.code for finding in asked("PlainAttention").findings} == {"scale-missing"}

@@ -248,6 +248,8 @@ def _scales(
         yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
     for value, words in documented_scales(built.documentation):
         yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
+    if _is_of_t5(built, module):
+        yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which begins with smaller weights instead")
     for name, parameter in [] if module is None else list(module.named_parameters()):
         if parameter.numel() == 1:
             value = float(parameter.detach())
@@ -257,6 +259,14 @@ def _scales(
                 (1 / value if value else 1.0, "1 / "),
             ):
                 yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
+
+
+def _is_of_t5(built: Built, module: nn.Module | None) -> bool:
+    """Whether it is T5's attention, by its own name or by that of T5's table of biases; T5 divides its weights at the start by
+    √d_head, not its scores. Source: `T5PreTrainedModel._init_weights` of transformers, after Mesh TensorFlow's attention."""
+    names = () if module is None else (name for name, _ in module.named_modules())
+    is_named = re.search(r"T5(?![0-9])", getattr(built.thing, "__name__", "")) is not None
+    return is_named or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
 
 
 _SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"

@@ -128,3 +128,27 @@ class SecondMaskUnread(ContextAttention):
 
     def forward(self, x, attention_mask=None, valid_mask=None):
         return super().forward(x, None, attention_mask)
+
+
+class T5Attention(nn.Module):
+    """As T5 has it, without its table of biases: scores as they are."""
+
+    def __init__(self, d_model=32, num_heads=4):
+        super().__init__()
+        self.n_heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+
+    def forward(self, hidden_states, mask=None, key_value_states=None):
+        rows = hidden_states if key_value_states is None else key_value_states
+        q, k, v = (
+            layer(part).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for layer, part in ((self.q, hidden_states), (self.k, rows), (self.v, rows))
+        )
+        scores = q @ k.transpose(3, 2)
+        if mask is not None:
+            scores = scores + mask
+        return self.o((F.softmax(scores, dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class PlainAttention(T5Attention):
+    """The same under another name, where nothing says that the scores are meant to be as they are."""
