@@ -22,8 +22,11 @@ NEAR = 8
 """Tokens to each side that count as near, for a local head."""
 SINK_TOKENS = 4
 """The first tokens that are looked at together as sinks. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
-SINK_SHARE = 0.1
-"""The share of all attention from which any key is told as a sink."""
+SINK_SHARE, SINK_LIFT, SINK_PART, SINK_QUERIES = 0.1, 3.0, 0.5, 8
+"""What makes a key a sink, as `is_sink` says: the least share of all attention; so many times uniform attention; the part of the
+queries that see it of which more must give it so much; and how many these must be, for what few do is no habit. Source: Gu et al.
+2024, "When Attention Sink Emerges in Language Models" (the mean share of a key over the queries that see it, above
+a threshold), here relative to uniform attention, of which early keys of a causal text get much; Xiao et al. 2023, section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 SORTS = (
     "head", "layer", "kind", "certainty", "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50",
@@ -70,12 +73,30 @@ class Averages:
 
 @dataclass(frozen=True)
 class Sink:
-    """A key that receives much: its share of all attention of its sequence, and what it would get uniformly."""
+    """A key that receives much: its share of all attention of its sequence, and what it would get uniformly.
+
+    `n_queries` see it, and the part `often` of them give it at least `SINK_LIFT` times what they would uniformly; None in
+    records that do not know.
+    """
 
     sequence: int
     key: int
     share: float
     uniform: float
+    often: float | None = None
+    n_queries: int | None = None
+
+
+def is_sink(key: Sink, least: float = 0.0) -> bool:
+    """Whether a key is a sink: it gets the share `least` of all attention and `SINK_LIFT` times what uniform attention gives it,
+    and of the queries that see it, at least `SINK_QUERIES`, more than `SINK_PART` give it as many times their uniform share.
+
+    The one definition for every surface. Records hold keys beyond a least share of their own; what a record does not know of a
+    key does not count against it.
+    """
+    is_led = key.share >= max(least, SINK_LIFT * key.uniform)
+    is_usual = key.often is None or key.often > SINK_PART
+    return is_led and is_usual and (key.n_queries is None or key.n_queries >= SINK_QUERIES)
 
 
 @dataclass(frozen=True)
@@ -103,7 +124,7 @@ class HeadStatistics(Averages, _Named):
     """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
 
     `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at
-    `max_score_at` (sequence, query, key). `sinks` are keys with more than a stated share of all attention; `largest` the
+    `max_score_at` (sequence, query, key). `sinks` are the keys that `is_sink` says are some; `largest` the
     cells with the greatest lift, for the largest shares themselves stand in the first rows of any causal head. `uniform` are
     the same means if all visible keys got the same.
     """
@@ -113,6 +134,11 @@ class HeadStatistics(Averages, _Named):
     sinks: tuple[Sink, ...] = ()
     largest: tuple[StrongCell, ...] = ()
     uniform: Averages | None = None
+
+    @property
+    def sink_keys(self) -> tuple[Sink, ...]:
+        """Those of `sinks` that are sinks: older records named keys by their share alone."""
+        return tuple(key for key in self.sinks if is_sink(key))
 
 
 def with_kind(head: HeadStatistics) -> HeadStatistics:

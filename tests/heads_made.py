@@ -192,13 +192,20 @@ def largest_cells(pattern: np.ndarray, allowed: np.ndarray, most: int = 5) -> li
     return sorted(cells, reverse=True)[:most]
 
 
-def sinks_of(pattern: np.ndarray, least: float, most: int = 8) -> list[tuple[float, int, int]]:
-    """The keys of one head with more than `least` of all attention of their sequence, `(share, b, j)`."""
-    totals = pattern.sum(axis=(1, 2))
-    found = [
-        (float(pattern[b, :, j].sum() / totals[b]), b, j)
-        for b in range(len(pattern))
-        for j in range(pattern.shape[2])
-        if totals[b] and pattern[b, :, j].sum() / totals[b] > least
-    ]
+def sinks_of(
+    pattern: np.ndarray, allowed: np.ndarray, least: float, most: int = 8
+) -> list[tuple[float, int, int, float, int]]:
+    """The sinks of one head, `(share, b, j, often, n)`: keys with the share `least` of all attention of their sequence and three
+    times as much as uniformly, of whose n >= 8 queries more than a half give them three times their uniform share."""
+    found = []
+    for b in range(len(pattern)):
+        visible = [sum(bool(cell) for cell in row) for row in allowed[b]]
+        for j in range(pattern.shape[2]):
+            rows = [i for i in range(len(visible)) if allowed[b][i][j]]
+            total = float(pattern[b].sum())
+            share = float(pattern[b, :, j].sum()) / total if total else 0.0
+            uniform = sum(1 / visible[i] for i in rows) / max(1, sum(n > 0 for n in visible))
+            often = sum(float(pattern[b, i, j]) >= 3 / visible[i] for i in rows)
+            if len(rows) >= 8 and share >= least and share >= 3 * uniform and 2 * often > len(rows):
+                found.append((share, b, j, often / len(rows), len(rows)))
     return sorted(found, reverse=True)[:most]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heads_made import surveyed
-from records import make_record
+from records import make_record, with_sinks
 
 from mhacli.errors import UsageError
 from mhacli.heads import HeadStatistics, Sink
@@ -28,7 +28,7 @@ def with_pattern(record, pattern, allowed):
 
 def two_heads():
     """A causal record of seven tokens and two heads whose shares are random and sum to 1."""
-    record = make_record(LONG, causal=True)
+    record = with_sinks(make_record(LONG, causal=True), 0)
     scores = np.random.default_rng(3).normal(size=(1, 2, 7, 7)).astype(np.float64)
     allowed = np.tri(7, dtype=bool)[None, None]
     weights = np.exp(scores) * allowed
@@ -147,16 +147,14 @@ def test_a_learned_sink_takes_what_a_row_lacks_to_one():
     assert head_map(only(two_heads()), 0).learned is None
 
 
-def test_a_key_that_gets_much_more_than_uniformly_is_a_sink_too():
+def test_only_keys_that_the_head_says_are_sinks_are_some_and_no_first_token_for_being_first():
     said = HeadStatistics(
-        sinks=(Sink(0, 5, 0.5, 0.1), Sink(0, 3, 0.5, 0.3), Sink(1, 2, 0.9, 0.1)),
+        sinks=(Sink(0, 5, 0.5, 0.1), Sink(0, 3, 0.5, 0.3), Sink(1, 2, 0.9, 0.1), Sink(1, 0, 0.5, 0.1)),
     )
     keys = make_record(LONG).sequences[0]
-    assert sink_places(said, 0, keys) == (0, 5)
-    assert sink_places(said, 0, keys, first=4) == (0, 1)
+    assert sink_places(said, 0, keys) == (5,)
     assert sink_places(said, 1, keys) == (0, 2)
-    documents = replace(keys, documents=(0, 0, 1, 1, 1, 2, 2))
-    assert sink_places(None, 0, documents) == (0, 2, 5)
+    assert sink_places(None, 0, keys) == ()
 
 
 def test_nan_stays_nan_and_is_no_level():
@@ -197,13 +195,15 @@ def test_a_row_with_one_key_beside_the_sink_does_not_set_the_top_either():
 
 def test_a_map_of_a_look_at_heads_has_the_cells_of_the_pattern():
     text = "a b c d e f g h i j k l m n o p q"
-    record = surveyed(text, causal=True, n_heads=3, d_model=12)
+    record = with_sinks(surveyed(text, causal=True, n_heads=3, d_model=12), 0, 4)
     drawn = head_map(only(record, 2), 0)
     assert record.survey.block == 1
     assert drawn.shares.shape == (17, 17)
     assert np.where(drawn.is_open, drawn.shares, 0).sum(axis=1) == pytest.approx(np.ones(17), abs=1e-5)
     assert drawn.of_sinks[:, 0] == pytest.approx(drawn.shares[:, 0], abs=1e-5)
     assert drawn.of_sinks[:, 1:] == pytest.approx(0)
+    assert drawn.sinks == (0,)
+    assert not head_map(only(with_sinks(record, 4), 2), 0).of_sinks.any()
 
 
 def test_heads_are_chosen_and_wrong_ones_refused():

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from heads_made import surveyed
+from records import with_sinks
 from safetensors.numpy import save
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
@@ -21,7 +22,9 @@ from mhacli.heads import (
     SORTS,
     Averages,
     HeadStatistics,
+    Sink,
     in_order,
+    is_sink,
     require_order,
     with_kind,
 )
@@ -39,6 +42,23 @@ UNIFORM = Averages(sink=0.2, previous=0.2, diagonal=0.2, induction=0.2, duplicat
 def head_with(uniform=UNIFORM, **numbers):
     plain = {**dict.fromkeys(MASSES, 0.2), "near": 0.5, "entropy_share": 0.5}
     return with_kind(HeadStatistics(head=3, **{**plain, **numbers}, uniform=uniform))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (Sink(0, 0, 0.375, 0.125, 0.6, 8), True),
+        (Sink(0, 0, 0.374, 0.125, 0.6, 8), False),
+        (Sink(0, 0, 0.375, 0.125, 0.5, 8), False),
+        (Sink(0, 0, 0.375, 0.125, 0.6, 7), False),
+        (Sink(0, 0, 0.375, 0.125), True),
+        (Sink(0, 0, 0.0037, 0.002), False),
+    ],
+)
+def test_by_hand_a_sink_gets_three_times_its_uniform_share_from_most_of_eight_queries(key, expected):
+    assert is_sink(key) is expected
+    assert HeadStatistics(sinks=(key,)).sink_keys == ((key,) if expected else ())
+    assert not is_sink(key, 0.38)
 
 
 @pytest.mark.parametrize("name", MASSES)
@@ -423,7 +443,7 @@ SURVEY_FAULTS = {
 
 @pytest.mark.parametrize("name", SURVEY_FAULTS)
 def test_heads_and_a_survey_that_lie_outside_of_the_record_are_refused(name, records, tmp_path):
-    record = records["padded"]
+    record = with_sinks(records["padded"], 0)
     document = json.loads(json.dumps(record.document()))
     SURVEY_FAULTS[name](document)
     assert fault_of(tmp_path / "r", document, record.arrays) == "heads and survey must lie within the record"

@@ -134,8 +134,8 @@ def require_extremes(record, pattern, scores, allowed, texts):
         assert head.max_score == pytest.approx(seen.max(), abs=1e-12)
         assert seen[b, i, j] == pytest.approx(seen.max(), abs=1e-12)
         strong = [(s.share, s.sequence, s.key + texts.k_first[s.sequence]) for s in head.sinks]
-        wanted = sinks_of(pattern[:, h], 0.3)
-        assert [place[1:] for place in strong] == [place[1:] for place in wanted]
+        wanted = sinks_of(pattern[:, h], allowed[:, h], 0.3)
+        assert [place[1:] for place in strong] == [place[1:3] for place in wanted]
         assert np.allclose([share for share, *_ in strong], [share for share, *_ in wanted], rtol=0, atol=1e-12)
         uniform = uniform_of(allowed[:, h])
         for sink, (_, b, j) in zip(head.sinks, strong, strict=True):
@@ -638,8 +638,8 @@ def test_the_checks_notice_a_kernel_that_is_wrong(spoil, failing, monkeypatch):
 def test_the_checks_notice_sums_that_do_not_add_up(name, failing, monkeypatch):
     summarise = looks.summarise
 
-    def wrong(*given):
-        found = summarise(*given)
+    def wrong(*given, **chosen):
+        found = summarise(*given, **chosen)
         return replace(found, **{name: getattr(found, name) * (1 + 1e-8)})
 
     monkeypatch.setattr(looks, "summarise", wrong)
@@ -748,15 +748,50 @@ def test_the_largest_score_of_a_head_stands_where_it_is_and_a_tie_anywhere(tmp_p
     assert [score for score, _ in found] == pytest.approx([5, 3, 1, 0], abs=1e-9)
 
 
-def test_sinks_are_keys_above_the_share_that_was_named_at_most_eight():
-    encoded, config = small(causal=True, scale=1e-9)
-    uniform = [sum(1 / (i + 1) for i in range(key, 10)) / 10 for key in range(10)]
-    for least in (0.01, 0.1, 0.2, 1.0):
-        for head in looked(encoded, config, sink_share=least).heads:
-            expected = [(key, share) for key, share in enumerate(uniform) if share > least][:8]
-            assert [sink.key for sink in head.sinks] == [key for key, _ in expected]
-            assert [sink.share for sink in head.sinks] == pytest.approx([share for _, share in expected], abs=1e-7)
-            assert [sink.uniform for sink in head.sinks] == pytest.approx([share for _, share in expected], abs=1e-12)
+N_SUNK = 40
+
+
+def sunk_bias(seed):
+    """Scores of heads whose keys get much: the first from all queries, key 5 from a part of them, the last ones, and noise."""
+    bias = np.random.default_rng(seed).normal(size=(6, N_SUNK, N_SUNK))
+    bias[0, :, 0] += 6
+    bias[1, : 2 * N_SUNK // 5, 5] += 9
+    bias[2, N_SUNK // 5 :, 5] += 9
+    bias[3, :, -3:] += 9
+    bias[4, :, (0, 7, 20)] += 5
+    return bias
+
+
+@pytest.mark.parametrize("choices", [{}, {"causal": True}, {"window": (9, 4)}, {"causal": True, "padding": "left"}])
+@pytest.mark.parametrize("least", [0.1, 0.3])
+def test_sinks_are_keys_that_get_several_times_their_uniform_share_from_most_queries(choices, least, tmp_path):
+    words = [f"w{i}" for i in range(N_SUNK)]
+    save_file({"bias": torch.tensor(sunk_bias(3))}, tmp_path / "bias.st")
+    config = Config(
+        n_heads=6,
+        d_model=12,
+        scale=1e-12,
+        score_bias=str(tmp_path / "bias.st"),
+        device="cpu",
+        dtype="float64",
+        **choices,
+    ).resolved()
+    encoded = encode([" ".join(words), " ".join(words[:25])], config)
+    setup = make_setup(encoded, config)
+    allowed = np.broadcast_to(setup.visible().numpy(), (2, 6, N_SUNK, N_SUNK))
+    scores = np.where(allowed, sunk_bias(3), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, where=allowed, initial=-99))
+    pattern = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
+    first = [N_SUNK - 25 if b and choices.get("padding") == "left" else 0 for b in range(2)]
+    n_found = 0
+    for head in looked(encoded, config, sink_share=least).heads:
+        wanted = sinks_of(pattern[:, head.head], allowed[:, head.head], least)
+        found = [(s.sequence, s.key + first[s.sequence], s.n_queries) for s in head.sinks]
+        assert found == [(b, j, n) for _, b, j, _, n in wanted]
+        assert [s.share for s in head.sinks] == pytest.approx([share for share, *_ in wanted], abs=1e-6)
+        assert [s.often for s in head.sinks] == pytest.approx([often for *_, often, _ in wanted], abs=1e-12)
+        n_found += len(found)
+    assert n_found >= 2
 
 
 def test_queries_without_a_choice_do_not_keep_cells_of_others_from_standing_out():

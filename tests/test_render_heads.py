@@ -12,14 +12,14 @@ from io import StringIO
 import numpy as np
 import pytest
 from heads_made import surveyed
-from records import drawn, make_record
+from records import drawn, make_record, with_sinks
 from rich.cells import cell_len
 from rich.console import Console
 from safetensors.numpy import save
 
 from mhacli.errors import UsageError
 from mhacli.files import format_size
-from mhacli.heads import SORTS, Averages, in_order
+from mhacli.heads import SORTS, Averages, Sink, in_order
 from mhacli.parts import SelfCheck
 from mhacli.patterns import parse_pattern
 from mhacli.plan import BASE_BYTES
@@ -368,6 +368,13 @@ def test_a_query_that_sees_other_keys_in_other_heads_is_not_given_the_count_of_t
 # --------------------------------------------------------------------------------------------------------------- maps
 
 
+def all_led(record):
+    """The record with heads of which the first token of every text and document is a sink."""
+    led = [(b, key) for b, text in enumerate(record.keys) for key, place in enumerate(text.places) if place == 0]
+    sinks = tuple(Sink(b, key, 0.5, 0.1) for b, key in led)
+    return replace(record, heads=tuple(replace(head, sinks=sinks) for head in record.heads))
+
+
 def by_hand(record, place, sequence, cell):
     """Rows without the first token of each document, renormalised, in cells of `cell` × `cell`, from a map of single tokens."""
     assert record.survey.block == 1
@@ -391,7 +398,7 @@ def by_hand(record, place, sequence, cell):
 @pytest.mark.parametrize(("rows", "cell"), [(99, 1), (7, 2), (5, 3)])
 @pytest.mark.parametrize("name", ["small", "batch", "left", "context", "documents", "masks of heads"])
 def test_by_hand_a_map_without_the_first_token_of_each_text(name, rows, cell, records):
-    record = records[name]
+    record = all_led(records[name])
     n_keys = record.facts.k_len
     for sequence in range(len(record.sequences)):
         for place in range(len(record.heads)):
@@ -455,7 +462,7 @@ def test_a_map_names_its_head_and_its_scale(scale, width, records):
 
 @pytest.mark.parametrize("name", ["small", "batch", "left", "context", "documents", "masks of heads", "many", "one"])
 def test_the_share_of_the_sink_and_of_what_is_shown_is_that_of_all_queries(name, records):
-    record = records[name]
+    record = all_led(records[name])
     for place in (0, 1):
         lines = view(record, 80, maps=(record.heads[place].head,), precision=3)
         said = [found for line in lines if (found := re.search(r"sink (\S+) · shown (\S+?):", line))]
@@ -466,8 +473,19 @@ def test_the_share_of_the_sink_and_of_what_is_shown_is_that_of_all_queries(name,
             assert float(found[2]) == pytest.approx(1 - sink, abs=0.00051)
 
 
+def test_a_map_says_where_the_first_token_is_no_sink_and_takes_nothing_out(records):
+    record = with_sinks(records["small"], 4)
+    found = renormalised(record, 1, 0, rows=99, columns=99)
+    whole = record.arrays["map"][0, 1].astype(np.float64)
+    is_open = found.shares != FORBIDDEN
+    assert np.abs(found.shares - whole)[is_open].max() <= 2e-6
+    assert not found.sink_shares.any()
+    text = " ".join(" ".join(view(record, 80, maps=(1,))).split())
+    assert "sink .00 · shown 1.00: the first token is no sink of this head, so nothing is taken out" in text
+
+
 def test_the_lines_of_a_map_are_its_rows(records):
-    record = records["small"]
+    record = all_led(records["small"])
     lines = view(record, 80, maps=(1,))
     start = next(i for i, line in enumerate(lines) if line.startswith("sequence 0 · head 1 ·"))
     sinks = renormalised(record, 1, 0, rows=99, columns=99).sink_shares

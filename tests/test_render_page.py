@@ -16,7 +16,7 @@ from heads_made import surveyed
 from hostile import HOSTILE, WEB, escaped
 from layers_made import WORDS, layered, text_of
 from records import decoded as decoding
-from records import make_record, walked
+from records import make_record, walked, with_sinks
 
 from mhacli.config import Config
 from mhacli.errors import UsageError
@@ -213,11 +213,12 @@ def test_shares_of_64_bits_are_told_as_rounded():
     assert shares_of(found, 1) == pytest.approx(record.arrays["pattern"][0, 1], rel=6e-8)
 
 
-def test_sinks_are_what_the_first_token_gets_and_what_the_record_calls_so():
+def test_sinks_are_the_keys_that_the_record_says_are_some():
     record = make_record(LONG, causal=True)
-    said = HeadStatistics(head=1, sinks=(Sink(0, 3, 0.5, 0.1), Sink(0, 5, 0.11, 0.1)))
+    said = HeadStatistics(head=1, sinks=(Sink(0, 0, 0.5, 0.1), Sink(0, 3, 0.5, 0.1), Sink(0, 5, 0.11, 0.1)))
     found, source = content(replace(record, heads=(record.heads[0], said)))
-    assert [own["sinks"] for own in found["maps"]] == [[0], [0, 3]]
+    assert [own["sinks"] for own in found["maps"]] == [[], [0, 3]]
+    assert [own["first_tokens"] for own in found["maps"]] == [[], [0]]
     shares = expected_shares(record, 0, 1)
     assert np.array_equal(sinks_of(found, 1), np.where(shares < 0, 0, shares)[:, [0, 3]])
     rest = np.where(shares < 0, 0, shares).copy()
@@ -229,41 +230,26 @@ def test_sinks_are_what_the_first_token_gets_and_what_the_record_calls_so():
     ].max()  # rows from the third on have a choice beside sinks, as have all rows that see two keys
     assert found["scale"]["largest_without_sinks"] >= own - 1e-9
     assert found["scale"]["largest"] == pytest.approx(record.arrays["pattern"][0, :, 1:].max(), abs=1e-7)
-    assert "on 3 in 1 map" in Parsed(source).texts["notes"]
-
-
-def test_first_tokens_that_get_no_more_than_uniformly_are_not_called_sinks():
-    record = make_record(LONG, causal=True)
     uniform = np.tri(7) / np.arange(1, 8)[:, None]
-    pattern = record.arrays["pattern"]
-    pattern[0, :] = uniform
-    found, source = content(record)
-    assert [own["is_led"] for own in found["maps"]] == [False, False]
-    assert [own["uniform"] for own in found["maps"]] == pytest.approx([uniform[:, 0].mean()] * 2)
+    assert [own["uniform"] for own in found["maps"]] == pytest.approx([0, uniform[:, [0, 3]].sum() / 7])
     notes = Parsed(source).texts["notes"]
-    assert "taken as sinks" not in notes
-    assert (
-        "hide sinks takes out: the first token of each text. They get 37 % of all attention drawn, no more than"
-        in notes
-    )
-    pattern[0, 1] = 0.75 * np.eye(7)[0] + 0.25 * uniform
-    found, source = content(record)
-    assert [own["is_led"] for own in found["maps"]] == [False, True]
-    notes = Parsed(source).texts["notes"]
-    assert (
-        "the first token of each text, which in some maps gets no more than uniform attention gives. They get 61 %"
-        in notes
-    )
-    assert "61 % of all attention drawn, 37 % if it were uniform" in notes
+    assert re.search(r"sinks: on 3 in 1 map, \S+ 0 in 1 map\. They get", notes)
 
 
-def test_blocks_know_what_uniform_attention_gives_a_first_token():
-    record = surveyed("the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2)
+def test_where_no_key_is_a_sink_nothing_is_said_to_be_taken_out():
+    found, source = content(make_record(LONG, causal=True), hide_sinks=True)
+    assert [(own["sinks"], own["removed"]) for own in found["maps"]] == [([], 0.0)] * 2
+    notes = Parsed(source).texts["notes"]
+    assert "no key is a sink" in notes
+    assert "taken out" not in notes
+
+
+def test_blocks_know_what_uniform_attention_gives_a_first_token_that_is_a_sink():
+    record = with_sinks(surveyed("the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2), 0, 1)
     found, _ = content(record)
     expected = [np.mean(1 / np.arange(1, n + 1)) for n in (300, 2)]
+    assert [own["sinks"] for own in found["maps"]] == [[0]] * 4
     assert [own["uniform"] for own in found["maps"]] == pytest.approx([*expected, *expected], rel=1e-5)
-    first = record.arrays["sink"][:, :, :300].sum(-1)[0] / 300
-    assert [own["is_led"] for own in found["maps"]][::2] == [bool(mass > expected[0]) for mass in first]
 
 
 def test_a_learned_sink_takes_what_no_key_gets():
@@ -355,7 +341,7 @@ def test_an_estimate_that_was_too_hopeful_is_found_out():
 
 
 def test_what_is_left_beside_sinks_loses_nothing_to_a_coarse_code():
-    record = layered(text_of(WORDS), n_layers=1, n_heads=1, causal=True)
+    record = with_sinks(layered(text_of(WORDS), n_layers=1, n_heads=1, causal=True), 0)
     record.arrays["layers.0.pattern"][..., 0] += 3
     record.arrays["layers.0.pattern"] /= record.arrays["layers.0.pattern"].sum(-1, keepdims=True)
     found = reread(fitting_maps(all_drawn(record), 1, rows_first=False))

@@ -43,7 +43,7 @@ from mhacli.viewer.tokens import Tokens, flow
 from mhacli.viewer.zoom import Zoom, fitting, ladder
 from tests.heads_made import surveyed
 from tests.layers_made import layered
-from tests.records import make_record, walked
+from tests.records import make_record, walked, with_sinks
 
 SCREENS = Path(__file__).parent / "screens"
 MAT = ("the", "cat", "sat", "on", "the", "mat")
@@ -114,9 +114,9 @@ def require_screen(name: str, shown: str) -> None:
 
 
 def with_sink(record: Record) -> Record:
-    """The record with a head that says so of its last key of the first sequence, and what kind it is."""
+    """The record with a head that says so of its first and last key of the first sequence, and what kind it is."""
     heads = [replace(head, kind="sink", certainty=0.625) for head in record.heads]
-    heads[0] = replace(heads[0], sinks=(Sink(0, len(record.keys[0].tokens) - 1, 0.5, 0.125),))
+    heads[0] = replace(heads[0], sinks=(Sink(0, len(record.keys[0].tokens) - 1, 0.5, 0.125), Sink(0, 0, 0.5, 0.125)))
     return replace(record, heads=tuple(heads))
 
 
@@ -176,7 +176,7 @@ def test_a_chosen_token_that_is_shaded_has_a_mark_in_front() -> None:
     ],
 )
 def test_a_screen_is_as_it_is_kept(name: str, keys: tuple[str, ...], size: tuple[int, int]) -> None:
-    require_screen(name, drive(walked(make_record(MAT, causal=True)), *keys, size=size)[1])
+    require_screen(name, drive(walked(with_sinks(make_record(MAT, causal=True), 0)), *keys, size=size)[1])
 
 
 @pytest.mark.parametrize("size", [(20, 5), (24, 6), (30, 8), (36, 10), (60, 9), (130, 8)])
@@ -529,7 +529,7 @@ def test_matches_look_at_tokens_as_they_are_and_as_they_are_shown() -> None:
 
 
 def test_the_row_is_copied_as_json_with_the_records_own_numbers() -> None:
-    record = make_record(MAT, causal=True)
+    record = with_sinks(make_record(MAT, causal=True), 0)
     end, shown = drive(record, "enter", "up", "y")
     copied = json.loads(end.app.clipboard)
     row = record.arrays["pattern"][0, 0, 4]

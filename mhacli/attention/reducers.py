@@ -131,6 +131,23 @@ class Received:
         self.map[tile.place][top : top + cells.shape[0], first : first + cells.shape[1]] += cells
 
 
+class Lifted:
+    """How many queries give each key at least a share of their own, `floor` `[batch, head or 1, query]`: `batch head key`.
+
+    A floor of some times 1 / visible keys counts the queries that give a key so many times its uniform share.
+    """
+
+    def __init__(self, pattern: Shares, floor: Float[Tensor, "batch _head query"]) -> None:
+        batch, n_heads, _, n_keys = pattern.shape
+        self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
+        self._floor = floor.to(pattern.like.dtype).expand(-1, n_heads, -1)
+
+    def add(self, tile: Tile) -> None:
+        """Adds the cells that reach the floor of their row."""
+        floor = self._floor[tile.place][tile.rows, None]
+        self.per_key[tile.place][tile.columns] += torch.ge(tile.shares, floor, out=tile.scratch).sum(dim=0)
+
+
 class Profile:
     """The mass at each signed distance `key − query`, `batch head distance`; the distance 0 stands at index `n_queries − 1`.
 

@@ -16,6 +16,7 @@ from mhacli.attention.reducers import (
     Between,
     Distance,
     Entropy,
+    Lifted,
     Marked,
     Mass,
     Matched,
@@ -70,9 +71,10 @@ class Statistics:
     """What one pass finds.
 
     Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the shares of the `first` and the `leading` keys, all
-    sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `map` per cell, `profile` per
-    signed distance, of which index `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one
-    (`induction`), on each further pattern (`matched`), and `between` spans, from queries to keys.
+    sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `lifted` the number of queries
+    that give a key so many times its uniform share as was asked, `map` per cell, `profile` per signed distance, of which index
+    `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one (`induction`), on each further pattern
+    (`matched`), and `between` spans, from queries to keys.
     """
 
     mass: PerQuery
@@ -83,6 +85,7 @@ class Statistics:
     first: PerQuery
     leading: PerQuery
     received: Float[Tensor, "batch head key"]
+    lifted: Float[Tensor, "batch head key"]
     map: Float[Tensor, "batch head query_block key_block"]
     profile: Float[Tensor, "batch head distance"]
     duplicate: Float[Tensor, "batch head"]
@@ -95,11 +98,23 @@ class Statistics:
         return Statistics(*(getattr(self, f.name)[:, heads] for f in fields(self)))
 
 
-def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambda cells: None) -> Statistics:
-    """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at."""
+def summarise(
+    pattern: Shares,
+    asked: Asked,
+    tell: Callable[[int], None] = lambda cells: None,
+    *,
+    visible: Float[Tensor, "batch _head query"] | None = None,
+    lift: float = 0.0,
+) -> Statistics:
+    """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at.
+
+    With the number of keys that are `visible` to each query, those queries are counted that give a key `lift` times its uniform
+    share, 1 / visible; without it nothing is.
+    """
     mass, entropy, squares, peak = Mass(pattern), Entropy(pattern), Squares(pattern), Peak(pattern)
     distance, received, profile = Distance(pattern), Received(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
+    lifted = [] if visible is None else [Lifted(pattern, torch.where(visible > 0, lift / visible, torch.inf))]
     duplicate, induction = (
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
@@ -107,7 +122,7 @@ def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambd
     matched = [Matched(pattern, matches) for matches in asked.matches]
     per_query: list[Reducer] = [mass, entropy, squares, peak, distance, first, leading]
     spans = [] if asked.q_spans is None or asked.k_spans is None else [Between(pattern, asked.q_spans, asked.k_spans)]
-    reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *matched, *spans], tell)
+    reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *matched, *spans], tell)
     none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
     return Statistics(
         mass=mass.per_query,
@@ -118,6 +133,7 @@ def summarise(pattern: Shares, asked: Asked, tell: Callable[[int], None] = lambd
         first=first.per_query,
         leading=leading.per_query,
         received=received.per_key,
+        lifted=lifted[0].per_key if lifted else torch.zeros_like(received.per_key),
         map=received.map,
         profile=profile.mass,
         duplicate=duplicate.mass,

@@ -81,7 +81,7 @@ class HeadsOptions:
         number(
             _HEADS,
             real("sink-share"),
-            f"Any key with more of all attention is a sink. (default: {SINK_SHARE})",
+            f"The least share of all attention of a key that is a sink. (default: {SINK_SHARE})",
             metavar="P",
         ),
     ] = SINK_SHARE

@@ -26,8 +26,6 @@ DECADES = 3
 """What a log scale spans below the largest share; smaller ones are as dark as nothing."""
 _NOTHING = 1e-6
 """Where less than this is left of a row, it is not blown up: it would be rounding."""
-_LIFT = 2.0
-"""A key that the record names as a sink is taken out from so many times its uniform share on: of few keys each has much."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def _cells(drawn: DrawableHead, sequence: int) -> HeadMap:
     allowed, shares = head.allowed[:, columns], head.shares[:, columns].astype(np.float64)
     n_queries = np.asarray(allowed.any(axis=1), dtype=np.float64)
     has_learned = drawn.said is not None and drawn.said.learned_sink is not None
-    sinks = sink_places(drawn.said, sequence, keys, first)
+    sinks = sink_places(drawn.said, sequence, keys)
     of_sinks = np.zeros_like(shares)
     of_sinks[:, sinks] = np.where(allowed, shares, 0.0)[:, sinks]
     return HeadMap(
@@ -207,19 +205,15 @@ def _cells(drawn: DrawableHead, sequence: int) -> HeadMap:
     )
 
 
-def sink_places(said: HeadStatistics | None, sequence: int, keys: TokenSequence, first: int = 0) -> tuple[int, ...]:
-    """The keys that count as sinks, by their place in the text: the first token of it, or of each document, and those that the
-    head gives more than the record's share for sinks, and at least twice what uniform attention would. `first` is the column
-    where the text begins."""
-    found = {index for index, place in enumerate(keys.places) if place == 0}
-    for sink in () if said is None else said.sinks:
-        if sink.sequence == sequence and sink.share >= _LIFT * sink.uniform:
-            found.add(sink.key - first)
+def sink_places(said: HeadStatistics | None, sequence: int, keys: TokenSequence) -> tuple[int, ...]:
+    """The sinks of a head, by their place in the text; none where nothing is said of the head."""
+    found = {sink.key for sink in (() if said is None else said.sink_keys) if sink.sequence == sequence}
     return tuple(sorted(place for place in found if 0 <= place < len(keys.tokens)))
 
 
 def block_map(record: Record, place: int, sequence: int) -> HeadMap:
-    """The map that a look at heads kept, padding included. Of sinks it knows what the first token of a text or document got."""
+    """The map that a look at heads kept, padding included. Of sinks it knows those that begin a text or document: what each query
+    gave to others is not kept."""
     assert record.survey is not None, "a map is of a record of heads"
     block, arrays = record.survey.block, record.arrays
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
@@ -228,9 +222,10 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     shares = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
-    of_sinks = _first_tokens(record, sequence, sink, shares.shape) / np.maximum(n_queries, 1)[:, None]
-    has_learned = record.heads[place].learned_sink is not None
     keys = record.keys[sequence]
+    sinks = tuple(key for key in sink_places(record.heads[place], sequence, keys) if keys.places[key] == 0)
+    of_sinks = _first_tokens(record, sequence, sink, sinks, shares.shape) / np.maximum(n_queries, 1)[:, None]
+    has_learned = record.heads[place].learned_sink is not None
     return HeadMap(
         queries=record.sequences[sequence],
         keys=keys,
@@ -238,23 +233,26 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
         of_sinks=of_sinks,
         learned=np.where(n_queries > 0, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
         n_queries=n_queries,
-        sinks=sink_places(None, sequence, keys),
+        sinks=sinks,
         block=block,
         first=(-record.first_query(sequence), -record.first_key(sequence)),
     )
 
 
-def _first_tokens(record: Record, sequence: int, sink: Array, shape: tuple[int, ...]) -> Array:
-    """What the first token of each query's text or document got, in the cells of the map: sums over queries."""
+def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """What the first token of each query's text or document got where it is one of `sinks`, in the cells of the map: sums over
+    queries."""
     assert record.survey is not None
     queries, keys = record.sequences[sequence], record.keys[sequence]
     documents = keys.documents or (0,) * len(keys.tokens)
     begins = {document: index for index, document in reversed(list(enumerate(documents)))}
     of_query = queries.documents or (0,) * len(queries.tokens)
-    firsts = np.array([begins.get(document, 0) for document in of_query]) + record.first_key(sequence)
+    firsts = np.array([begins.get(document, 0) for document in of_query], dtype=int)
     columns = record.first_query(sequence) + np.arange(len(of_query))
+    is_taken, block = np.isin(firsts, sinks), record.survey.block
     taken = np.zeros(shape)
-    np.add.at(taken, (columns // record.survey.block, firsts // record.survey.block), sink[columns])
+    rows, cells = columns[is_taken], firsts[is_taken] + record.first_key(sequence)
+    np.add.at(taken, (rows // block, cells // block), sink[rows])
     return taken
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.heads import NEAR, SINK_TOKENS, HeadStatistics, in_order
+from mhacli.heads import NEAR, SINK_LIFT, SINK_TOKENS, HeadStatistics, in_order
 from mhacli.plan import BASE_BYTES
 from mhacli.record import Record
 from mhacli.render.cells import corner_view, key_name, strong_places, strongest_keys
@@ -120,20 +120,24 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
 _FEW = 5
 
 
+def sinks_are(least: float) -> str:
+    """What a sink is, in words; `least` is the share of all attention that it must get."""
+    return f"sinks, keys with {percent_text(least)} of all attention or more, {SINK_LIFT:g} × uniform and from most queries"
+
+
 def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """Every key that receives more than the stated share of all attention, head by head, beside its uniform share."""
+    """Every sink, head by head, with its share of all attention beside its uniform share."""
     survey = survey_of(record)
     told = [
         f"head {head.head}: "
         + ", ".join(
             f"{key_name(record, s.sequence, s.key)} {percent_text(s.share)} (uniform {percent_text(s.uniform)})"
-            for s in head.sinks
-            if s.share > s.uniform
+            for s in head.sink_keys
         )
         for head in listed
-        if any(s.share > s.uniform for s in head.sinks)
+        if head.sink_keys
     ]
-    what = f"sinks, keys with more than {percent_text(survey.sink_share)} of all attention: "
+    what = f"{sinks_are(survey.sink_share)}: "
     lines = filled([what + (told[0] if told else "none"), *told[1:]], screen.width)
     return Text("\n".join(lines), style="magenta" if told else "dim")
 

@@ -11,7 +11,7 @@ from mhacli.heads import HeadStatistics, in_order
 from mhacli.record import Record
 from mhacli.render.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.grid import grid
-from mhacli.render.heads import legend
+from mhacli.render.heads import legend, sinks_are
 from mhacli.render.layerpatterns import patterns_view
 from mhacli.render.model import checks_view, model_header
 from mhacli.render.options import Screen, ViewOptions, drawn_sequences
@@ -80,18 +80,17 @@ def listed_heads(
 
 
 def _sinks(record: Record, layers: Sequence[Layer], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The keys that receive more than the stated share of all attention, in how many heads, and where most."""
+    """The sinks, in how many heads each is one, and where it gets most."""
     views = {(layer.said.layer, layer.said.name): layer for layer in layers}
     found: dict[str, list[tuple[float, str]]] = {}
     for head in heads:
         layer = views[head.layer, head.attention]
         half = "encoder " if record.context is not None and layer.said.kind in ("encoder", "cross") else ""
-        for sink in head.sinks:
-            if sink.share > sink.uniform:
-                name = f"{half}{key_name(layer.view, sink.sequence, sink.key)}"
-                place = f"{short_name(layer.said, record.layers)}.{head.head}"
-                found.setdefault(name, []).append((sink.share, place))
-    what = f"sinks, keys with more than {percent_text(survey_of(record).sink_share)} of all attention:"
+        for sink in head.sink_keys:
+            name = f"{half}{key_name(layer.view, sink.sequence, sink.key)}"
+            place = f"{short_name(layer.said, record.layers)}.{head.head}"
+            found.setdefault(name, []).append((sink.share, place))
+    what = f"{sinks_are(survey_of(record).sink_share)}:"
     if not found:
         return Text(f"{what} none", style="dim")
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))

@@ -42,7 +42,7 @@ def pooled_map(
 
 
 def renormalised(record: Record, place: int, sequence: int, *, rows: int, columns: int) -> HeadMap:
-    """The map without the first token of each text, in cells large enough that no more than `rows` × `columns` are needed."""
+    """The map without the first token of each text where it is a sink, in as large cells as `rows` × `columns` of them need."""
     return block_map(record, place, sequence).fitting(rows, columns).without_sinks()
 
 
@@ -114,7 +114,10 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     said = f"sink {share_text(sink, options.precision)}"
     said += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
     text = Text().append(f"{said} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
-    text.append(": the first token stands in a column of its own, the rest of each row is renormalised\n")
+    if drawn.sinks:
+        text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
+    else:
+        text.append(": the first token is no sink of this head, so nothing is taken out\n")
     if largest <= 0:
         return text.append("nothing is left beside it")
     said = range_text(scale, largest, int(drawn.is_open.sum()))

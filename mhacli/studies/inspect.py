@@ -18,7 +18,7 @@ from mhacli.attention.scores import ComputedPattern
 from mhacli.attention.stats import summarise
 from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics
+from mhacli.heads import SINK_LIFT, HeadStatistics
 from mhacli.layerfile import LayerFile
 from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.plan import Plan, facts_of, foresee
@@ -184,9 +184,10 @@ def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistic
     """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
     asked = make_asked(setup.axes).on("cpu")
-    statistics = summarise(pattern, asked)
+    baseline = make_baseline(pattern, asked)
+    statistics = summarise(pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
     found = Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
-    return statistics.entropy, head_statistics(found, make_baseline(pattern, asked), setup.axes)
+    return statistics.entropy, head_statistics(found, baseline, setup.axes)
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:

@@ -26,7 +26,7 @@ from mhacli.attention.stats import (
 )
 from mhacli.attention.tiled import pattern_of
 from mhacli.errors import MhaError
-from mhacli.heads import HeadStatistics
+from mhacli.heads import SINK_LIFT, HeadStatistics
 from mhacli.studies.axes import Axes
 from mhacli.studies.inspect import TOLERANCE, largest_difference
 from mhacli.studies.statistics import Baseline, Found, finite, has_keys, head_statistics
@@ -87,11 +87,11 @@ def look(
 ) -> Look:
     """Everything about some heads; the `baseline` is that of all heads, `tell` hears of the cells that were looked at."""
     heads, pattern, lse = attention.heads, attention.pattern, attention.lse
-    statistics = summarise(pattern, asked, tell)
+    own_baseline = baseline.of_heads(heads)
+    statistics = summarise(pattern, asked, tell, visible=own_baseline.visible, lift=SINK_LIFT)
     if attention.sink_mass is not None:
         statistics = with_sink(statistics, attention.sink_mass)
     seen = has_keys(statistics)
-    own_baseline = baseline.of_heads(heads)
     is_huge = ~(lse.abs() < _HUGE)
     is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
     if not allow_nonfinite and bool(is_lost.any()):

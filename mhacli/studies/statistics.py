@@ -33,6 +33,7 @@ from mhacli.heads import (
     HeadStatistics,
     Sink,
     StrongCell,
+    is_sink,
     with_kind,
 )
 from mhacli.layers import SpanTokens
@@ -115,7 +116,12 @@ def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
     """What the same questions find of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
-    return Baseline(visible, summarise(uniform(visible, pattern.shape[3], pattern.allowed), asked))
+    shares = uniform(visible, pattern.shape[3], pattern.allowed)
+    return Baseline(visible, summarise(shares, asked, visible=visible, lift=_ANY))
+
+
+_ANY = 0.5
+"""Of uniform attention, which gives each visible key its uniform share, a half of that: so all queries count that see a key."""
 
 
 @dataclass(frozen=True)
@@ -240,16 +246,20 @@ def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
 
 
 def _sinks(found: Found, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
-    """The keys that receive more than the `least` share of all attention of their sequence, the strongest first."""
+    """The sinks that get the `least` share of all attention of their sequence, the strongest first."""
     sinks = []
-    uniformly = baseline.statistics.received[:, min(index, baseline.statistics.received.shape[1] - 1)]
+    of_all = min(index, baseline.statistics.received.shape[1] - 1)
+    uniformly, seen = baseline.statistics.received[:, of_all], baseline.statistics.lifted[:, of_all]
     for batch, received in enumerate(found.statistics.received[:, index]):
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
-            share = received[key].item() / total if total else 0.0
-            if share > least:
-                own_key = key - axes.first_key(batch)
-                sinks.append(Sink(batch, own_key, share, uniformly[batch, key].item() / total))
+            n_queries = int(seen[batch, key])
+            if not total or not n_queries:
+                continue
+            share, uniform_share = received[key].item() / total, uniformly[batch, key].item() / total
+            often = found.statistics.lifted[batch, index, key].item() / n_queries
+            sink = Sink(batch, key - axes.first_key(batch), share, uniform_share, often, n_queries)
+            sinks += [sink] if is_sink(sink, least) else []
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
 
 

@@ -94,6 +94,8 @@ def sink_words(picture: Picture) -> str:
     """Where sinks are, what share they get, and whether they are taken out."""
     drawn, places = picture.base, list(map(str, picture.base.sinks))
     listed = ", ".join(places[:_MANY]) + (f" and {len(places) - _MANY} more" if len(places) > _MANY else "")
+    if not places and drawn.learned_mass is None:
+        return "no sink in blocks" if drawn.block > 1 else "no sink"
     named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
     learned = "" if drawn.learned_mass is None else f" and the learned sink {percent_text(drawn.learned_mass)}"
     if picture.hides_sinks:

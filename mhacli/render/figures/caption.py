@@ -75,7 +75,9 @@ def unverified(layer: InspectedLayer) -> str:
 def removed_note(one: Subject, precision: int, *, is_hidden: bool) -> Iterator[str]:
     """What sinks took of a head, told where they are hidden; and a learned sink's share, told wherever there is one."""
     learned = one.whole.learned_mass
-    if is_hidden:
+    if is_hidden and not one.whole.sinks and learned is None:
+        yield "no key is a sink here, so none is taken out"
+    elif is_hidden:
         mass, names = sink_text([one], precision), _sink_names(one)
         also = "" if learned is None else f", and the learned sink with {share_text(learned, precision)}"
         yield (f"sinks are hidden: {names} with {mass}{also} taken out; the rest of each row is renormalised")
@@ -111,6 +113,8 @@ def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
 
 def _sink_names(one: Subject) -> str:
     keys = one.whole.keys
+    if not one.whole.sinks:
+        return "no key"
     shown = ", ".join(f"{token_text(keys, place)} {place}" for place in one.whole.sinks[:_MOST_SINKS])
     more = len(one.whole.sinks) - _MOST_SINKS
     return (f"key {shown}" if len(one.whole.sinks) == 1 else f"keys {shown}") + (

@@ -104,7 +104,9 @@ def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]
     """What was taken out, over all heads that are drawn."""
     learned = learned_mass(subjects)
     taken = "" if learned is None else f"{share_text(learned, options.precision)} of the attention of their heads"
-    if options.hide_sinks:
+    if options.hide_sinks and not taken and not any(one.whole.sinks for one in subjects):
+        yield "no key is a sink of these heads, so none is taken out"
+    elif options.hide_sinks:
         mass = sink_text(subjects, options.precision)
         also = f", and learned sinks with {taken}," if taken else ""
         yield (
@@ -248,7 +250,7 @@ def _short(one: Subject, form: _Form) -> str:
     kind = "" if one.head.said is None else one.head.said.kind
     sign = KIND_SIGNS[kind][0] if kind else ""
     taken = ""
-    if one.shown.taken is not None:
+    if one.shown.taken is not None and one.whole.sinks:
         mass = sink_mass([one])
         taken = "?" if mass is None else share_text(mass, form.precision)
     if form.side > _WIDE:
@@ -268,4 +270,5 @@ def _said(one: Subject) -> str:
     parts = [one.label]
     if said is not None:
         parts += [said.kind] + ([] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"])
-    return " · ".join([*parts, f"sinks get {sink_text([one], _TOLD)}"])
+    parts += [f"sinks get {sink_text([one], _TOLD)}"] if one.whole.sinks else []
+    return " · ".join(parts)

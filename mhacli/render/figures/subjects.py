@@ -125,11 +125,6 @@ def _sinks_in_words(drawn: DrawableHead, view: Record) -> HeadStatistics | None:
         return None
     found = []
     for sink in drawn.said.sinks:
-        token = sink.key - drawn.view.first_key(sink.sequence)
         words = words_of(drawn.view.keys[sink.sequence])
-        found += [
-            replace(sink, key=place + view.first_key(sink.sequence))
-            for place, word in enumerate(words)
-            if token in word
-        ]
+        found += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
     return replace(drawn.said, sinks=tuple(found))

@@ -17,7 +17,6 @@ from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8
 """How many of each query's strongest keys are kept at most."""
-_ROUNDING = 1e-6
 """By so much shares of uniform attention may differ from it."""
 
 
@@ -60,7 +59,7 @@ class KeptRows:
 class EncodedMap:
     """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
     what sinks get of all its attention, `uniform` what uniform attention would give them, `learned_mass` what a learned sink
-    takes. `first_tokens` are those of the sinks that begin a text or document; `is_led`: these get more than uniformly."""
+    takes. `first_tokens` are those of the sinks that begin a text or document."""
 
     mask: int
     block: int
@@ -71,7 +70,6 @@ class EncodedMap:
     cells: str
     sinks: tuple[int, ...]
     first_tokens: tuple[int, ...]
-    is_led: bool
     sink_columns: tuple[int, ...]
     of_sinks: str
     learned: str | None
@@ -104,11 +102,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class SinkShares:
-    """Of a map's sinks: those that begin a text or document, whether these get more than uniform attention would give them, and
-    what that would give all sinks."""
+    """Of a map's sinks: those that begin a text or document, and what uniform attention would give all of them."""
 
     first_tokens: tuple[int, ...]
-    is_led: bool
     uniform: float
 
 
@@ -117,15 +113,12 @@ def sink_shares(drawn: DrawableHead, sequence: int, cells: HeadMap) -> SinkShare
     first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
     if "pattern" in drawn.view.arrays:
         per_query = cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))
-        received, own = per_query.sum(axis=0), cells.of_sinks[:, list(first)].sum(axis=1)
+        received = per_query.sum(axis=0)
     else:
         of_all = drawn.view.arrays["uniform_received"][sequence]
         received = of_all[min(drawn.place, len(of_all) - 1), drawn.view.first_key(sequence) :]
-        own = cells.of_sinks.sum(axis=1)  # blocks know what first tokens get, and of no other key
     n_queries = max(1.0, float(cells.n_queries.sum()))
-    given, uniform = (float(received[list(places)].sum()) / n_queries for places in (first, cells.sinks))
-    mass = float((np.nan_to_num(own) * cells.n_queries).sum()) / n_queries
-    return SinkShares(first, mass > given + _ROUNDING, uniform)
+    return SinkShares(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
 
 def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) -> tuple[EncodedMap, Measured]:
@@ -150,7 +143,6 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) ->
         cells=b64z(numbers),
         sinks=shown.sinks,
         first_tokens=given.first_tokens,
-        is_led=given.is_led,
         sink_columns=tuple(columns.tolist()),
         of_sinks=floats(shown.of_sinks[:, columns]),
         learned=None if shown.learned is None else floats(shown.learned),

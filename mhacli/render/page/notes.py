@@ -19,6 +19,7 @@ from mhacli.render.words import count_of, number_text, percent_text, share_text
 from mhacli.text.escape import visible
 
 _MOST_SINKS = 6
+_BLOCKS = "maps of blocks know of those alone that begin a text"
 _LIMIT = format_size(LIMIT_BYTES)
 
 
@@ -127,34 +128,26 @@ def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> It
     ]
     if not known:
         return
-    first = "document" if any(sequence.documents for sequence in record.keys) else "text"
-    named = _named_sinks(drawn, maps)
-    besides = f", and keys that a head gives much more than their share: {named}" if named else ""
-    mass, uniform = _mean([(one.removed, n) for one, n in known]), _mean([(one.uniform, n) for one, n in known])
     way = "taken out at first" if view.hide_sinks else "shown at first"
-    done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
-    own = "Each head’s own stand below its picture"
-    if mass > uniform and (named or any(one.is_led for one in maps.maps)):
-        led = (
-            ""
-            if all(one.is_led for one in maps.maps)
-            else ", which in some maps gets no more than uniform attention gives"
-        )
-        got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
-        yield f"taken as sinks: the first token of each {first}{led}{besides}. {got}, and are {way}; {done}. {own}"
+    if not any(one.sinks for one, _ in known):
+        of_blocks = any(one.block > 1 for one, _ in known)
+        yield "no key is a sink" + (f": {_BLOCKS}" if of_blocks else "")
         return
-    got = f"{percent_text(mass)} of all attention drawn, no more than uniform attention gives them ({percent_text(uniform)})"
-    yield f"hide sinks takes out: the first token of each {first}{besides}. They get {got}, and are {way}; {done}. {own}"
+    mass, uniform = _mean([(one.removed, n) for one, n in known]), _mean([(one.uniform, n) for one, n in known])
+    got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
+    done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
+    beside = "" if all(one.block == 1 for one, _ in known) else f" {_BLOCKS.capitalize()}."
+    named = _named_sinks(drawn, maps)
+    yield f"sinks: {named}. {got}, and are {way}; {done}.{beside} Each head’s own stand below its picture"
 
 
 def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
-    """The keys that are taken as sinks besides first tokens, those of most maps first."""
+    """The keys that are sinks, those of most maps first."""
     found: dict[str, int] = {}
     for one, own in zip(drawn, maps.maps, strict=True):
         for place in own.sinks:
-            if one.head.view.keys[one.sequence].places[place]:
-                name = key_name(one.head.view, one.sequence, place)
-                found[name] = found.get(name, 0) + 1
+            name = key_name(one.head.view, one.sequence, place)
+            found[name] = found.get(name, 0) + 1
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
     return named + (f" and {count_of(len(ordered) - _MOST_SINKS, 'other key')}" if len(ordered) > _MOST_SINKS else "")

@@ -109,18 +109,6 @@ function strongestKey(query) {
   return strongest.from;
 }
 
-// Whether any of the keys that can be taken out deserves its name: first tokens that get no more than uniformly do not.
-function hasSinks() {
-  const { is_led: isLed, first_tokens: first } = RECORD.maps[chosen.map.index];
-  return isLed || chosen.map.sinks.length > first.length;
-}
-
-// What to call the keys of an item that can be taken out.
-function sinkName(item) {
-  const { is_led: isLed, first_tokens: first } = RECORD.maps[chosen.map.index];
-  const own = chosen.map.sinks.filter((place) => place >= item.from && place <= item.to);
-  return isLed || own.some((place) => !first.includes(place)) ? "a sink" : "the first token";
-}
-
-const takenName = () => (hasSinks() ? "sinks" : "first token");
+// The record says which keys are sinks of a head; a map of blocks knows those that begin a text.
+const hasSinks = () => chosen.map.sinks.length > 0;
 const hasSink = (item) => chosen.map.sinks.some((place) => place >= item.from && place <= item.to);

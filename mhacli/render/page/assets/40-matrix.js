@@ -31,7 +31,7 @@ function scaleTop(drawn) {
 
 // What no key of the plot gets of a row stands beside it: what sinks had that were taken out, and what a learned sink takes.
 function stripNames(map) {
-  return [...(choice.hideSinks ? ["sinks"] : []), ...(map.learned ? ["learned"] : [])];
+  return [...(choice.hideSinks && map.sinks.length ? ["sinks"] : []), ...(map.learned ? ["learned"] : [])];
 }
 
 const stripShares = ({ shown, drawn }, name) => (name === "sinks" ? drawn.taken : shown.learned);
@@ -39,8 +39,7 @@ const stripShares = ({ shown, drawn }, name) => (name === "sinks" ? drawn.taken 
 function stripsFrom(pen, left) {
   let x = left;
   return stripNames(chosen.map).map((name) => {
-    const title = name === "sinks" ? takenName() : name;
-    const strip = { name, title, x, width: Math.ceil(pen.measureText(title).width) + 4 };
+    const strip = { name, title: name, x, width: Math.ceil(pen.measureText(name).width) + 4 };
     x += strip.width + STRIP_GAP;
     return strip;
   });

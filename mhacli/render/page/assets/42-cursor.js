@@ -116,7 +116,7 @@ function drawReadout() {
 }
 
 function matrixLabel() {
-  const { queries, keys } = chosen, sinks = choice.hideSinks ? `, ${takenName()} taken out` : "";
+  const { queries, keys } = chosen, sinks = choice.hideSinks && hasSinks() ? ", sinks taken out" : "";
   const shape = `${queries.length} queries as rows, ${keys.length} keys as columns`;
   return `${HEADS[choice.head].label}: ${shape}, ${choice.scale} scale${sinks}`;
 }
@@ -146,11 +146,11 @@ function partsOfCell({ row, column }) {
     reading.push(...mean, " of a query’s attention, the mean of this block");
   }
   const isSink = hasSink(key), isTaken = isSink && shown.block === 1 && choice.hideSinks;
-  const sinkText = ` · ${shown.block === 1 ? "" : "holds "}${sinkName(key)}${isTaken ? ", taken out" : ""}`;
+  const sinkText = ` · ${shown.block === 1 ? "" : "holds "}a sink${isTaken ? ", taken out" : ""}`;
   if (isSink) reading.push(make("span", { class: "sink" }, sinkText));
-  if (choice.hideSinks && !isTaken && !Number.isNaN(share)) {
+  if (choice.hideSinks && (hasSinks() || chosen.map.learned) && !isTaken && !Number.isNaN(share)) {
     const isNear = shown.code !== "f32";
-    reading.push(` · ${isNear ? "≈ " : ""}${shareText(drawn.cells[at], 3)} of what is left beside ${hasSinks() ? "sinks" : "the first token"}`);
+    reading.push(` · ${isNear ? "≈ " : ""}${shareText(drawn.cells[at], 3)} of what is left beside sinks`);
   }
   return [names, reading];
 }
@@ -163,7 +163,7 @@ function blockError(shown, row, column) {
 
 function partsOfStrip({ row, strip }) {
   const { layout } = matrix, shares = stripShares(layout, strip.name);
-  const words = strip.name === "sinks" ? `${takenName()}, taken out` : "the learned sink, which is no key";
+  const words = strip.name === "sinks" ? "sinks, taken out" : "the learned sink, which is no key";
   const names = [...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `];
   return [names, [value(shares[row], layout.shown.block === 1)]];
 }

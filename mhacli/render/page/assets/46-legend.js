@@ -14,7 +14,8 @@ function drawLegend() {
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
   if (blocks.hasClosed) parts.push(swatch("closed", "not allowed"));
   if (blocks.hasMissing) parts.push(swatch("missing", "not a number"));
-  if (layout.shown.sinkColumns.length) parts.push(sinkWords());
+  if (hasSinks()) parts.push(sinkWords());
+  else if (choice.hideSinks) parts.push(make("span", { class: "sink" }, "no sink here, none taken out"));
   if (layout.strips.length) {
     parts.push(make("span", { class: "pair" }, "beside the plot: 0", make("span", { class: "ramp of-sinks" }), "1"));
   }
@@ -27,14 +28,13 @@ const MOST_NAMED = 4, LONGEST_NAME = 16;
 
 // Which keys the mark stands for in this head, and what they get of all its attention, beside what uniform attention would give.
 function sinkWords() {
-  const { first_tokens: first, is_led: isLed, removed, uniform, learned_mass: learned } = RECORD.maps[chosen.map.index];
+  const { first_tokens: first, removed, uniform, learned_mass: learned } = RECORD.maps[chosen.map.index];
   const others = chosen.map.sinks.filter((place) => !first.includes(place));
   const names = [...(first.length ? [firstName(first)] : []), ...others.slice(0, MOST_NAMED).map(keyName)];
-  if (first.length && others.length && !isLed) names[0].push(" (itself no more than uniformly)");
   if (others.length > MOST_NAMED) names.push([`${others.length - MOST_NAMED} more`]);
-  const parts = ["▾ ", hasSinks() ? "sinks of this head: " : ""];
+  const parts = ["▾ sinks of this head: "];
   names.forEach((name, i) => parts.push(i ? ", " : "", ...name));
-  parts.push(!hasSinks() ? ", no sink here" : "", choice.hideSinks ? ", taken out" : "", choice.hideSinks ? " · had " : " · ");
+  parts.push(choice.hideSinks ? ", taken out · had " : " · ");
   parts.push(`${tickText(removed)} of all attention, ${tickText(uniform)} if uniform`);
   if (learned !== null) parts.push(` · a learned sink, no key: ${tickText(learned)}`);
   return make("span", { class: "sink" }, ...parts);
