@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """One check of the statistics: how far they are from what must hold."""
+    """One check of the statistics: how far they are from what must hold.
+
+    `rounding` is the part of the tolerance that is put down to scores too large for their dtype; 0 where it was not needed.
+    """
 
     name: str
     error: float | None
     tolerance: float
     ok: bool
+    rounding: float = 0.0
 
     @property
     def strain(self) -> float:

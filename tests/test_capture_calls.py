@@ -15,7 +15,9 @@ pytest.importorskip("transformers")
 
 import torch
 from model_families import (
+    BASE,
     FAMILIES,
+    PLAIN,
     Q_LEN,
     calls_of,
     ids_of,
@@ -352,6 +354,40 @@ def test_a_layer_that_returns_another_z_than_its_pattern_gives_is_told_with_the_
 def test_a_layer_within_rounding_is_verified(falsified: Callable[[str, float], None]) -> None:
     falsified("sdpa", 1 + 1e-7)
     assert all(layer.verified for layer in found_in(tiny("llama")).layers)
+
+
+def with_large_scores(size: float) -> Any:
+    """A model whose scores are about so large, one of float32's steps at which may be more than 1."""
+    model = made("bert", {**BASE, **PLAIN})
+    for layer in model.encoder.layer:
+        for part in (layer.attention.self.query, layer.attention.self.key):
+            part.weight.mul_(size**0.5)
+            part.bias.mul_(size**0.5)
+    return model
+
+
+@pytest.mark.parametrize("size", [3e2, 1e4, 1e6])
+def test_shares_of_scores_that_float32_rounds_away_are_those_of_float64(size: float) -> None:
+    model, seen = with_large_scores(size), []
+    inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
+    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), keep=("pattern",)))
+    run.on_layer = lambda call, sight: seen.append((call.q.clone(), call.k.clone(), call.scale))
+    run.run()
+    found = run.record()
+    assert found.self_check.ok
+    for index, (q, k, scale) in enumerate(seen):
+        shares = (q.double() @ k.double().mT * scale).softmax(dim=-1).numpy()
+        assert np.abs(found.of_layer(index).arrays["pattern"] - shares).max() < 1e-6
+        entropy = -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(axis=-1)
+        assert np.abs(found.of_layer(index).arrays["entropy"] - entropy).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [3e2, 1e6])
+def test_a_wrong_z_of_large_scores_is_told_all_the_same(falsified: Callable[[str, float], None], size: float) -> None:
+    falsified("sdpa", 1.1)
+    found = found_in(with_large_scores(size))
+    assert not found.self_check.ok
+    assert not any(layer.verified for layer in found.layers)
 
 
 @pytest.mark.parametrize("shift", [1e-3, float("nan"), float("inf")])

@@ -63,7 +63,7 @@ class Scores:
     """What softmax is taken of: `softcap(scale · q kᵀ) + bias` where `allowed`, as `attend` defines it.
 
     Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 tile by tile. A dot product is
-    summed in `n_parts`, which round less where it is large.
+    summed in `n_parts`, which round less where it is large. With `is_wide` all of it is computed in float64.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -73,6 +73,7 @@ class Scores:
     bias: Bias | None = None
     allowed: Allowed | None = None
     n_parts: int = 1
+    is_wide: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -82,7 +83,8 @@ class Scores:
     @property
     def like(self) -> Tensor:
         """An empty tensor with the dtype of the maths, on the device of the queries."""
-        return self.q.new_empty(0, dtype=torch.promote_types(self.q.dtype, torch.float32))
+        dtype = torch.float64 if self.is_wide else torch.promote_types(self.q.dtype, torch.float32)
+        return self.q.new_empty(0, dtype=dtype)
 
     def of_heads(self, heads: range) -> Scores:
         """The scores of some neighbouring query heads, without a copy: whole groups of those that share a kv head, or a part

@@ -22,6 +22,8 @@ from mhacli.attention.tiles import reduce_tiles
 SHARP_LSE, SHARP_PARTS = 16.0, 4
 """A log-sum-exp above which scores are large: that of a hundred thousand normal scores is 12. Each part of a sum rounds at a
 quarter of its size."""
+WIDE_LSE = 512.0
+"""A log-sum-exp beyond this is rounded in float32 by more than shares may be: half a step of it is 3e-5."""
 _LOWEST = PENALTY / 10
 """Where a running maximum begins: above every forbidden cell, so that 2^(penalty − maximum) is 0 and not 1."""
 
@@ -39,15 +41,19 @@ def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Att
 def pattern_of(scores: Scores, lse: Float[Tensor, "batch head query"]) -> VirtualPattern:
     """The pattern that follows from a log-sum-exp, its shares within 1e-5 of themselves in float32.
 
-    Large scores, those of sharp heads, round too much: then dot products are summed in parts, and the log-sum-exp is mended
-    by what the shares of each query add up to, in a pass of its own.
+    Large scores, those of sharp heads, round too much: then dot products are summed in parts, or in float64 where float32
+    cannot hold the scores themselves, and the log-sum-exp is mended by what the shares of each query add up to, in a pass of
+    its own.
     """
-    if scores.like.dtype == torch.float64 or not bool((lse > SHARP_LSE).any()):
+    if scores.like.dtype == torch.float64 or not bool((lse.abs() > SHARP_LSE).any()):
         return VirtualPattern(scores, lse)
-    finer = VirtualPattern(replace(scores, n_parts=SHARP_PARTS), lse)
+    if bool((lse.abs() > WIDE_LSE).any()) and lse.device.type != "mps":  # which has no float64
+        finer = VirtualPattern(replace(scores, is_wide=True), lse.double())
+    else:
+        finer = VirtualPattern(replace(scores, n_parts=SHARP_PARTS), lse)
     mass = Mass(finer)
     reduce_tiles(finer, [mass])
-    return replace(finer, lse=lse + torch.where(mass.per_query > 0, mass.per_query, 1.0).log())
+    return replace(finer, lse=finer.lse + torch.where(mass.per_query > 0, mass.per_query, 1.0).log())
 
 
 def tiled_attend(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:

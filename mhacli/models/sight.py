@@ -107,12 +107,13 @@ def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sigh
     else:
         attended = attend_lse(scores, call.v)
     pattern = pattern_of(scores, attended.lse)
+    lse = pattern.lse if pattern.scores.is_wide else attended.lse
     if call.sink_scores is None:
-        return Sight(pattern, attended.lse, allowed, bias, None, call.kernel)
+        return Sight(pattern, lse, allowed, bias, None, call.kernel)
     sinks = call.sink_scores.to(pattern.lse.dtype)
     with_sinks = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
     sink_mass = (sinks - with_sinks.lse).exp()
-    return Sight(with_sinks, attended.lse, allowed, bias, sink_mass, call.kernel)
+    return Sight(with_sinks, lse, allowed, bias, sink_mass, call.kernel)
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
         scores = call.scores.to(sight.pattern.like.dtype).masked_fill(~full, -torch.inf)
         return {"scores": scores, "pattern": sight.pattern.pattern, "allowed": full}
     assert isinstance(call, ScoredCall)
-    wide = torch.promote_types(call.q.dtype, torch.float32)
+    wide, shown = sight.pattern.like.dtype, torch.promote_types(call.q.dtype, torch.float32)
     group = n_heads // call.k.shape[1]
     qk = call.q.to(wide) @ call.k.to(wide).repeat_interleave(group, dim=1).mT
     scores = qk * call.scale
@@ -193,4 +194,4 @@ def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
     if call.sink_scores is not None:
         lse = torch.logaddexp(lse, call.sink_scores.to(wide))
     pattern = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
-    return {"qk": qk, "scores": scores, "pattern": pattern, "allowed": full}
+    return {"qk": qk.to(shown), "scores": scores.to(shown), "pattern": pattern.to(shown), "allowed": full}

@@ -20,6 +20,11 @@ def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask:
     """What a record says of a layer besides its heads. `place` is its number and kind."""
     checks, n_heads = survey.checks, sight.shape[1]
     reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
+    reasons += [
+        f"scores are so large that their rounding alone may move z by {check.rounding:.3g}"
+        for check in checks
+        if check.rounding
+    ]
     reasons += [f"the keyword {name} is not understood" for name in call.unknown]
     z = call.z
     if z is None:
