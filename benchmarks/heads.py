@@ -151,6 +151,18 @@ def child(length: int, what: str) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
+def growth(extra: Mapping[int, int], whole: int) -> str:
+    """How memory grows with length, and the `whole` of explicit matrices beside it, as far as the system saw any growth: pages
+    that a process had freed before are taken again without its largest size moving."""
+    (first, small), (last, large) = min(extra.items()), max(extra.items())
+    slope, times = "no slope, because memory did not grow", ""
+    if small > 0 and large > 0:
+        slope = f"slope {math.log(large / small) / math.log(last / first):.2f}"
+    if small > 0 and whole > 0:
+        times = f", {whole / small:.0f} x as much"
+    return f"{slope}; explicit at {first}: {whole / 2**20:.0f} MiB{times}"
+
+
 def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
     """The largest errors against float64: entropy in nats, received and distance relative."""
     (scores, v), asked = made(2048, causal, spread=spread), asked_of(2048)
@@ -193,9 +205,8 @@ def main(device: str, rounds: int) -> None:
     if device == "cpu":
         extra = {n: peak_bytes(n, "overview") - peak_bytes(n, "nothing") for n in MEMORY_LENGTHS}
         whole = peak_bytes(4096, "explicit") - peak_bytes(4096, "nothing")
-        slope = math.log(extra[32768] / max(1, extra[4096])) / math.log(8)
         print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
-        print(f"slope {slope:.2f}; explicit at 4096: {whole / 2**20:.0f} MiB, {whole / extra[4096]:.0f} x as much")
+        print(growth(extra, whole))
     for causal in (False, True):
         for spread in (1.0, 8.0):
             errors = accuracy(causal, spread)

@@ -36,7 +36,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Prints the times, the ratio, and the memory at two sizes."""
-    source = Path(sys.argv[1] if len(sys.argv) > 1 else STORY).read_bytes()
+    file = Path(sys.argv[1] if len(sys.argv) > 1 else STORY)
+    source = file.read_bytes()
+    if not source:
+        sys.exit(f"{file} must hold some text to repeat, got an empty file")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
         path.write_bytes(source * (50_000_000 // len(source) + 1))
