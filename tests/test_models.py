@@ -375,6 +375,15 @@ def test_such_layers_are_told_beside_those_that_can_be_shown() -> None:
     assert found.model.without == (LayerWithout(0, said), LayerWithout(1, said))
 
 
+def test_a_size_may_differ_from_layer_to_layer() -> None:
+    sizes = {"intermediate_size": [32, 64, 48], "head_dim": 12, "vocab_size_per_layer_input": 99, "laurel_rank": 4,
+             "hidden_size_per_layer_input": 8, "altup_num_inputs": 2, "num_kv_shared_layers": 0,
+             "activation_sparsity_pattern": [0.0] * 3}  # fmt: skip
+    found = found_in(made("gemma3n_text", {**GROUPED, **sizes}))
+    assert [layer.layer for layer in found.layers] == [0, 1, 2]
+    assert all(layer.verified for layer in found.layers)
+
+
 def test_a_module_that_is_called_for_every_layer_gives_as_many_layers() -> None:
     model = made("albert", {**BASE, **PLAIN, "embedding_size": 16})
     found = found_in(model, keep=("pattern",))

@@ -48,6 +48,12 @@ def n_layers_of(config: Any) -> int:
     return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
 
 
+def size_of(config: Any, name: str) -> int:
+    """A size that a config names, the largest where it has one for each layer; 0 where it names none."""
+    value = getattr(config, name, None) or 0
+    return max((int(one) for one in value if one), default=0) if isinstance(value, (list, tuple)) else int(value)
+
+
 def without_attention(config: Any, found: Sequence[Place], unfit: Mapping[Place, str]) -> tuple[LayerWithout, ...]:
     """The layers in which no attention was seen, with why it is `unfit` to be shown, or else what the config calls their type.
     Of a model of two halves each kind of attention is told of its own."""

@@ -34,6 +34,7 @@ from mhacli.models.places import (
     place_of,
     positions_of,
     rope_theta_of,
+    size_of,
     without_attention,
 )
 from mhacli.models.sight import KEPT_MASKS, KnownMasks, Sight, see, whole
@@ -131,15 +132,15 @@ class CheckpointRun:
         """What the memory of a pass depends on."""
         config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
         name = getattr(self.loaded.config, "_attn_implementation", None)
-        n_heads = int(getattr(config, "num_attention_heads", 0) or 1)
+        d_model = size_of(config, "hidden_size") or 1
         kept, keep = self.wanted.heads.kept, KEPT if self.wanted.keep is None else self.wanted.keep
         corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
         return CheckpointFacts(
             batch=len(self.inputs.sequences),
             length=max(len(text.ids) for family in families for text in family),
-            d_model=int(getattr(config, "hidden_size", 0) or 1),
-            d_inner=int(getattr(config, "intermediate_size", 0) or 4 * int(getattr(config, "hidden_size", 0) or 1)),
-            n_heads=n_heads,
+            d_model=d_model,
+            d_inner=size_of(config, "intermediate_size") or 4 * d_model,
+            n_heads=size_of(config, "num_attention_heads") or 1,
             item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
             holds_matrices=name != "sdpa",
             kept_matrices=len(keep) * self.n_layers,
