@@ -168,6 +168,11 @@ class Given(nn.Module):
 
     def forward(self, x):
         return self.inner(x) * self.factor
+
+
+def made(embed_dim, num_heads):
+    """A function that builds."""
+    return OverQueries(embed_dim, num_heads)
 '''
 ARGUMENTS = (("d_model", "12"), ("n_heads", "3"))
 
@@ -234,6 +239,11 @@ def test_the_other_has_arguments_of_its_own(compared):
     assert compared("Right", "Given", own=[*own, ("factor", "1.0")]).verdict == "right"
     found = compared("Right", "Given", own=[*own, ("factor", "3.0")])
     assert (found.verdict, found.departure.site) == ("wrong", "out")
+
+
+def test_a_function_that_builds_has_the_sizes_of_the_first_by_its_own_names(compared):
+    assert compared("OverQueries", "made").verdict == "right"
+    assert compared("Right", "made").departure.site == "pattern"
 
 
 def test_its_own_arguments_come_before_those_of_the_first(compared):

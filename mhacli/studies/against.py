@@ -18,6 +18,7 @@ from mhacli.errors import MhaError
 from mhacli.findings import Choice, Comparison, Departure, Examination, Finding
 from mhacli.modules.apart import Stage
 from mhacli.modules.arguments import role_of
+from mhacli.modules.building import is_factory
 from mhacli.modules.casting import cast
 from mhacli.modules.parameters import parts_of
 from mhacli.modules.readings import Reading, Widths, readings
@@ -119,7 +120,8 @@ def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...],
     what it has no name for is left out, and its own come first."""
     stage(f"importing {request.target}")
     thing = find_target(request.target).thing
-    names = [p.name for p in parameters_of(thing).named] if inspect.isclass(thing) else []
+    is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
+    names = [p.name for p in parameters_of(thing).named] if is_built else []
     roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
     renamed = []
     for name, value in told:
