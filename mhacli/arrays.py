@@ -14,6 +14,7 @@ from mhacli.trace import SITES
 if TYPE_CHECKING:  # numpy is loaded where numbers are, not to print a help text
     import numpy.typing as npt
 
+    from mhacli.facts import Facts
     from mhacli.record import Record
     from mhacli.survey import Survey
 
@@ -84,14 +85,24 @@ class StoredArrays(Mapping[str, Array]):
         """How many they are."""
         return len(self._names)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the numbers have been read."""
+        return "_arrays" in self.__dict__
+
     @cached_property
     def _arrays(self) -> Mapping[str, Array]:
         file = self._read()
         every = _loaded(file)
         arrays = {name: every[name] for name in self._names}
         for prefix, view in self._views.items():
-            _require_meaning(Prefixed(arrays, prefix), view.facts.k_len - 1, file.path)
+            _require_meaning(Prefixed(arrays, prefix), view.facts, file.path)
         return arrays
+
+
+def are_read(arrays: Mapping[str, Array]) -> bool:
+    """Whether the numbers of a record are in memory, or would be read from its file."""
+    return not isinstance(arrays, StoredArrays) or arrays.is_read
 
 
 def _require_readable(file: TensorFile | TensorHeader) -> None:
@@ -179,15 +190,21 @@ def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...],
         raise MhaError(f"{path}: {name} must hold {_KINDS[kind]}, got {dtype}", code="bad-file", path=path)
 
 
-def _require_meaning(arrays: Mapping[str, Array], last_key: int, path: str) -> None:
+def _require_meaning(arrays: Mapping[str, Array], facts: Facts, path: str) -> None:
     """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
     import numpy as np
 
+    last_key, most = facts.k_len - 1, facts.q_len * (1 + _ROUNDING)
     keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
     limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
     limits |= dict.fromkeys(
         ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), shares
     )
+    limits |= dict.fromkeys(("uniform_map", "uniform_span_mass"), shares)
+    limits |= dict.fromkeys(("received", "uniform_received"), (0, most, f"sums of shares of {facts.q_len} queries"))
+    limits["visible"] = (0, facts.k_len, f"counts of keys from 0 to {facts.k_len}")
+    limits["entropy"] = (-_ROUNDING, 1e3, "nats that are finite and not negative")
+    limits["distance"] = (-_ROUNDING, 1.01 * max(facts.q_len, facts.k_len), "distances within the text")
     for name, (low, high, meaning) in limits.items():
         if name in arrays and (
             np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mhacli import tensorfile
 from mhacli.arrays import Array, Prefixed, StoredArrays
 from mhacli.config import Config
+from mhacli.consistency import impossible
 from mhacli.errors import MhaError, UsageError
 from mhacli.facts import Facts
 from mhacli.files import write_whole
@@ -192,6 +193,9 @@ def _require_whole(record: Record, path: str) -> None:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
         if not {len(sequence.documents), len(sequence.pieces)} <= {0, len(sequence.tokens)}:
             raise MhaError(f"{path} must give every token its document and piece, or none", code="bad-file", path=path)
+    fault = impossible(record)
+    if fault is not None:
+        raise MhaError(f"{path}: {fault}", code="bad-file", path=path)
     if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
         raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]

@@ -14,6 +14,7 @@ ROWS = (
     (
         "record",
         "arrays",
+        "consistency",
         "parts",
         "sections",
         "survey",

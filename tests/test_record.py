@@ -356,7 +356,7 @@ def test_a_file_that_only_the_library_refuses_is_no_bug_of_ours(path):
         file.write(len(header).to_bytes(8, "little") + header + data[8 + length :])
     with pytest.raises(MhaError) as caught:
         Record.load(path)
-    assert caught.value.message.startswith(f"{path} must be readable by safetensors: ")
+    assert caught.value.message.startswith(f"{path} must be readable by safetensors, got ")
 
 
 def test_bytes_that_are_neither_true_nor_false_are_refused(path):

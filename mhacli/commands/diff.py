@@ -9,6 +9,7 @@ import typer
 from mhacli.commands.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.commands.sources import record_command
 from mhacli.commands.words import require_record
+from mhacli.consistency import require_agreement
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.options import ColourOptions, command, number, option, option_group
 from mhacli.render.options import Scale, ViewOptions
@@ -101,6 +102,7 @@ def diff(
         require_drawable(records, options)
         found = compare(*records, tolerance=pair.tolerance)
     _tell(found, records, (pair.a, pair.b), options=options, is_json=report.json, colour=colour)
+    require_agreement(*records, names=(pair.a, pair.b))
     _require_agreement(found)
 
 

@@ -11,6 +11,7 @@ from mhacli.commands.checkpoint import LayerChoiceOptions, LayerDrawing, layer_l
 from mhacli.commands.output import output, require_one_format, tell_notes, view_options
 from mhacli.commands.pictures import PictureOptions, with_pictures, write_pictures
 from mhacli.commands.words import require_record
+from mhacli.consistency import require_agreement
 from mhacli.errors import UsageError
 from mhacli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command, option_group
 from mhacli.render.options import ViewOptions, require_choices
@@ -74,6 +75,7 @@ def show(
     drawn = write_pictures(record, options, pictures, force=files.force)
     output(record, options, machine, colour)
     tell_notes(record, drawn)
+    require_agreement(record)
 
 
 def _require_rows(record: Record, options: ViewOptions) -> None:

@@ -73,7 +73,11 @@ def view(
     path = _record_path(source)
     if path is not None:
         _require_record_alone(source, text, layer, device, model, reading, save)
-        _show(_opened(path), start, layers, colour)
+        record = _opened(path)
+        _show(record, start, layers, colour)
+        from mhacli.consistency import require_agreement
+
+        require_agreement(record)
         return
     from mhacli.commands.compute import Asked, computed
     from mhacli.commands.output import require_self_check, tell_notes

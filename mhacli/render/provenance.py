@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from mhacli.consistency import contradictions
 from mhacli.parts import SelfCheck
 from mhacli.record import Record
 from mhacli.render.words import count_of, number_text
@@ -31,6 +32,8 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
         ("machine", device),
         ("self-check", check_text(record.self_check)),
     ]
+    found = contradictions(record)
+    pairs += [("contradicts itself", "; ".join(found))] if found else []
     return tuple((word, visible(line)) for word, line in pairs)
 
 

@@ -19,6 +19,8 @@ from textual import events
 from textual.app import App
 from textual.screen import Screen
 
+from mhacli.arrays import are_read
+from mhacli.consistency import contradictions
 from mhacli.errors import MhaError
 from mhacli.interrupts import Terminated, more_time
 from mhacli.record import Record
@@ -105,6 +107,7 @@ class Viewer(App[None]):
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self.fault: Exception | None = None
         self._pictures: dict[tuple[object, ...], Picture] = {}
+        self._contradicts: dict[bool, bool] = {}
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record that has no heads."""
@@ -119,6 +122,13 @@ class Viewer(App[None]):
             self.open_head()
 
     # ------------------------------------------------------------------------------------------------------- what is seen
+
+    def contradicts_itself(self) -> bool:
+        """Whether something does not add up in the record, as far as it is read."""
+        known = are_read(self.record.arrays)
+        if known not in self._contradicts:
+            self._contradicts[known] = bool(contradictions(self.record))
+        return self._contradicts[known]
 
     def entry(self) -> Entry:
         """The head that is looked at."""

@@ -33,7 +33,7 @@ def kind_words(said: HeadStatistics | None) -> str:
     return said.kind + sure
 
 
-def heading(entry: Entry, sequence: int, *, failed: bool) -> Line:
+def heading(entry: Entry, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
     """The first line: which head of which sequence, and what kind of head it is."""
     parts: list[Piece] = [
         (entry.label, ACCENT),
@@ -47,6 +47,8 @@ def heading(entry: Entry, sequence: int, *, failed: bool) -> Line:
         parts.append((f" of 0–{n_sequences - 1}", DIM))
     if failed:
         parts.append(("  self-check FAILED: i tells", WARNING))
+    if doubtful:
+        parts.append(("  the record contradicts itself: i tells", WARNING))
     if entry.layer is not None and not entry.layer.verified:
         parts.append(("  not verified", WARNING))
     return segments(parts)

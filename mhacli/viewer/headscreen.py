@@ -116,7 +116,8 @@ class HeadScreen(ViewerScreen):
         if not self.is_mounted or self.size.width == 0:
             return
         entry, picture = self.viewer.entry(), self.picture
-        title = heading(entry, self.viewer.sequence, failed=not entry.view.self_check.ok)
+        failed, doubtful = not entry.view.self_check.ok, self.viewer.contradicts_itself()
+        title = heading(entry, self.viewer.sequence, failed=failed, doubtful=doubtful)
         self.top_line.show(lambda width: [title])
         self.last.show(lambda width: [keys_line(HEAD, width, message=self._message, without=self._idle())])
         self.matrix.show(picture, self.row, self.column)

@@ -105,7 +105,9 @@ class Overview(ViewerScreen):
         if not self.is_mounted or self.size.width == 0:
             return
         entry, record, sequence = self.viewer.entry(), self.viewer.record, self.viewer.sequence
-        self.top_line.show(lambda width: [_record_line(record, sequence, width)])
+        self.top_line.show(
+            lambda width: [_record_line(record, sequence, width, doubtful=self.viewer.contradicts_itself())]
+        )
         self.heads.show(self.viewer.place)
         self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, entry))
         if self.heads.size:
@@ -186,7 +188,7 @@ class Overview(ViewerScreen):
         self.draw()
 
 
-def _record_line(record: Record, sequence: int, width: int) -> Line:
+def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -> Line:
     """What was looked at, in one line: the checkpoint or the layer, the texts, and whether the self-check holds."""
     c = record.config
     if record.model is not None:
@@ -201,6 +203,7 @@ def _record_line(record: Record, sequence: int, width: int) -> Line:
     words = " ".join(token_text(text, i) for i in range(min(40, len(text.tokens))))
     parts: list[Piece] = [(name, ACCENT), (f"  {tokens}", BOLD)]
     parts += [] if check.ok else [(f"  self-check {check_text(check)}", WARNING)]
+    parts += [("  contradicts itself: i tells", WARNING)] if doubtful else []
     used = sum(len(part) for part, _ in parts) + 2
     return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
 
