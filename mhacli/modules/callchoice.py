@@ -283,8 +283,11 @@ def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | N
             if trial is None:
                 continue
             score = goodness(lab, trial)
-            if score == 2 or (axes == stated and (score or not cuts_itself)):
+            if axes == stated and (score or not cuts_itself):
                 return trial
+            if score == 2:
+                fuller = None if best is None else best[1].way.axes
+                return replace(trial, fails_with=fuller if len(fuller or ()) > len(axes) else None)
             rank = (score, trial.lengths.q_len != trial.lengths.k_len)
             if (score or not cuts_itself) and (best is None or rank > best[0]):
                 best = (rank, trial)

@@ -246,6 +246,9 @@ def _described(call: Call, found: Masked, setting: Setting) -> str:
     )
     if not usual:
         notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in way.axes)}]")
+    if found.trial.fails_with is not None:
+        others = ", ".join(words.get(axis, axis) for axis in found.trial.fails_with)
+        notes.append(f"with [{others}] it is no attention")
     if way.output.axes != way.axes:
         notes.append(f"result [{', '.join(words.get(axis, axis) for axis in way.output.axes)}]")
     return f"{name}({', '.join(shown)}){told(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")

@@ -44,13 +44,15 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A way with the sizes to try it with, and the weights that it is given by name."""
+    """A way with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more than
+    those of the way, that it accepts too, and with which it is no attention."""
 
     way: Way
     lengths: Lengths
     d_in: int
     d_context: int
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    fails_with: Axes | None = None
 
     @property
     def takes_keys(self) -> bool:
