@@ -16,7 +16,7 @@ from records import decoded, make_record, make_sequence, walked
 from mhacli.arrays import Array
 from mhacli.differences import arrays as comparing
 from mhacli.differences.compare import TOLERANCES, compare
-from mhacli.differences.parts import Differences, Match, SiteDifference
+from mhacli.differences.parts import Differences, Match, SiteDifference, TextDifference
 from mhacli.differences.statistics import by_size
 from mhacli.differences.tokens import aligned
 from mhacli.parts import Values
@@ -243,14 +243,39 @@ def test_a_place_is_told_in_both_texts() -> None:
     assert (at.a, at.b) == ((0, 1, 3, 1), (0, 1, 4, 1))
 
 
-def test_a_token_in_another_s_place_takes_its_row_and_column_out() -> None:
+def test_a_token_that_replaces_another_is_compared_with_it() -> None:
     a = spoken(TEXT)
     b = replace(a, sequences=(make_sequence(("the", "cat", "rug", "on", "it"), VOCABULARY),))
     b = with_array(b, "pattern", lambda p: p * np.where((np.arange(5) == 2)[:, None] | (np.arange(5) == 2), 0.5, 1))
     found = compare(a, b)
     assert [change.change for change in found.texts[0].changes] == ["replaced"]
-    assert site(found, "pattern").status == "identical"
-    assert site(found, "pattern").n_cells == 2 * 4 * 4
+    one, other = (record.arrays["pattern"].astype(float) for record in (a, b))
+    assert site(found, "pattern").n_cells == 2 * 5 * 5
+    assert site(found, "pattern").largest == pytest.approx(np.abs(other - one).max(), abs=1e-12)
+    assert found.texts[0].replaced == (Match(2, 2, 1),)
+
+
+def test_tokens_that_are_replaced_by_more_or_fewer_are_not_compared() -> None:
+    a = spoken(TEXT)
+    b = lengthened(a, 2, "quietly")
+    assert compare(a, b).texts[0].replaced == ()
+    found = TextDifference("texts", 0, 6, 6, (Match(0, 0, 1), Match(2, 3, 2), Match(5, 5, 1)))
+    assert (found.replaced, found.compared) == ((), found.matches)
+
+
+def test_the_first_departure_is_a_site_and_no_statistic_of_a_later_one() -> None:
+    a = layered(causal=True)
+    b = with_array(
+        with_array(a, "layers.1.max_score", put((0, 1, 2), 99.0)), "layers.1.pattern", put((0, 1, 4, 1), 0.9)
+    )
+    first = compare(a, b).first_site
+    assert first is not None
+    assert first.site is not None
+    assert (first.layer, first.site.site) == ("layer 1", "pattern")
+    only = compare(a, with_array(a, "layers.1.max_score", put((0, 1, 2), 99.0))).first_site
+    assert only is not None
+    assert only.site is not None
+    assert only.site.site == "max_score"
 
 
 def test_padding_on_the_other_side_is_no_difference() -> None:
@@ -417,7 +442,7 @@ def test_parts_of_patterns_that_were_asked_for_are_compared_only_where_they_are_
     assert compare(a, other).verdict == "agree"
 
 
-def test_blocks_are_compared_where_all_their_tokens_are_the_same() -> None:
+def test_blocks_are_compared_where_their_tokens_are_the_same_or_replaced() -> None:
     words_ = [f"w{n % 7}" for n in range(300)]
     a = surveyed(" ".join(words_), causal=True)
     block = a.survey.block
@@ -425,7 +450,7 @@ def test_blocks_are_compared_where_all_their_tokens_are_the_same() -> None:
     words_[block + 1] = "other"
     b = replace(a, sequences=surveyed(" ".join(words_), causal=True).sequences)
     n = -(-300 // block)
-    assert site(compare(a, b), "map").n_cells == 4 * (n - 1) ** 2
+    assert site(compare(a, b), "map").n_cells == 4 * n**2
 
 
 def test_what_one_record_alone_holds_is_named_and_is_no_difference() -> None:

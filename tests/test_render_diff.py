@@ -20,8 +20,11 @@ from mhacli.record import Record
 from mhacli.render import diffjson
 from mhacli.render.diff import diff_view
 from mhacli.render.diffcolours import change_colour
+from mhacli.render.diffgrids import grids
 from mhacli.render.diffmaps import require_drawable
 from mhacli.render.diffwords import verdict_text
+from mhacli.render.drawable import drawable_heads
+from mhacli.render.headmaps import head_map
 from mhacli.render.options import Screen, ViewOptions
 from mhacli.sections import OwnModule
 
@@ -119,7 +122,7 @@ def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
     b = replace(longer, sequences=(make_sequence(("well", *TEXT), vocabulary),))
     line = said(a, b)
     assert line.startswith(
-        "the records differ: first at the input: 1 token only in B (0 “well”); of what belongs to the same"
+        "the records differ: first at the input: 1 token only in B (0 “well”); of what is compared, at "
     )
     assert re.search(r"query \d “\w+” \(\d in B\)", line)
 
@@ -400,6 +403,22 @@ def test_maps_of_heads_are_drawn_where_there_is_no_pattern() -> None:
     gap = abs(b.arrays["map"][0, 2].astype(float) - a.arrays["map"][0, 2]).max()
     assert title.startswith(f"head 2 · largest change {gap:.4g} · each mark ")
     assert any(line.startswith("A and B: log, ") for line in lines)
+
+
+def test_the_row_and_the_column_of_a_replaced_token_hold_the_change() -> None:
+    a = make_record(TEXT, n_heads=1)
+    b = make_record(("the", "dog", "sat", "on", "it"), n_heads=1, seed=1)
+    vocabulary = sorted({*TEXT, "dog"})
+    a, b = (replace(one, sequences=(make_sequence(one.sequences[0].tokens, vocabulary),)) for one in (a, b))
+    (text,) = compare(a, b).texts
+    maps = (head_map(drawable_heads(one, ViewOptions(heads=(0,)))[0], 0) for one in (a, b))
+    found = grids(*maps, text, text)
+    assert found is not None
+    expected = b.arrays["pattern"][0, 0].astype(float) - a.arrays["pattern"][0, 0].astype(float)
+    assert np.allclose(found.change, expected, rtol=0, atol=1e-12)
+    assert found.rows[1] == found.columns[1] == "cat|dog"
+    shown = " ".join(" ".join(view(a, b, 120)).split())
+    assert "those replaced one to one" in shown
 
 
 def test_rows_of_tokens_that_one_alone_has_are_blank_in_the_other_and_in_the_change() -> None:

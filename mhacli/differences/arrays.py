@@ -210,11 +210,11 @@ def _both_allowed(allowed: tuple[Array, Array], piece: Sequence[Axis]) -> Array:
 
 
 def _as_places(a: Array, b: Array, pair: Pair, sequence: int) -> tuple[Array, Array]:
-    """Columns of keys as tokens of A, so that the same token is equal wherever it stands; what A does not have is no place."""
+    """Columns of keys as tokens of A, so that a token equals itself and what replaced it; what A does not have is no place."""
     first_a, first_b = (side.record.first_key(sequence) for side in (pair.a, pair.b))
     text = pair.keys[sequence]
     place_in_a = np.full(text.n_b, -2)
-    for match in text.matches:
+    for match in text.compared:
         place_in_a[match.b : match.b + match.length] = np.arange(match.a, match.a + match.length)
     inside = (b >= first_b) & (b < first_b + text.n_b)
     moved = np.where(inside, place_in_a[np.clip(b - first_b, 0, text.n_b - 1)], np.where(b < 0, -1, -2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.arrays import Array
-from mhacli.differences.parts import TextDifference
+from mhacli.differences.parts import AFTER_SCORES, OF_PATTERN, TextDifference
 from mhacli.record import Record
 from mhacli.survey import FOR_ALL_HEADS, PER_QUERY
 from mhacli.trace import SITES
@@ -27,12 +27,7 @@ _SURVEYED: Mapping[str, tuple[str, ...]] = {
 }
 MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
 """What follows from the mask alone, whatever the numbers."""
-_AFTER_SCORES = ("max_score", "lse")
-_OF_PATTERN = (
-    "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
-    "entropy", "strongest_key",
-)  # fmt: skip
-_FOLLOWED_BY = {"qk": MASK, "scores": _AFTER_SCORES, "pattern": _OF_PATTERN}
+_FOLLOWED_BY = {"qk": MASK, "scores": AFTER_SCORES, "pattern": OF_PATTERN}
 ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by its name in the order of execution: the mask before the scores that it forbids, and what is counted of a pattern
 after it."""
@@ -208,8 +203,8 @@ def _first(record: Record, axis: str, sequence: int) -> int:
 
 
 def _places(text: TextDifference) -> tuple[Array, Array]:
-    """The places of the tokens that match, in either text."""
-    pairs = [(match.a + n, match.b + n) for match in text.matches for n in range(match.length)]
+    """The places of the tokens that are compared, in either text."""
+    pairs = [(match.a + n, match.b + n) for match in text.compared for n in range(match.length)]
     places = np.array(pairs, dtype=int).reshape(-1, 2)
     return places[:, 0], places[:, 1]
 

@@ -16,6 +16,12 @@ Seen = Literal["array", "numbers", "extremes", "shape"]
 """What was compared: an array that both keep, the numbers that a trace tells of a small tensor, the extremes and moments that it
 tells of any, or the shape alone."""
 Change = Literal["replaced", "only A", "only B"]
+AFTER_SCORES = ("max_score", "lse")
+OF_PATTERN = (
+    "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
+    "entropy", "strongest_key",
+)  # fmt: skip
+"""What records hold that was counted of scores and of a pattern: statistics, and no sites of the computation."""
 TokenFamily = Literal["texts", "context"]
 
 
@@ -70,6 +76,17 @@ class TextDifference:
     def n_aligned(self) -> int:
         """How many tokens are the same in both."""
         return sum(match.length for match in self.matches)
+
+    @property
+    def replaced(self) -> tuple[Match, ...]:
+        """Tokens that are replaced one to one: as many of A stand between two matches as of B."""
+        gaps = (change for change in self.changes if change.a_end - change.a_begin == change.b_end - change.b_begin)
+        return tuple(Match(gap.a_begin, gap.b_begin, gap.a_end - gap.a_begin) for gap in gaps)
+
+    @property
+    def compared(self) -> tuple[Match, ...]:
+        """The parts whose numbers are compared, in order: tokens that are the same, and those replaced one to one."""
+        return tuple(sorted((*self.matches, *self.replaced), key=lambda match: match.a))
 
     @property
     def is_same(self) -> bool:
@@ -223,9 +240,13 @@ class Differences:
 
     @property
     def first_site(self) -> Departure | None:
-        """The first site, in the order of execution, where the numbers depart."""
-        found = ((layer, site) for layer in self.layers for site in layer.sites if site.departs)
-        return next((Departure("site", layer.label, site) for layer, site in found), None)
+        """The first site, in the order of execution, where the numbers depart; a statistic where no site of its layer does."""
+        for layer in self.layers:
+            departed = [site for site in layer.sites if site.departs]
+            sites = [site for site in departed if site.site not in (*AFTER_SCORES, *OF_PATTERN)]
+            if departed:
+                return Departure("site", layer.label, (sites or departed)[0])
+        return None
 
     @property
     def first(self) -> Departure | None:

@@ -131,7 +131,9 @@ def _text_counts(text: TextDifference, n_texts: int) -> str:
     if text.n_other_ids:
         said += f"; {text.n_other_ids} of them have another number in the vocabulary"
     if text.n_aligned < max(text.n_a, text.n_b):
-        said += "; numbers are compared for the same tokens alone"
+        said += "; numbers are compared for the same tokens" + (
+            " and those replaced one to one" if text.replaced else " alone"
+        )
     if not text.exact:
         said += (
             "; aligned by tokens that either text has once: they are too long and too different for the best alignment"

@@ -14,11 +14,18 @@ from mhacli.render.headmaps import FORBIDDEN, HeadMap, sums
 
 @dataclass(frozen=True)
 class GridLine:
-    """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same."""
+    """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same, or one
+    token replaces the other, `is_replaced`."""
 
     a: int
     b: int
     is_same: bool
+    is_replaced: bool = False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the numbers of both are compared."""
+        return self.is_same or self.is_replaced
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference)
         return None
     one = _spread(a.shares, [line.a for line in rows], [line.a for line in columns])
     other = _spread(b.shares, [line.b for line in rows], [line.b for line in columns])
-    same = np.outer([line.is_same for line in rows], [line.is_same for line in columns])
+    same = np.outer([line.is_compared for line in rows], [line.is_compared for line in columns])
     is_open = (one != FORBIDDEN) | (other != FORBIDDEN)
     change = np.where(other == FORBIDDEN, 0.0, other) - np.where(one == FORBIDDEN, 0.0, one)
     n_nan = np.isnan(one).astype(int) + np.isnan(other)
@@ -127,18 +134,21 @@ def _token_lines(text: TextDifference) -> Iterator[GridLine]:
     """Tokens that took each other's place share a line, the others have their own."""
     a = b = 0
     for match in (*text.matches, Match(text.n_a, text.n_b, 0)):
+        is_replaced = match.a - a == match.b - b
         for n in range(max(match.a - a, match.b - b)):
-            yield GridLine(a + n if a + n < match.a else -1, b + n if b + n < match.b else -1, False)
+            places = a + n if a + n < match.a else -1, b + n if b + n < match.b else -1
+            yield GridLine(*places, is_same=False, is_replaced=is_replaced)
         yield from (GridLine(match.a + n, match.b + n, True) for n in range(match.length))
         a, b = match.a + match.length, match.b + match.length
 
 
 def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[GridLine]:
-    """Blocks mean the same where each of their tokens stands in the same place of both texts; what is padding in both does."""
+    """Blocks mean the same where each of their tokens, or what replaces it, stands in the same place of both texts; padding of
+    both does."""
     first = drawn.first[axis]
     is_same = np.ones(drawn.block * drawn.shares.shape[axis], bool)
     is_same[-first : -first + max(text.n_a, text.n_b)] = False
-    for match in text.matches:
+    for match in text.compared:
         if match.a == match.b:
             is_same[match.a - first : match.a - first + match.length] = True
     blocks = is_same.reshape(-1, drawn.block)

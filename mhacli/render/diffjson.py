@@ -65,7 +65,11 @@ def _site(site: SiteDifference) -> dict[str, Any]:
 
 
 def _text(text: TextDifference, a: Record, b: Record) -> dict[str, Any]:
-    counts = {"n_aligned": text.n_aligned, "is_same": text.is_same}
+    counts = {
+        "n_aligned": text.n_aligned,
+        "is_same": text.is_same,
+        "n_replaced": sum(one.length for one in text.replaced),
+    }
     return asdict(text) | counts | {"changes": [_change(text, change, a, b) for change in text.changes]}
 
 

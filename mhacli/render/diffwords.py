@@ -47,7 +47,7 @@ def _departure_text(found: Differences, departure: Departure, a: Record, b: Reco
     numbers = found.first_site
     if numbers is None or numbers.site is None:
         return f"the input: {said}"
-    return f"the input: {said}; of what belongs to the same tokens, at {_at_site(found, numbers.layer, numbers.site, a, b)}"
+    return f"the input: {said}; of what is compared, at {_at_site(found, numbers.layer, numbers.site, a, b)}"
 
 
 def _agreement(found: Differences) -> str:
@@ -200,6 +200,9 @@ def place_text(place: Place, a: Record, b: Record) -> str:
         word = f"{axis} {own}"
         if axis in ("query", "key"):
             family = a.sequences if axis == "query" else a.keys
-            word += f" {_token_name(family[sequence], own)}"
+            names = [_token_name(family[sequence], own)]
+            others = (b.sequences if axis == "query" else b.keys)[sequence]
+            names += [_token_name(others, other)] if 0 <= other < len(others.tokens) else []
+            word += f" {' replaced by '.join(dict.fromkeys(names))}"
         parts.append(word + (f" ({other} in B)" if other != own else ""))
     return ", ".join(parts)
