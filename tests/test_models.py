@@ -318,9 +318,15 @@ def found_in(model: Any, **wanted: Any) -> Record:
     return run.record()
 
 
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 24, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 16}
 HYBRIDS = {
     "lfm2": ({**GROUPED, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention", "conv"]},
              (1,), ((0, "conv"), (2, "conv"))),
+    "bamba": ({**GROUPED, **MAMBA, "attn_layer_indices": [1]}, (1,), ((0, "linear_attention"), (2, "linear_attention"))),
+    "granitemoehybrid": ({**GROUPED, **MAMBA, "shared_intermediate_size": 32, "num_local_experts": 2,
+                          "num_experts_per_tok": 1,
+                          "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+                         (2,), ((0, "linear_attention"), (1, "linear_attention"))),
     "recurrent_gemma": ({**BASE, **PLAIN, "intermediate_size": 96, "lru_width": 48, "attention_window_size": 5,
                          "head_dim": 12}, (2,), ((0, "linear_attention"), (1, "linear_attention"))),
 }  # fmt: skip
