@@ -12,12 +12,11 @@ from mhacli.modules.request import CheckRequest, TargetRequest
 from mhacli.modules.subject import Built, Sizes
 from mhacli.studies.candidates import (
     candidates,
-    documented_pairing,
-    documented_scales,
     head_counts,
     meant_by,
     told_heads,
 )
+from mhacli.studies.documented import documented_pairing, documented_scales
 
 REQUEST = CheckRequest(TargetRequest("mine.py:Attention"))
 

@@ -156,7 +156,7 @@ def everything_that_can_go_wrong():
     ordinary, grouped = layer_of(), layer_of(n_kv_heads=2)
     causal = replace(ordinary, causal=True)
     cross = rows_of(4, 7, is_self=False)
-    large = rows_of(std=1000.0)
+    large, bias = rows_of(std=1000.0), drawn(1, 4, 5, 5)
     one_each = torch.eye(5, dtype=torch.bool)[None, None]  # all that is allowed may have low scores
     return {
         "ordinary": Asked(ordinary, rows_of()),
@@ -184,6 +184,8 @@ def everything_that_can_go_wrong():
         "no output": Asked(without_output(ordinary), rows_of()),
         "large": Asked(ordinary, large),
         "large and mask": Asked(ordinary, large._replace(allowed=one_each)),
+        "a bias": Asked(replace(ordinary, bias=lambda rows: bias), rows_of()),
+        "sinks": Asked(replace(ordinary, sinks=drawn(4)), rows_of()),
         "a function": Asked(Layer(3, 3), heads_of()),
     }
 
@@ -297,7 +299,9 @@ NOTHING_TO_DO = {
         Asked(replace(layer_of(), weights=layer_of().weights._replace(out=None)), rows_of()),
         {"out-proj-missing", "out-proj-transposed"},
     ),
-    "nothing is turned": (Asked(layer_of(), rows_of()), {"rope-pairing", "rope-of-queries-only", "rope-sign"}),
+    "nothing is turned": (Asked(layer_of(), rows_of()), {
+        "rope-pairing", "rope-of-queries-only", "rope-of-keys-only", "rope-sign", "rope-offset", "rope-axis", "rope-rates",
+    }),
     "nothing is capped": (
         Asked(layer_of(), rows_of()), {"softcap-after-mask", "softcap-not-scaled-back", "softcap-missing"}
     ),

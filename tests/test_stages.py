@@ -363,7 +363,9 @@ def test_queries_and_keys_are_shown_as_turned(normal):
 
 def test_every_stage_can_be_exchanged_by_its_name(normal):
     """Each is called in a layer that has everything, and only what stands in its place is called instead."""
-    case = drawn(SHAPES["six heads share two"], normal, causal=True, pairing="half", softcap=2.0)
+    bias = normal(1, 6, 5, 5)
+    told = {"causal": True, "pairing": "half", "softcap": 2.0, "bias": lambda rows: bias}
+    case = drawn(SHAPES["six heads share two"], normal, **told)
     rows = case.rows._replace(
         allowed=torch.ones(1, 1, 5, 5, dtype=torch.bool), real=torch.ones(BATCH, 5, dtype=torch.bool)
     )
@@ -378,6 +380,25 @@ def test_every_stage_can_be_exchanged_by_its_name(normal):
         out = run(replace(RIGHT, **{stage.name: noted}), case.layer, rows).out
         assert torch.equal(out, right)
         assert calls, stage.name
+
+
+def test_a_bias_is_added_to_the_scores_before_the_softmax(normal):
+    case = drawn(SHAPES["six heads share two"], normal, context=False)
+    bias = normal(1, 6, 5, 5)
+    plain = dict(tapped(case.layer, case.rows))
+    at = dict(tapped(replace(case.layer, bias=lambda rows: bias), case.rows))
+    assert worst(at["scores"], (plain["scaled"] + bias).numpy()) <= EXACT
+    powers = np.exp(plain["scaled"].numpy() + bias.numpy())
+    assert worst(at["pattern"], powers / powers.sum(-1, keepdims=True)) <= EXACT
+
+
+def test_a_sink_takes_the_share_of_a_key_whose_score_is_its_logit(normal):
+    case = drawn(SHAPES["six heads share two"], normal, context=False)
+    logits = normal(6)
+    plain = dict(tapped(case.layer, case.rows))
+    at = dict(tapped(replace(case.layer, sinks=logits), case.rows))
+    powers, of_sinks = np.exp(plain["scores"].numpy()), np.exp(logits.numpy())[:, None, None]
+    assert worst(at["pattern"], powers / (powers.sum(-1, keepdims=True) + of_sinks)) <= EXACT
 
 
 def test_the_width_of_a_head_is_known_where_there_are_weights(normal):

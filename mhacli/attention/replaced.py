@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import torch
@@ -145,25 +146,25 @@ def swapped(layer: Layer, q: Tensor, k: Tensor) -> Tensor:
     return k @ q.mT
 
 
-def scaled_by(factor: Callable[[Layer, int, float], float]) -> Callable[..., Tensor]:
+def scaled_by(factor: Callable[[Layer, int, float | Tensor], float | Tensor]) -> Callable[..., Tensor]:
     """Products times a factor of the layer, d_head and the right scale. Inapplicable where that is the right one."""
 
     def scale(layer: Layer, qk: Tensor, d_head: int) -> Tensor:
         right = d_head**-0.5 if layer.scale is None else layer.scale
         taken = factor(layer, d_head, right)
-        if math.isclose(taken, right):
+        if torch.allclose(torch.as_tensor(taken), torch.as_tensor(right), rtol=1e-9):
             raise Inapplicable
         return qk * taken
 
     return scale
 
 
-def by_model_width(layer: Layer, d_head: int, right: float) -> float:
+def by_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float:
     """1 / √d_model; of heads that come cut, d_model is their widths together."""
     return float((d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]) ** -0.5)
 
 
-def by_whole_model_width(layer: Layer, d_head: int, right: float) -> float:
+def by_whole_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float:
     """1 / d_model; of one head that is 1 / d_head, another mistake."""
     return right if layer.n_heads == 1 else by_model_width(layer, d_head, right) ** 2
 
@@ -211,6 +212,28 @@ def _cap_of(layer: Layer) -> float:
     return layer.softcap
 
 
+# ------------------------------------------------------------------------------------------------------ what is added to scores
+
+
+def bias_reversed(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
+    """A bonus for distance instead of a penalty."""
+    return scores - bias
+
+
+def bias_unmoved(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
+    """A table `[query, key, head]` read as `[head, query, key]`."""
+    if bias.shape[1] == 1:
+        raise Inapplicable
+    return scores + bias[0].permute(1, 2, 0).reshape(bias.shape)
+
+
+def bias_repeated_inside(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
+    """Batch and heads one axis, the batch outside in the scores and inside in the bias."""
+    if bias.shape[1] == 1 or scores.shape[0] == 1:
+        raise Inapplicable
+    return scores + bias[0].repeat_interleave(scores.shape[0], dim=0).reshape(scores.shape[0], *bias.shape[1:])
+
+
 # ---------------------------------------------------------------------------------------------------------------- softmax
 
 
@@ -224,6 +247,20 @@ def pattern_transposed(layer: Layer, pattern: Tensor, v: Tensor) -> Tensor:
     if pattern.shape[-1] != pattern.shape[-2]:
         raise Inapplicable
     return pattern.mT @ v
+
+
+def sink_kept(layer: Layer, scores: Tensor) -> Tensor:
+    """The sink's column taken for the last key's, and the first key's dropped."""
+    if layer.sinks is None:
+        raise Inapplicable
+    return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
+
+
+def sink_left_out(layer: Layer, scores: Tensor) -> Tensor:
+    """The shares of the keys made to sum to 1 again, so that the sink takes nothing."""
+    if layer.sinks is None:
+        raise Inapplicable
+    return scores.softmax(dim=-1)
 
 
 def over(axis: int) -> Callable[..., Tensor]:
@@ -280,6 +317,46 @@ def turned_back(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     if layer.pairing is None:
         raise Inapplicable
     return stages.turn(layer, q, k)[0], turned(k, layer, 0, layer.pairing, sign=-1)
+
+
+def turned_keys(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries are not turned."""
+    if layer.pairing is None:
+        raise Inapplicable
+    return q, stages.turn(layer, q, k)[1]
+
+
+def turned_off_by(places: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Queries turned by the place of a neighbour."""
+
+    def turn(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.pairing is None:
+            raise Inapplicable
+        start = k.shape[2] - q.shape[2]
+        return turned(q, layer, start + places, layer.pairing), turned(k, layer, 0, layer.pairing)
+
+    return turn
+
+
+def turned_by_head(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of a head taken for a place."""
+    if layer.pairing is None or q.shape[1] == 1:
+        raise Inapplicable
+    q, k = (turned(t.transpose(1, 2), layer, 0, layer.pairing).transpose(1, 2) for t in (q, k))
+    return q, k
+
+
+def turned_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Other rates than theta^(−2j/d): `rates` makes them of the right ones."""
+
+    def turn(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.pairing is None or layer.rates is not None or q.shape[-1] < 4:
+            raise Inapplicable
+        d = q.shape[-1]
+        right = layer.theta ** -(torch.arange(0, d, 2, dtype=q.dtype, device=q.device) / d)
+        return stages.turn(replace(layer, rates=rates(right)), q, k)
+
+    return turn
 
 
 def turned_values(layer: Layer, v: Tensor) -> Tensor:

@@ -44,20 +44,24 @@ class Projections(NamedTuple):
 class Layer:
     """What a layer is told besides its input. Without `weights`, rows come cut into heads and nothing is projected.
 
-    `pairing`: how rotary positions pair columns, None without them.
+    `pairing`: how rotary positions pair columns, None without them; `rates` are the radians by which each pair of the first
+    columns is turned from place to place, None for theta^(−2j/d) in all columns.
     `interleaved_split`: a head has every n-th column, not columns side by side; `interleaved_merge`: the same on the way back.
     `causal`: the layer masks the future itself. `sees`, bool `[query, key]`, is any other mask of its own. `before` and `after`
     are what it does to its input and with its output besides, such as a norm or a residual: `after(out, input)`. `q_norm` and
-    `k_norm` act on queries and keys of each head.
+    `k_norm` act on queries and keys of each head. `scale` is a number, or one for each head, `[head, 1, 1]`. `bias` gives what is
+    added to the scores of some rows, `[1, head, query, key]`, None for nothing; `sinks`, `[head]`, are logits that take part in
+    the softmax and are no key's.
     """
 
     n_heads: int
     n_kv_heads: int
-    scale: float | None = None
+    scale: float | Tensor | None = None
     weights: Projections | None = None
     softcap: float | None = None
     pairing: Pairing | None = None
     theta: float = 10000.0
+    rates: Tensor | None = None
     interleaved_split: bool = False
     interleaved_merge: bool = False
     causal: bool = False
@@ -66,6 +70,8 @@ class Layer:
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
+    bias: Callable[[Rows], Tensor | None] | None = None
+    sinks: Tensor | None = None
 
     @property
     def d_head(self) -> int | None:
@@ -145,6 +151,11 @@ def cap(layer: Layer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool
     return scores if c is None else c * torch.tanh(scores / c), True
 
 
+def add_bias(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
+    """The scores with their bias, `[1, head, query, key]`."""
+    return scores + bias
+
+
 def causal_rule(layer: Layer, q_len: int, k_len: int) -> Tensor:
     """`[query, key]`, True where the key is no later than the query; queries are the last of the keys."""
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
@@ -175,9 +186,17 @@ def mask(layer: Layer, scores: Tensor, keep: Tensor) -> Tensor:
 
 
 def softmax(layer: Layer, scores: Tensor) -> Tensor:
-    """Shares over the keys; a query without an allowed key gets zeros."""
+    """Shares over the keys, and a sink where there is one; a query without an allowed key gets zeros."""
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
+    filled = scores.masked_fill(empty, 0.0)
+    return with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
+
+
+def with_sinks(layer: Layer, scores: Tensor) -> Tensor:
+    """The scores, and behind those of the keys the sink's, where there is one."""
+    if layer.sinks is None:
+        return scores
+    return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
 def shares(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
@@ -213,6 +232,7 @@ class Stages:
     products: Callable[..., Tensor] = products
     scale: Callable[..., Tensor] = scale
     cap: Callable[..., tuple[Tensor, bool]] = cap
+    add_bias: Callable[..., Tensor] = add_bias
     causal_rule: Callable[..., Tensor] = causal_rule
     mask_rule: Callable[..., Tensor] = mask_rule
     padding_rule: Callable[..., Tensor] = padding_rule
@@ -237,7 +257,8 @@ def run(stages: Stages, layer: Layer, asked: Rows, tap: Tap = no_tap) -> Result:
         )
     q, k, v = _heads(stages, layer, rows, tap)
     keep = _seen(stages, layer, rows, q.shape[2], k.shape[2])
-    z = _mixed(stages, layer, (q, k, v), keep, tap)
+    bias = None if layer.bias is None else layer.bias(asked)
+    z = _mixed(stages, layer, (q, k, v), keep, bias, tap)
     if layer.weights is None:
         return Result(z, keep)
     concat = stages.merge(layer, z)
@@ -273,12 +294,20 @@ def _seen(stages: Stages, layer: Layer, rows: Rows, q_len: int, k_len: int) -> T
     return None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
-def _mixed(stages: Stages, layer: Layer, heads: tuple[Tensor, Tensor, Tensor], keep: Tensor | None, tap: Tap) -> Tensor:
+def _mixed(
+    stages: Stages,
+    layer: Layer,
+    heads: tuple[Tensor, Tensor, Tensor],
+    keep: Tensor | None,
+    bias: Tensor | None,
+    tap: Tap,
+) -> Tensor:
     q, k, v = heads
     qk = stages.products(layer, q, stages.share(layer, k, "k"))
     tap("qk", qk)
     scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)
     tap("scaled", scaled)
+    scaled = scaled if bias is None else stages.add_bias(layer, scaled, bias)
     scores = scaled if keep is None or not is_unmasked else stages.mask(layer, scaled, keep)
     tap("scores", scores)
     pattern = stages.shares(layer, stages.softmax(layer, scores), scaled, keep)
@@ -294,16 +323,21 @@ def _mixed(stages: Stages, layer: Layer, heads: tuple[Tensor, Tensor, Tensor], k
 def turned(
     t: Tensor, layer: Layer, start: int, pairing: Pairing, angles: Pairing | None = None, *, sign: int = 1
 ) -> Tensor:
-    """Heads `[batch, head, length, d]` turned by their places, which begin at `start`: pair `j` by place · theta^(−2j/d).
+    """Heads `[batch, head, length, d]` turned by their places, which begin at `start`: pair `j` by place · theta^(−2j/d), or by
+    place · rate where the layer has rates; columns without a rate stay as they are.
 
     `angles` is how they lie in the table of cosines, where that is not how columns are paired. Source: Su et al. 2021,
     "RoFormer", equation 34; halves as in GPT-NeoX.
     """
     d = t.shape[-1]
     place = torch.arange(start, start + t.shape[2], dtype=t.dtype, device=t.device)
-    angle = place[:, None] * layer.theta ** -(torch.arange(0, d, 2, dtype=t.dtype, device=t.device) / d)
+    rates = layer.rates
+    if rates is None:
+        rates = layer.theta ** -(torch.arange(0, d, 2, dtype=t.dtype, device=t.device) / d)
+    angle = place[:, None] * rates.to(t)
     laid = torch.cat([angle, angle], dim=-1) if (angles or pairing) == "half" else angle.repeat_interleave(2, dim=-1)
-    return t * laid.cos() + sign * _quarter_turn(t, pairing) * laid.sin()
+    part, rest = t[..., : laid.shape[-1]], t[..., laid.shape[-1] :]
+    return torch.cat([part * laid.cos() + sign * _quarter_turn(part, pairing) * laid.sin(), rest], dim=-1)
 
 
 def _quarter_turn(t: Tensor, pairing: Pairing) -> Tensor:

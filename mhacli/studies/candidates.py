@@ -6,21 +6,26 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mhacli.attention.stages import Layer, Pairing
+from mhacli.attention.stages import Layer, Pairing, Rows, split
 from mhacli.findings import Choice
 from mhacli.modules.arguments import Role, role_of
 from mhacli.modules.parameters import is_norm, parts_of, read_name
 from mhacli.modules.readings import Reading, Widths, readings
 from mhacli.modules.request import CheckRequest
 from mhacli.modules.subject import Built, Subject
+from mhacli.studies.documented import documented_pairing, documented_scales, documented_widths
+from mhacli.studies.run_norms import Norm, unlike
+from mhacli.studies.traits import NOTHING_READ, Traits
 
+_READ = "read from the run"
+"""How a choice ends that is no guess."""
 _ROTARY = re.compile(r"(?i)\b(rope|rotary|rotate_half|freqs?_cis|polar)|\.cos\(|\bcos\b")
 
 
@@ -36,15 +41,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Meant:
-    """What the author says that it is. `causal` are the answers to whether it masks the future itself that are left open."""
+    """What the author says that it is, and what runs show besides, `traits`. `causal` are the answers to whether it masks the
+    future itself that are left open."""
 
     causal: tuple[bool, ...] = (False, True)
     pairings: tuple[Pairing | None, ...] = (None,)
     is_pairing_known: bool = False
-    scales: tuple[tuple[float | None, Choice | None], ...] = ((None, None),)
+    scales: tuple[tuple[float | Tensor | None, Choice | None], ...] = ((None, None),)
     thetas: tuple[float, ...] = (10000.0,)
     softcap: float | None = None
     scale_words: tuple[str, ...] = ()
+    traits: Traits = NOTHING_READ
 
 
 def candidates(
@@ -52,21 +59,86 @@ def candidates(
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
     told = next(iter(told_heads(subject.built, module, request)), None)
+    turnings = list(_turnings(meant))
     found = [
-        _with(base, meant, causal, pairing, theta, scale)
-        for base in _bases(subject, module, tensors, request)
-        for causal, pairing, theta, scale in product(
-            meant.causal, meant.pairings, meant.thetas, _scales_of(base, told, meant)
-        )
+        _with(base, meant, causal, turning, scale)
+        for base in _with_traits(_bases(subject, module, tensors, request), meant.traits)
+        for causal, turning, scale in product(meant.causal, turnings, _scales_of(base, told, meant))
     ]
-    return sorted(found, key=lambda candidate: len(candidate.choices))
+    return sorted(found, key=_n_open)
 
 
-def _scales_of(base: Candidate, told: int | None, meant: Meant) -> tuple[tuple[float | None, Choice | None], ...]:
+def _n_open(candidate: Candidate) -> int:
+    """How many choices it takes to be that layer, besides those that a run has shown."""
+    return sum(_READ not in choice.message for choice in candidate.choices)
+
+
+_BUCKETS = re.compile(r"(?i)bucket")
+
+
+def _scales_read(built: Built, traits: Traits) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
+    """The scales that runs show: one that is learned for each head; and none, beside a bias by buckets of distance, as in T5."""
+    if traits.temperature is not None:
+        scale, place = traits.temperature
+        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{place}")
+    is_learned = traits.bias is not None and traits.bias.is_learned
+    if is_learned and _BUCKETS.search(built.documentation + source_of(built)):
+        yield 1.0, Choice("scale", "the scores are not scaled beside a bias by buckets, as in T5")
+
+
+def _with_traits(bases: Iterable[Candidate], traits: Traits) -> Iterator[Candidate]:
+    """Layers with the biases and sinks that runs show."""
+    said = []
+    if traits.bias is not None:
+        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{traits.bias.place}"))
+    if traits.sinks is not None:
+        said.append(Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{traits.sinks.place}"))
+    logits = None if traits.sinks is None else traits.sinks.logits
+    for base in bases:
+        layer = replace(base.layer, bias=traits.bias, sinks=logits)
+        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *said)), traits)
+
+
+def _with_norms(base: Candidate, traits: Traits) -> Iterator[Candidate]:
+    """The same with queries and keys normed as runs show, and, where these are not seen to be what is normed, without."""
+    layer = base.layer
+    fitting = [norm for norm in traits.norms if norm.gain.shape[-1] == layer.d_head]
+    if not fitting or layer.q_norm is not None or layer.k_norm is not None:
+        yield base
+        return
+    said = Choice("qk-norm", f"queries and keys of each head are normed, as {_READ}")
+    seen = _normed_in_run(layer, fitting, traits.rows)
+    if seen is None:
+        yield base
+    for q_norm, k_norm in product(unlike(fitting), repeat=2) if seen is None else [seen]:
+        is_one_for_both = q_norm.is_like(k_norm)
+        n_gains = (q_norm.gain.shape[0], k_norm.gain.shape[0])
+        if (traits.uses_all or not is_one_for_both) and n_gains in product((1, layer.n_heads), (1, layer.n_kv_heads)):
+            normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
+            yield replace(base, layer=normed, choices=(*base.choices, said))
+
+
+def _normed_in_run(layer: Layer, fitting: Sequence[Norm], rows: Rows | None) -> tuple[Norm, Norm] | None:
+    """The last norm that was seen of this layer's queries, and of its keys; None where one of them was seen of neither."""
+    if layer.weights is None or rows is None:
+        return None
+    q_rows, k_rows = (t if layer.before is None else layer.before(t) for t in (rows.queries, rows.keys))
+    q = split(layer, layer.weights.q(q_rows), layer.n_heads, "q")
+    k = split(layer, layer.weights.k(k_rows), layer.n_kv_heads, "k")
+    of_q, of_k = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
+    return (of_q[-1], of_k[-1]) if of_q and of_k else None
+
+
+def _scales_of(
+    base: Candidate, told: int | None, meant: Meant
+) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
     weights, d_head = base.layer.weights, base.layer.d_head
     if weights is None or d_head is None:
         return meant.scales
+    if isinstance(base.layer.q_norm, Norm) and base.layer.q_norm.is_unit:
+        cosine = Choice("scale", "scores are cosines, times √d_head")
+        return ((d_head**0.5, cosine), *(scale for scale in meant.scales if scale[0] is not None))
     widths = {"1 / d_head": 1 / d_head, "1 / √d_model": float(weights.q.weight.shape[1] ** -0.5)}
     documented = [
         (widths[said], Choice("scale", f"the scale is {said}, as its documentation says")) for said in meant.scale_words
@@ -81,22 +153,54 @@ def _with(
     base: Candidate,
     meant: Meant,
     causal: bool,
-    pairing: Pairing | None,
-    theta: float,
-    scale: tuple[float | None, Choice | None],
+    turning: Turning,
+    scale: tuple[float | Tensor | None, Choice | None],
 ) -> Candidate:
     said = list(base.choices)
-    if pairing is not None:
-        said.append(Choice("rope", f"rotary positions turn {_PAIRS[pairing]}, base {theta:g}"))
+    if turning.pairing is not None:
+        said.append(Choice("rope", turning.said(base.layer.d_head)))
     if scale[1] is not None:
         said.append(scale[1])
     if meant.softcap is not None:
         said.append(Choice("softcap", f"scores are capped softly at {meant.softcap:g}"))
-    layer = replace(base.layer, causal=causal, pairing=pairing, theta=theta, scale=scale[0], softcap=meant.softcap)
+    layer = replace(base.layer, causal=causal, pairing=turning.pairing, rates=turning.rates)
+    layer = replace(layer, theta=turning.base or 10000.0, scale=scale[0], softcap=meant.softcap)
     return replace(base, layer=layer, choices=tuple(said))
 
 
-_PAIRS = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
+class Turning(NamedTuple):
+    """How positions may turn queries and keys; pairing is None where they do not. `base` is None for rates of no base."""
+
+    pairing: Pairing | None
+    base: float | None
+    rates: Tensor | None = None
+
+    def said(self, d_head: int | None) -> str:
+        """In words, of heads of a width."""
+        assert self.pairing is not None
+        n_turned = d_head if self.rates is None else 2 * len(self.rates)
+        part = "" if d_head in (None, n_turned) else f"the first {n_turned} of {d_head} columns, "
+        angles = "angles of its own" if self.base is None else f"base {self.base:g}"
+        backwards = ", backwards" if self.rates is not None and self.rates[0] < 0 else ""
+        return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
+
+
+def _turnings(meant: Meant) -> Iterator[Turning]:
+    """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
+    rotation, the usual ones."""
+    told = meant.pairings[0] if meant.is_pairing_known else None
+    for turn in meant.traits.turns:
+        yield Turning(told or turn.pairing, turn.base, turn.rates)
+    if meant.traits.turns:
+        return
+    is_open = meant.traits.has_tables and meant.pairings == (None,)
+    pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else meant.pairings
+    for pairing in pairings:
+        for theta in meant.thetas:
+            yield Turning(pairing, theta)
+
+
+_PAIRS: Mapping[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
 
 
 def _bases(
@@ -204,7 +308,13 @@ def _is_count(value: object) -> bool:
 # ------------------------------------------------------------------------------------------------------------ what is meant
 
 
-def meant_by(built: Built, module: nn.Module | None, request: CheckRequest, causal: tuple[bool, ...]) -> Meant:
+def meant_by(
+    built: Built,
+    module: nn.Module | None,
+    request: CheckRequest,
+    causal: tuple[bool, ...],
+    traits: Traits = NOTHING_READ,
+) -> Meant:
     """What options, arguments and documentation say."""
     pairing = request.rope or documented_pairing(built.documentation)
     rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
@@ -214,10 +324,11 @@ def meant_by(built: Built, module: nn.Module | None, request: CheckRequest, caus
         causal,
         pairings if pairing is None else (pairing,),
         pairing is not None,
-        tuple(_scales(built, module, request)),
+        (*_scales(built, module, request), *_scales_read(built, traits)),
         (*dict.fromkeys((*thetas, 10000.0)),),
         next((value for _, value in _numbers(built, "softcap")), None),
         documented_widths(_docstrings(built)),
+        traits,
     )
 
 
@@ -239,7 +350,7 @@ def source_of(built: Built) -> str:
 
 def _scales(
     built: Built, module: nn.Module | None, request: CheckRequest
-) -> Iterator[tuple[float | None, Choice | None]]:
+) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
     if request.scale is not None:
         yield request.scale, Choice("scale", f"the scale is {request.scale:g}, as told")
         return
@@ -269,49 +380,6 @@ def _is_of_t5(built: Built, module: nn.Module | None) -> bool:
     return is_named or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
 
 
-_SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
-_UNSCALED = re.compile(
-    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are)\s*(?:not|n[o']t|never)\s+(?:being\s+)?(?:scaled|divided)"
-    rf"|\b{_SCORES}\s+(?:isn[’']t|aren[’']t)\s+(?:scaled|divided)"
-    r"|(?:without|no)\s+(?:any\s+)?(?:1\s*/\s*√\w+\s+|softmax\s+|score\s+)?scal(?:e|ing)\b(?!\s+(?:of|to|rate))"
-    rf"|(?:does|do|did) not\s+(?:scale|divide)\s+(?:by|the\s+{_SCORES}|{_SCORES})|(?:does|do) not apply (?:any )?scaling"
-    r"|(?:without|not)\s+dividing|without\s+(?:the\s+)?1\s*/\s*(?:√|sqrt)|scaling\s+is\s+not\s+(?:applied|used|done)"
-    r"|(?:scale|scaling|√\S+|sqrt\S*)\s+is\s+(?:folded|absorbed)\s+into)"
-)
-_NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?(?![\d\w^]|\.\d|\s*(?:\*\*|\^|/))"
-_GIVEN = re.compile(
-    rf"(?i)\b(?:scal(?:e|es|ed|ing)(?:\s+factor)?(?:\s*(?:by|of|is|:|=))?|(divided)\s+by)\s+{_NUMBER}|\bscale\s*[=:]\s*{_NUMBER}"
-)
-
-
-def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
-    """Scales that a documentation states: none at all, or a number, each once."""
-    said: dict[float, str] = {}
-    unscaled = _UNSCALED.search(documentation)
-    if unscaled:
-        said[1.0] = unscaled[0]
-    for match in _GIVEN.finditer(documentation):
-        divided, *numbers = match.groups()
-        over, under = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
-        value = over / under if under else 0.0
-        if value:
-            said.setdefault(1 / value if divided else value, match[0])
-    yield from said.items()
-
-
-_BY_HEAD = re.compile(r"(?i)1\s*/\s*d(?:_?head|_?k)?\b(?!\s*(?:\*\*|\^))|(?:divided|scaled)\s+by\s+d_?(?:head|k)\b")
-_BY_MODEL = re.compile(
-    r"(?i)(?:√|sqrt\s*\(?|root of\s+(?:the\s+)?)\s*\(?(?:d_?model|embed_dim|model(?:'s)? width)\b"
-    r"|d_?model\s*(?:\*\*|\^)\s*\(?-?(?:0?\.5|1/2)"
-)
-
-
-def documented_widths(documentation: str) -> tuple[str, ...]:
-    """Scales of the layer's own widths that a documentation states, other than the usual one."""
-    found = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
-    return tuple(said for said, pattern in found.items() if pattern.search(documentation))
-
-
 def _docstrings(built: Built) -> str:
     """What its author says in docstrings alone: a comment beside a mistake may describe it."""
     places = (
@@ -320,22 +388,3 @@ def _docstrings(built: Built) -> str:
         sys.modules.get(getattr(built.thing, "__module__", "")),
     )
     return "\n".join(text for place in places if (text := getattr(place, "__doc__", None)))
-
-
-_HALF = re.compile(
-    r"(?i)(rotate[_ -]half|half[_ -]rotation|(?:by|of|into|two|as|for) halves|first half|neox|j and j \+ d/2)"
-)
-_NEIGHBOURS = re.compile(
-    r"(?i)(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j\b|every[_ ]two|(?:even|odd)[ -]and[ -](?:even|odd)"
-    r"|2j and 2j \+ 1)"
-)
-
-
-def documented_pairing(documentation: str) -> Pairing | None:
-    """How a documentation says that rotary positions pair columns; None where it says nothing, or both."""
-    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)", documentation):
-        return None
-    half, neighbours = _HALF.search(documentation), _NEIGHBOURS.search(documentation)
-    if (half is None) == (neighbours is None):
-        return None
-    return "half" if half else "interleaved"

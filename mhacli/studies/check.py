@@ -31,6 +31,7 @@ from mhacli.studies.modes import together
 from mhacli.studies.probes import Probed, probe
 from mhacli.studies.ready import arguments_of, ready_modes, with_own_weights
 from mhacli.studies.settling import by_other_sizes
+from mhacli.studies.traits import traits_of
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _NOT_CAUSAL = ("non", "not", "anti", "or", "bi", "un")
@@ -65,7 +66,8 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
     stage(f"comparing {request.of.target} with the reference", limited=False)
     examined = with_own_weights(subject, probed, request.of.seed)
     causal = _open_causality(probed, subject, expects_causal)
-    meant = meant_by(subject.built, examined.module, request, causal)
+    traits = traits_of(examined.subject, request.of.seed)
+    meant = meant_by(subject.built, examined.module, request, causal, traits)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
     known = _known(subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known)
     diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)

@@ -130,7 +130,8 @@ def _pool(known: Known, candidate: Candidate) -> list[Made]:
         left_out.add("mask-not-finite")
     if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
         left_out |= {"qkv-order", "qk-swapped"}
-    idle = ("project", "split", "merge", "project_out") if candidate.layer.weights is None else ()
+    idle = {"project", "split", "merge", "project_out"} if candidate.layer.weights is None else set()
+    idle |= {"add_bias"} if candidate.layer.bias is None else set()
     ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
     if candidate.layer.pairing is None:
         return [made for made in ways if made.mistake.stage not in ("turn", "turn_values")]

@@ -240,6 +240,8 @@ def smallest(subject: Subject, layer: Layer, stages: Stages, like: Scene, seed: 
             continue
         try:
             scene = _small(like.play, subject, like, seed, (batch, q_len, k_len), other=like.inputs.keys is not None)
+            if layer.bias is not None:
+                layer.bias(scene.rows)  # which raises where it cannot be read at this size
             gap = difference(layer, stages, scene)
         except Exception:  # an input too small for the module
             continue

@@ -15,6 +15,7 @@ from mhacli.studies.hypotheses import Made, tried
 from mhacli.studies.probes import Probed
 from mhacli.studies.ready import limited, with_own_weights
 from mhacli.studies.scenes import core_scenes
+from mhacli.studies.traits import traits_of
 
 _BY_SOURCE = ("scale-not-root", "scale-twice", "scale-d-model")
 
@@ -31,7 +32,8 @@ def by_other_sizes(
             modes = find_modes(limited(built.rebuild(changes), stage), request.of)
             subject = next((one for one in modes if one.mode == asked.mode), modes[0])
             examined = with_own_weights(subject, probed, request.of.seed)
-            meant = meant_by(subject.built, examined.module, request, causal)
+            traits = traits_of(examined.subject, request.of.seed)
+            meant = meant_by(subject.built, examined.module, request, causal, traits)
             layers = [
                 c.layer for c in candidates(examined.subject, examined.module, examined.tensors, meant, request)[:8]
             ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import torch
+
 from mhacli.attention import replaced
 from mhacli.attention.mistakes.entry import Mistake, Way
 from mhacli.attention.replaced import OTHER_ORDERS
@@ -201,6 +203,52 @@ PROJECTIONS = (
         "turn",
         "k",
         (Way("the keys are not turned", replaced.turned_queries),),
+    ),
+    Mistake(
+        "rope-of-keys-only",
+        "keys are turned by their places, queries are not",
+        "k = apply_rotary(k)  # and q is left as it is",
+        "scores depend on where the key stands instead of on the distance",
+        "q, k = apply_rotary(q), apply_rotary(k)",
+        "turn",
+        "q",
+        (Way("the queries are not turned", replaced.turned_keys),),
+    ),
+    Mistake(
+        "rope-offset",
+        "the places of queries and keys do not begin at the same number",
+        "q = rotate(q, places), k = rotate(k, places + 1)",
+        "a token takes its neighbour for itself: with weights of any published model scores are those of other distances",
+        "q, k = rotate(q, places), rotate(k, places)",
+        "turn",
+        "q",
+        (
+            Way("queries are turned one place too far", replaced.turned_off_by(1)),
+            Way("keys are turned one place too far", replaced.turned_off_by(-1)),
+        ),
+    ),
+    Mistake(
+        "rope-axis",
+        "rotary positions count heads instead of tokens",
+        "places = torch.arange(q.shape[1])  # q is [batch, head, query, d_head]",
+        "all tokens are turned alike: the order of the text has no effect",
+        "places = torch.arange(q.shape[-2])  # or turn before the transpose",
+        "turn",
+        "q",
+        (Way("the number of the head is taken for the place", replaced.turned_by_head),),
+    ),
+    Mistake(
+        "rope-rates",
+        "the angles of rotary positions do not fall from pair to pair",
+        "theta ** (torch.arange(0, d, 2) / d)  # without 1 /",
+        "neighbouring places cannot be told from far ones",
+        "1.0 / theta ** (torch.arange(0, d, 2) / d)",
+        "turn",
+        "q",
+        (
+            Way("the angles grow from pair to pair by theta^(2j/d)", replaced.turned_with(torch.reciprocal)),
+            Way("all pairs are turned by one angle", replaced.turned_with(torch.ones_like)),
+        ),
     ),
     Mistake(
         "rope-sign",
