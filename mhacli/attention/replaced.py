@@ -164,7 +164,7 @@ def by_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float:
     return float((d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]) ** -0.5)
 
 
-def by_whole_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float:
+def by_whole_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float | Tensor:
     """1 / d_model; of one head that is 1 / d_head, another mistake."""
     return right if layer.n_heads == 1 else by_model_width(layer, d_head, right) ** 2
 
