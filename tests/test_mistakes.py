@@ -156,9 +156,9 @@ def everything_that_can_go_wrong():
     ordinary, grouped = layer_of(), layer_of(n_kv_heads=2)
     causal = replace(ordinary, causal=True)
     cross = rows_of(4, 7, is_self=False)
-    large, bias = rows_of(std=1000.0), drawn(1, 4, 5, 5)
+    large = rows_of(std=1000.0)
     one_each = torch.eye(5, dtype=torch.bool)[None, None]  # all that is allowed may have low scores
-    return {
+    cases = {
         "ordinary": Asked(ordinary, rows_of()),
         "three axes of the same size": Asked(layer_of(3, 3, 3, 9), Rows(*[drawn(3, 3, 9)] * 3)),
         "a scale of its own": Asked(replace(ordinary, scale=0.3), rows_of()),
@@ -184,10 +184,12 @@ def everything_that_can_go_wrong():
         "no output": Asked(without_output(ordinary), rows_of()),
         "large": Asked(ordinary, large),
         "large and mask": Asked(ordinary, large._replace(allowed=one_each)),
-        "a bias": Asked(replace(ordinary, bias=lambda rows: bias), rows_of()),
-        "sinks": Asked(replace(ordinary, sinks=drawn(4)), rows_of()),
         "a function": Asked(Layer(3, 3), heads_of()),
     }
+    bias = drawn(1, 4, 5, 5)
+    cases["a bias"] = Asked(replace(ordinary, bias=lambda rows: bias), rows_of())
+    cases["sinks"] = Asked(replace(ordinary, sinks=drawn(4)), rows_of())
+    return cases
 
 
 CASES = everything_that_can_go_wrong()
