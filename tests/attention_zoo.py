@@ -635,7 +635,7 @@ WRONG = (
         call="it(x[:, 3:], it(x[:, :3])[1])[0]",
         sees="causal last-two",
         weights=FUSED,
-        code="causal-top-left",
+        code="cache-mask",
         why="the same with a cache of keys and values: only the first token is seen while decoding",
         mended=(
             (
@@ -644,6 +644,32 @@ WRONG = (
             ),
         ),
         hard=True,
+        extra=True,
+    ),
+    Wrong(
+        W,
+        "TurnedCacheAttention",
+        DIM,
+        call="it(x[:, 3:], it(x[:, :3])[1])[0]",
+        sees="causal last-two",
+        weights=FUSED,
+        rope="half",
+        code="cache-position",
+        why="the rotations of a step are those of the first positions, whatever is cached",
+        mended=(("self.turned(q, 0), self.turned(k, 0)", "self.turned(q, start), self.turned(k, start)"),),
+        extra=True,
+    ),
+    Wrong(
+        W,
+        "ReversedCacheAttention",
+        DIM,
+        call="it(x[:, 3:], it(x[:, :3])[1])[0]",
+        sees="causal last-two",
+        weights=FUSED,
+        code="cache-order",
+        why="the new values stand before the cached ones, the keys behind them",
+        mended=(("torch.cat([v, past[1]], dim=2)", "torch.cat([past[1], v], dim=2)"),),
+        extra=True,
     ),
     # mask-inverted
     Wrong(

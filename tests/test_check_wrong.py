@@ -19,8 +19,8 @@ from mhacli.attention.mistakes import BY_CODE, MISTAKES
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "CHECK.md"
 BETWEEN = re.compile(r"(?<=<!-- mistakes -->\n).*?(?=<!-- /mistakes -->)", re.DOTALL)
-NOT_TOLD = ("CachedAttention", "ForgetfulAttention")
-"""Two that only show where nobody looks: with a cache that is passed in, and in the mean of training with dropout of scores."""
+NOT_TOLD = ("ForgetfulAttention",)
+"""What only shows where nobody looks: in the mean of training with dropout of scores."""
 TOLD = [case for case in WRONG if case.name not in NOT_TOLD]
 
 

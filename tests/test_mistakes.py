@@ -30,6 +30,9 @@ PROBED = {
     "dropout-in-eval",
     "dropout-not-rescaled",
     "state-kept-between-calls",
+    "cache-position",
+    "cache-order",
+    "cache-mask",
 }
 """Codes without a stage: what a probe sees, not what the reference can be made to do."""
 SITES = {"q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out"}

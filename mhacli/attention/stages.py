@@ -255,20 +255,14 @@ def run(stages: Stages, layer: Layer, asked: Rows, tap: Tap = no_tap) -> Result:
         rows = asked._replace(
             queries=layer.before(asked.queries), keys=layer.before(asked.keys), values=layer.before(asked.values)
         )
-    q, k, v = _heads(stages, layer, rows, tap)
+    q, k, v = heads(stages, layer, rows, tap)
     keep = _seen(stages, layer, rows, q.shape[2], k.shape[2])
     bias = None if layer.bias is None else layer.bias(asked)
-    z = _mixed(stages, layer, (q, k, v), keep, bias, tap)
-    if layer.weights is None:
-        return Result(z, keep)
-    concat = stages.merge(layer, z)
-    tap("concat", concat)
-    out = stages.project_out(layer, concat)
-    tap("out", out)
-    return Result(out if layer.after is None else layer.after(out, asked.queries), keep)
+    return Result(finished(stages, layer, (q, k, v), keep, bias, asked.queries, tap), keep)
 
 
-def _heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+def heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[batch, head, length, d]`: projected, cut into heads, normed and turned."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
         made = stages.project(layer, rows)
@@ -294,15 +288,35 @@ def _seen(stages: Stages, layer: Layer, rows: Rows, q_len: int, k_len: int) -> T
     return None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
+def finished(
+    stages: Stages,
+    layer: Layer,
+    made: tuple[Tensor, Tensor, Tensor],
+    keep: Tensor | None,
+    bias: Tensor | None,
+    queries: Tensor,
+    tap: Tap = no_tap,
+) -> Tensor:
+    """The output that heads of queries, keys and values give; `queries` are the rows that the queries were made of."""
+    z = _mixed(stages, layer, made, keep, bias, tap)
+    if layer.weights is None:
+        return z
+    concat = stages.merge(layer, z)
+    tap("concat", concat)
+    out = stages.project_out(layer, concat)
+    tap("out", out)
+    return out if layer.after is None else layer.after(out, queries)
+
+
 def _mixed(
     stages: Stages,
     layer: Layer,
-    heads: tuple[Tensor, Tensor, Tensor],
+    made: tuple[Tensor, Tensor, Tensor],
     keep: Tensor | None,
     bias: Tensor | None,
     tap: Tap,
 ) -> Tensor:
-    q, k, v = heads
+    q, k, v = made
     qk = stages.products(layer, q, stages.share(layer, k, "k"))
     tap("qk", qk)
     scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)

@@ -41,10 +41,14 @@ _NAMES: dict[Role, str] = {
     "|attention_?scores|attention_?probs)(_?(weights?|scores|probs|matrix|map|maps|pattern))?",
     "mean": "average_?(attn|attention)_?(weights?|heads)|average_?heads|mean_?heads",
     "training": "training|train|is_?training|train_?mode",
-    "cache": "past|.*past_?(key|kv).*|layer_?past|.*cache|caches|use_?past|incremental_?state|static_?kv|memory_?kv|present"
-    "|prev_?kv",
+    "cache": "pasts?|.*past_?(key|value|kv|state|k|v).*|layer_?past|.*_?past|.*cache|caches"
+    "|(kv_?)?cache_?(k|v|kv|keys?|values?|state|dict)"
+    "|use_?past|incremental_?state|static_?kv|memory_?kv|presents?|prev(ious)?_?(kv|k|v|keys?|values?|state)|cached_?(kv|k|v|keys?|values?)",
     "positions": "pos(ition)?_?ids|positions|input_?pos(itions)?|pos_?idx|position_?indices|cache_?position",
-    "offset": "start_?pos(ition)?|offset|start|pos_?offset|seqlen_?offset|pos|position|start_?idx",
+    "offset": "start_?pos(ition)?|offset|start|(pos(ition)?|cache|kv|seq(_?len)?|rope|rotary)_?offset|pos|position"
+    "|start_?(idx|index)|past_?(seq_?)?len(gth)?"
+    "|cache_?(len(gth)?|pos|idx|index|size)|cur(rent)?_?(pos(ition)?|len(gth)?|idx|index)|n_?past|prefix_?len(gth)?|kv_?(len(gth)?_?)?offset"
+    "|token_?(pos|idx)|past_?offset",
     "rope": "freqs?_?cis|freqs_?complex|freqs?|rope.*|rotary.*|cos|sin|freqs?_?(cos|sin)|(cos|sin)_?(cached|emb|freqs)?"
     "|position_?embeddings?|pos_?emb(ed)?s?|pos_?embeddings?|rot_?mats?",
     "padding": "key_?padding(_?mask)?|.*pad(ding)?_?mask|pad(ding)?|key_?mask|k_?mask|kv_?mask|valid(_?mask)?|context_?mask"

@@ -73,6 +73,21 @@ def _parts(result: Any) -> Iterator[tuple[Key, Any]]:
         yield from (((name,), part) for name, part in vars(result).items() if not name.startswith("_"))
 
 
+def parts_of(result: Any) -> list[tuple[Path, Any]]:
+    """What a result is made of at its top, with the path to each; nothing of a tensor."""
+    return [] if isinstance(result, Tensor) else [((key,), part) for key, part in _parts(result)]
+
+
+def part_at(result: Any, path: Path) -> Any:
+    """What stands at a path. Raises ValueError where nothing does."""
+    for step in path:
+        found = dict(_parts(result))
+        if step not in found:
+            raise ValueError(f"the result must hold something at {told(path)}")
+        result = found[step]
+    return result
+
+
 def at(result: Any, path: Path) -> Tensor | None:
     """The tensor at a path, None where there is none."""
     return next((tensor for found, tensor in leaves(result) if found == path), None)

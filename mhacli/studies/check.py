@@ -31,6 +31,7 @@ from mhacli.studies.modes import together
 from mhacli.studies.probes import Probed, probe
 from mhacli.studies.ready import arguments_of, ready_modes, with_own_weights
 from mhacli.studies.settling import by_other_sizes
+from mhacli.studies.stepwise import examine_stepwise
 from mhacli.studies.traits import traits_of
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
@@ -75,7 +76,9 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
         first = next(made for made in diagnosis.made if made.mistake.code == code)
         left = by_other_sizes((first, *others), subject, probed, causal, request, stage)
         diagnosis.narrow(first, left)
-    findings = findings_of(diagnosis, probed, examined, known, request)
+    stage(f"giving {request.of.target} a text step by step", limited=False)
+    steps = examine_stepwise(examined, probed, diagnosis, request.of.seed, stage)
+    findings = (*findings_of(diagnosis, probed, examined, known, request), *steps.findings)
     failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
     verdict = "wrong" if findings else "right" if diagnosis.is_right and not failed else "unknown"
     return Examination(
@@ -84,15 +87,15 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
         called=subject.described,
         arguments=arguments_of(subject.built),
         findings=findings,
-        choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal),
-        probes=probed.probes,
+        choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal) + steps.choices,
+        probes=probed.probes + steps.probes,
         comparison=_comparison(diagnosis, subject),
         reason=None if verdict != "unknown" else _reason(diagnosis, found, probed, request, subject.sizes.d_in),
         closest=_closest(diagnosis),
         departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
-        not_examined=subject.untried,
+        not_examined=tuple(name for name in subject.untried if name not in steps.names),
     )
 
 

@@ -357,6 +357,53 @@ class CachedAttention(nn.Module):
         return self.proj(z.transpose(1, 2).reshape(b, n, d)), (k, v)
 
 
+class TurnedCacheAttention(nn.Module):
+    """Causal rotary self-attention. past: the keys and values of earlier tokens, as an earlier call returned them."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def turned(self, rows, start):
+        half = rows.size(-1) // 2
+        places = torch.arange(start, start + rows.size(2), dtype=rows.dtype, device=rows.device)
+        angle = places[:, None] * 10000.0 ** (-torch.arange(half, dtype=rows.dtype, device=rows.device) / half)
+        a, b = rows[..., :half], rows[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+
+    def forward(self, x, past=None):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        start = 0 if past is None else past[0].size(2)
+        q, k = self.turned(q, 0), self.turned(k, 0)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        allowed = torch.ones(n, start + n, dtype=torch.bool, device=x.device).tril(start)
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        return self.proj(z.transpose(1, 2).reshape(b, n, d)), (k, v)
+
+
+class ReversedCacheAttention(nn.Module):
+    """Causal self-attention. past: the keys and values of earlier tokens, as an earlier call returned them."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x, past=None):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([v, past[1]], dim=2)
+        allowed = torch.ones(n, k.size(2), dtype=torch.bool, device=x.device).tril(k.size(2) - n)
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        return self.proj(z.transpose(1, 2).reshape(b, n, d)), (k, v)
+
+
 class PlotAttention(nn.Module):
     """Causal self-attention over the scenes of a play."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mhacli.attention.mistakes.caching import CACHING
 from mhacli.attention.mistakes.entry import Mistake, Way
 from mhacli.attention.mistakes.heads import HEADS
 from mhacli.attention.mistakes.masks import MASKS
@@ -16,7 +17,7 @@ from mhacli.attention.mistakes.scores import SCORES
 
 __all__ = ["BY_CODE", "MISTAKES", "Mistake", "Way"]
 
-MISTAKES: tuple[Mistake, ...] = (*HEADS, *SCORES, *MASKS, *PROJECTIONS)
+MISTAKES: tuple[Mistake, ...] = (*HEADS, *SCORES, *MASKS, *PROJECTIONS, *CACHING)
 """Every entry, the likelier first within a stage. A code may have several."""
 
 BY_CODE: Mapping[str, Mistake] = {mistake.code: mistake for mistake in reversed(MISTAKES)}
