@@ -13,7 +13,7 @@ from mhacli.biasfile import read_bias_file
 from mhacli.commands.output import save_record
 from mhacli.commands.words import require_context, require_words
 from mhacli.config import DEFAULT_MAX_BYTES, ROPE, Config
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.files import check_target, describe, write_whole
 from mhacli.layerfile import LayerFile, read_layer_file
 from mhacli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
@@ -81,14 +81,16 @@ def make_request(
 
 
 def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
-    """Raises `UsageError` for a folder where a file is read, with what was meant."""
+    """Raises `MhaError` for a folder where a file is read, with what was meant."""
     if layer.weights is not None and os.path.isdir(layer.weights):
         shown = shlex.quote(layer.weights)
         hint = f"--model {shown} looks into a checkpoint; mha weights convert {shown} -o FILE takes one layer out"
-        raise UsageError(f"--weights {layer.weights} is a folder, not a file", hint=hint, path=layer.weights)
+        raise MhaError(f"{layer.weights} is a directory, not a file", hint=hint, code="unreadable", path=layer.weights)
     if source.tokenizer is not None and os.path.isdir(source.tokenizer):
         hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"
-        raise UsageError(f"--tokenizer {source.tokenizer} is a folder, not a file", hint=hint, path=source.tokenizer)
+        raise MhaError(
+            f"{source.tokenizer} is a directory, not a file", hint=hint, code="unreadable", path=source.tokenizer
+        )
 
 
 def require_memory(request: Request, save: SaveOptions) -> None:

@@ -64,7 +64,7 @@ def require_record(path: str) -> None:
     shown = shlex.quote(path)
     if os.path.isdir(path):
         hint = f"mha weights info {shown} says what a checkpoint holds, mha run TEXT --model {shown} looks into it"
-        raise MhaError(f"{path} is a folder, not a record", hint=hint, code="unreadable", path=path)
+        raise MhaError(f"{path} is a directory, not a record", hint=hint, code="unreadable", path=path)
     if _is_text(path):
         hint = f"mha run --file {shown} shows the attention of a text, and --save makes a record of it"
         raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
