@@ -199,6 +199,20 @@ def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp
     assert b"mha: error: bad.safetensors: pattern must hold shares from 0 to 1" in session.written
 
 
+def test_a_record_that_contradicts_itself_is_marked_and_ends_the_viewer_with_3(saved: Path, tmp_path: Path) -> None:
+    record = Record.load(str(saved))
+    halves = {**record.arrays, "pattern": record.arrays["pattern"] / 2}
+    replace(record, arrays=halves).save(str(tmp_path / "halves.safetensors"))
+    terminal = Terminal(tmp_path, ["halves.safetensors"], COLOUR, NO_TORCH)
+    terminal.until("2 heads ─")
+    terminal.press("\r")
+    assert "the record contradicts itself: i tells" in terminal.until("row sum")
+    terminal.press("Q")
+    session = terminal.end()
+    require_clean(session, 3)
+    assert b"rows of pattern do not sum to 1, the worst to 0.5" in session.written
+
+
 @pytest.mark.parametrize("env", [{**COLOUR, "NO_COLOR": "1"}, {"TERM": "vt100"}], ids=["NO_COLOR", "vt100"])
 def test_without_shades_signs_stand_in_for_them(saved: Path, tmp_path: Path, env: Mapping[str, str]) -> None:
     terminal = Terminal(tmp_path, [str(saved), "--head", "1"], env, NO_TORCH)
