@@ -203,6 +203,69 @@ STYLES = {
                 return self.wo((att @ v[:, :1]).transpose(1, 2).reshape(b, t, d))
         """,
     ),
+    "cross": Style(
+        "CrossAttention",
+        "query_dim=32 context_dim=24 heads=4 dim_head=8",
+        """
+        from torch import einsum, nn
+
+
+        class CrossAttention(nn.Module):
+            def __init__(self, query_dim, context_dim, heads=8, dim_head=64):
+                super().__init__()
+                self.scale, self.heads = dim_head ** -0.5, heads
+                self.to_q = nn.Linear(query_dim, dim_head * heads, bias=False)
+                self.to_k = nn.Linear(context_dim, dim_head * heads, bias=False)
+                self.to_v = nn.Linear(context_dim, dim_head * heads, bias=False)
+                self.to_out = nn.Linear(dim_head * heads, query_dim)
+
+            def forward(self, x, context):
+                h, (b, n, _), m = self.heads, x.shape, context.shape[1]
+                q = self.to_q(x).reshape(b, n, h, -1).permute(0, 2, 1, 3).reshape(b * h, n, -1)
+                k = self.to_k(context).reshape(b, m, h, -1).permute(0, 2, 1, 3).reshape(b * h, m, -1)
+                v = self.to_v(context).reshape(b, m, h, -1).permute(0, 2, 1, 3).reshape(b * h, m, -1)
+                attn = (einsum("b i d, b j d -> b i j", q, k) * self.scale).softmax(dim=-1)
+                out = einsum("b i j, b j d -> b i d", attn, v)
+                return self.to_out(out.reshape(b, h, n, -1).permute(0, 2, 1, 3).reshape(b, n, -1))
+        """,
+    ),
+    "rotary": Style(
+        "Attention",
+        "dim=32 n_heads=4",
+        """
+        import math
+        import torch
+        from torch import nn
+
+
+        def rotate_half(x):
+            x1, x2 = x.chunk(2, dim=-1)
+            return torch.cat((-x2, x1), dim=-1)
+
+
+        class Attention(nn.Module):
+            def __init__(self, dim, n_heads):
+                super().__init__()
+                self.n_heads, self.head_dim = n_heads, dim // n_heads
+                self.q_proj = nn.Linear(dim, dim, bias=False)
+                self.k_proj = nn.Linear(dim, dim, bias=False)
+                self.v_proj = nn.Linear(dim, dim, bias=False)
+                self.o_proj = nn.Linear(dim, dim, bias=False)
+
+            def forward(self, x):
+                b, t, d = x.shape
+                q, k, v = (
+                    proj(x).view(b, t, self.n_heads, self.head_dim).transpose(1, 2)
+                    for proj in (self.q_proj, self.k_proj, self.v_proj)
+                )
+                inverse = 10000.0 ** (-torch.arange(0, self.head_dim, 2, dtype=x.dtype) / self.head_dim)
+                angles = torch.arange(t, dtype=x.dtype)[:, None] * inverse[None]
+                emb = torch.cat((angles, angles), -1)
+                q, k = (u * emb.cos() + rotate_half(u) * emb.sin() for u in (q, k))
+                p = (q @ k.transpose(2, 3) / math.sqrt(self.head_dim)).softmax(dim=-1)
+                return self.o_proj((p @ v).transpose(1, 2).reshape(b, t, d))
+        """,
+    ),
 }
 
 
@@ -259,6 +322,19 @@ EDITS = (
         "attention(query, key, value, mask, self",
         "attention(query, key, key, mask, self",
     ),
+    Edit("transformer", "projection-missing", "self.w_vs(v).view", "v.view"),
+    Edit("vision", "one-projection", "qkv.unbind(0)", "qkv[0], qkv[0], qkv[0]"),
+    Edit("nano", "softmax-twice", "att = att.masked_fill", "att = att.softmax(-1).masked_fill"),
+    Edit(
+        "cross",
+        "split-batch-moved",
+        "self.to_q(x).reshape(b, n, h, -1).permute(0, 2, 1, 3)",
+        "self.to_q(x).reshape(b, n, h, -1).permute(2, 0, 1, 3)",
+    ),
+    Edit("cross", "softmax-axis", "softmax(dim=-1)", "softmax(dim=0)"),
+    Edit("cross", "merge-batch-moved", "out.reshape(b, h, n, -1)", "out.reshape(h, b, n, -1).transpose(0, 1)"),
+    Edit("rotary", "rope-without-minus", "(-x2, x1)", "(x2, x1)"),
+    Edit("rotary", "values-from-keys", "p @ v", "p @ k"),
     Edit("function", "queries-from-keys", "matmul(q, k.t", "matmul(k, k.t"),
     Edit("function", "values-from-keys", "dim=-1), v)", "dim=-1), k)"),
     Edit("function", "scale-length", "math.sqrt(q.size(-1))", "math.sqrt(k.size(-2))"),
@@ -292,3 +368,10 @@ def test_one_mistake_in_it_is_named_with_a_proof(edit: Edit, tmp_path: Path) -> 
     assert examination.verdict == "wrong"
     assert [finding.code for finding in examination.findings] == [edit.code]
     assert all(finding.proven for finding in examination.findings)
+
+
+def test_dropout_that_always_acts_is_no_state_that_is_kept(tmp_path: Path) -> None:
+    style = STYLES["annotated"]
+    source = dedent(style.source).replace("dropout(p_attn)", "torch.nn.functional.dropout(p_attn, 0.1)")
+    examination = examined_with(tmp_path, style, source)
+    assert [finding.code for finding in examination.findings] == ["dropout-in-eval"]

@@ -68,27 +68,24 @@ def order_of(order: str) -> Callable[..., tuple[Tensor, ...]]:
     return project
 
 
-def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
-    """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
-    values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
-
-    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
-        if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
-            raise Inapplicable
-        fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
-        sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
-        read = fused.reshape([sizes[axis] for axis in order])
-        return tuple(part.flatten(2) for part in read.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
-
-    return project
-
-
 def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
     """Projections by the letter of what each is used for, one of them twice: `qkk` makes values with that of the keys."""
 
     def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
         named = dict(zip("qkv", inputs_of(layer), strict=True))
         return tuple(named[letter](given) for letter, given in zip(letters, rows[:3], strict=True))
+
+    return project
+
+
+def not_projected(letter: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Rows as they are in the place of those that a projection makes of them."""
+
+    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+        return tuple(
+            given if name == letter else projection(given)
+            for name, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True)
+        )
 
     return project
 
@@ -157,6 +154,11 @@ def scaled_by(factor: Callable[[Layer, int, float | Tensor], float | Tensor]) ->
         return qk * taken
 
     return scale
+
+
+def softmax_first(layer: Layer, qk: Tensor, d_head: int) -> Tensor:
+    """Shares as the scores, which are masked and given to the softmax again."""
+    return stages.scale(layer, qk, d_head).softmax(dim=-1)
 
 
 def by_model_width(layer: Layer, d_head: int, right: float | Tensor) -> float:
@@ -237,6 +239,11 @@ def bias_repeated_inside(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- softmax
 
 
+def over_planes(layer: Layer, scores: Tensor) -> Tensor:
+    """Shares over the planes of batch and head."""
+    return scores.flatten(0, 1).softmax(dim=0).view_as(scores)
+
+
 def over_both(layer: Layer, scores: Tensor) -> Tensor:
     """Shares over queries and keys together."""
     return scores.flatten(-2).softmax(dim=-1).view_as(scores)
@@ -303,6 +310,21 @@ def turned_other(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The other pairing than that which is meant."""
     other: Pairing = "interleaved" if layer.pairing == "half" else "half"
     return turned_as(other, other, None)(layer, q, k)
+
+
+def turned_one_way(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Both columns of a pair get the sine of the other with the same sign: no rotation."""
+    if layer.pairing is None:
+        raise Inapplicable
+    start = k.shape[2] - q.shape[2]
+    return _one_signed(q, layer, start, layer.pairing), _one_signed(k, layer, 0, layer.pairing)
+
+
+def _one_signed(t: Tensor, layer: Layer, start: int, pairing: Pairing) -> Tensor:
+    forth, back = turned(t, layer, start, pairing), turned(t, layer, start, pairing, sign=-1)
+    column = torch.arange(t.shape[-1], device=t.device)
+    is_first = column < t.shape[-1] // 2 if pairing == "half" else column % 2 == 0
+    return torch.where(is_first, back, forth)
 
 
 def turned_queries(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

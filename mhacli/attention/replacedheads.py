@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from mhacli.attention import stages
-from mhacli.attention.replaced import Inapplicable, out_of
-from mhacli.attention.stages import Layer
+from mhacli.attention.replaced import Inapplicable, inputs_of, out_of
+from mhacli.attention.stages import Layer, Rows
+
+
+def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
+    values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
+
+    def project(layer: Layer, rows: Rows) -> tuple[Tensor, ...]:
+        if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
+            raise Inapplicable
+        fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
+        sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
+        read = fused.reshape([sizes[axis] for axis in order])
+        return tuple(part.flatten(2) for part in read.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
+
+    return project
 
 
 def split_flat(*of: str) -> Callable[..., Tensor]:
@@ -62,6 +78,18 @@ def repeated_head(layer: Layer, z: Tensor) -> Tensor:
     if z.shape[1] == 1:
         raise Inapplicable
     return stages.merge(layer, z[:, :1].expand_as(z))
+
+
+def planes_split(*of: str) -> Callable[..., Tensor]:
+    """Planes of head and batch, head after head, where the others lie batch after batch, for some of q, k and v."""
+
+    def split(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+        heads = stages.split(layer, rows, n_heads, which)
+        if rows.shape[0] == 1 or n_heads == 1:
+            raise Inapplicable
+        return heads.transpose(0, 1).reshape(heads.shape) if which in of else heads
+
+    return split
 
 
 def heads_as_tokens(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:

@@ -119,12 +119,19 @@ def _remembers_masks(subject: Subject, forgetful: Anew, seed: int) -> bool:
         try:
             used = forgetful.inner.of(copy.deepcopy(forgetful.module), subject.dtype)
             ask(used, first, **how)
-            second, alone = ask(used, given, **how), ask(forgetful, given, **how)
+            second, alone = (_seeded(one, given, how) for one in (used, forgetful))
         except Exception:  # a form that these sizes do not fit
             continue
         if not torch.equal(second.nan_to_num(), alone.nan_to_num()):
             return True
     return False
+
+
+def _seeded(subject: Subject, inputs: Inputs, how: Mapping[str, MaskForm]) -> Tensor:
+    """An answer in which what is random is the same each time."""
+    with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return ask(subject, inputs, **how)
 
 
 def _tensors_of(subject: Subject) -> Mapping[str, Tensor]:

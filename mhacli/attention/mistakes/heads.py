@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from mhacli.attention import replaced, replacedheads
+from mhacli.attention import replacedheads
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 HEADS = (
@@ -57,7 +57,7 @@ HEADS = (
         "project",
         "q",
         tuple(
-            Way(f"the fused projection is reshaped to [{axes}]", replaced.fused_read(order), is_rare=n > 0)
+            Way(f"the fused projection is reshaped to [{axes}]", replacedheads.fused_read(order), is_rare=n > 0)
             for n, (order, axes) in enumerate(
                 (
                     ("b3htd", "batch, 3, head, length, d_head"),
@@ -68,6 +68,24 @@ HEADS = (
                     ("bh3td", "batch, head, 3, length, d_head"),
                 )
             )
+        ),
+    ),
+    Mistake(
+        "split-batch-moved",
+        "batch and heads are made one axis in another order than that of the others",
+        "q.permute(2, 0, 1, 3).reshape(n_heads * batch, length, d_head)  # where k and v are [batch * n_heads, length, d_head]",
+        "a sequence attends to the tokens of others in its batch",
+        "q.permute(0, 2, 1, 3).reshape(batch * n_heads, length, d_head)",
+        "split",
+        "q",
+        tuple(
+            Way(
+                f"the planes of {' and '.join(of)} lie head after head, those of the others batch after batch",
+                replacedheads.planes_split(*of),
+                of,
+                is_rare=True,
+            )
+            for of in (("q",), ("k",), ("v",), ("q", "k"), ("q", "v"), ("k", "v"))
         ),
     ),
     Mistake(

@@ -67,6 +67,36 @@ PROJECTIONS = (
         for taker, giver in _USED_TWICE
     ),
     Mistake(
+        "one-projection",
+        "queries, keys and values are all made with one projection",
+        "q, k, v = self.q_proj(x), self.q_proj(x), self.q_proj(x)",
+        "two projections are never used, and every token attends to what is like itself",
+        "q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)",
+        "project",
+        "q_proj",
+        tuple(
+            Way(
+                f"queries, keys and values are made by the projection of the {name}",
+                replaced.used_as(name[0] * 3),
+                is_rare=True,
+            )
+            for name in ("queries", "keys", "values")
+        ),
+    ),
+    *(
+        Mistake(
+            "projection-missing",
+            f"the {name} are the rows themselves, although there is a projection for them",
+            f"{name[0]} = x",
+            f"the projection of the {name} is never used",
+            f"{name[0]} = self.{name[0]}_proj(x)",
+            "project",
+            name[0],
+            (Way(f"the rows are taken for the {name} as they are", replaced.not_projected(name[0]), is_rare=True),),
+        )
+        for name in ("values", "keys", "queries")
+    ),
+    Mistake(
         "values-of-queries",
         "the values are made from the querying rows instead of the context",
         "v = self.v_proj(query)",
@@ -259,6 +289,16 @@ PROJECTIONS = (
         "turn",
         "k",
         (Way("keys are turned backwards", replaced.turned_back),),
+    ),
+    Mistake(
+        "rope-without-minus",
+        "the two columns of a pair are turned with the same sign",
+        "rotate_half: torch.cat([x2, x1], dim=-1)",
+        "it is no rotation: queries and keys grow and shrink with their places",
+        "rotate_half: torch.cat([-x2, x1], dim=-1)",
+        "turn",
+        "q",
+        (Way("no column of a pair is turned with a minus", replaced.turned_one_way, is_rare=True),),
     ),
     Mistake(
         "dropout-in-eval",
