@@ -88,7 +88,7 @@ NORMED = (
     Slip("ViT22B", "attn.softmax(dim=-1)", "attn.softmax(dim=-2)", "softmax-axis"),
     Slip("HandNormed", "k = k / k.pow(2).mean(-1, keepdim=True)", "k = k / k.pow(2).mean(-2, keepdim=True)", None),
     Slip("HandNormed", "a * angle.sin() + b * angle.cos()", "b * angle.cos() - a * angle.sin()", None),
-    Slip("HandNormed", "q, k = self.at_places(q), self.at_places(k)", "q = self.at_places(q)", "rope-of-queries-only"),
+    Slip("HandNormed", "q, k = self.at_places(q), self.at_places(k)", "q = self.at_places(q)", None),
     Slip("NanoChat", "y.transpose(1, 2).contiguous().view(B, T, -1)", "y.contiguous().view(B, T, -1)",
          "merge-without-transpose"),
     Slip("NanoChat", "q, k = unit(q), unit(k)", "q = unit(q)", None),
