@@ -35,7 +35,12 @@ from mhacli.studies.stepwise import examine_stepwise
 from mhacli.studies.traits import traits_of
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
-_NOT_CAUSAL = ("non", "not", "anti", "or", "bi", "un")
+_DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
+_CAUSAL_TITLE = re.compile(
+    r"(?i)(?P<before>\w+)?[\s-]*\b(?:causal|autoregressive|unidirectional|masked(?=[ -]self))"
+    r"(?:[ -](?:multi-?head(?:ed)?|multi-?query|grouped-?query|self|sliding[ -]window|local))*[ -]attention\b"
+)
+"""What the first line of a docstring says of a causal attention, with the word before, which may deny it."""
 _BACKWARD = re.compile(
     r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
 )
@@ -117,17 +122,25 @@ def _known(
 
 
 def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
-    """Whether it is to be causal: by the option, by an argument, or by what it is called. Over a context that may be left out
-    only by an argument: the order of the rows is that of its own."""
+    """Whether it is to be causal: by the option, by an argument, by its name, or by its docstring's first line. Over a context
+    that may be left out only by an argument: the order of the rows is that of its own."""
     if subject.causal_by is not None or subject.mode == "cross":
         return subject.causal_by is not None
-    if request.causal:
-        return True
+    return request.causal or _is_named_causal(subject) or _is_titled_causal(subject)
+
+
+def _is_named_causal(subject: Subject) -> bool:
     words = [
         word.lower()
         for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", getattr(subject.built.thing, "__name__", ""))
     ]
-    return any(word in _CAUSAL for word in words) and not any(word in _NOT_CAUSAL for word in words)
+    return any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words)
+
+
+def _is_titled_causal(subject: Subject) -> bool:
+    docstring = vars(subject.built.thing).get("__doc__") if isinstance(subject.built.thing, type) else None
+    title = _CAUSAL_TITLE.search((docstring or "").strip().partition("\n")[0])
+    return title is not None and (title["before"] or "").lower() not in _DENIALS
 
 
 def _open_causality(probed: Probed, subject: Subject, expects: bool) -> tuple[bool, ...]:
@@ -168,7 +181,9 @@ def _choices(
 
 
 def _why_causal(subject: Subject) -> str:
-    return "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
+    if subject.causal_by is not None:
+        return f"its argument {subject.causal_by}"
+    return "its name" if _is_named_causal(subject) else "its docstring"
 
 
 def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
