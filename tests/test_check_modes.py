@@ -117,6 +117,17 @@ def test_a_choice_of_one_mode_says_of_which() -> None:
     assert told["meant-causal"].endswith("(over its own rows)")
 
 
+def test_a_cache_is_examined_over_its_own_rows_alone() -> None:
+    right, wrong = examined("CachedOverOwnRows"), examined("CachedAndMaskedFromTheFirstKey")
+    for examination, is_right in ((right, True), (wrong, False)):
+        own, cross = ({probe.name: probe.ok for probe in mode.probes} for mode in examination.modes)
+        assert (own["cache"], "cache" in cross) == (is_right, False)
+        assert [probe.ok for probe in examination.probes if probe.name == "cache"] == [is_right]
+        assert examination.not_examined == ()
+    assert (right.verdict, wrong.verdict) == ("right", "wrong")
+    assert [(finding.code, finding.modes) for finding in wrong.findings] == [("cache-mask", ("self",))]
+
+
 def test_a_function_that_returns_a_module_is_examined_as_what_it_returns(tmp_path: Path) -> None:
     made = tmp_path / "made.py"
     made.write_text(

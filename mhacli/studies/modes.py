@@ -26,7 +26,7 @@ def together(found: Sequence[tuple[Mode | None, Examination]]) -> Examination:
         called="; ".join(one.called for _, one in reports),
         findings=tuple(_findings(reports)),
         choices=tuple(_choices(reports)),
-        probes=tuple(_worst(probes) for probes in zip(*(_named(*report) for report in reports), strict=True)),
+        probes=tuple(_probes(reports)),
         comparison=_comparison([one.comparison for _, one in reports if one.comparison is not None]),
         reason=None if open_one is None or verdict == "wrong" else f"{_OVER[open_one[0]]} {open_one[1].reason}",
         closest=None if open_one is None else open_one[1].closest,
@@ -64,6 +64,15 @@ def _choices(reports: Reports) -> Iterator[Choice]:
                 yield replace(choice, message=f"{choice.message} ({_OVER[mode]})")
             elif mode == reports[0][0] or choice not in others:
                 yield choice
+
+
+def _probes(reports: Reports) -> Iterator[Probe]:
+    """Every probe once, as in the mode that it speaks against; a cache is asked for in one mode alone."""
+    found: dict[str, list[Probe]] = {}
+    for report in reports:
+        for probe in _named(*report):
+            found.setdefault(probe.name, []).append(probe)
+    yield from (_worst(probes) for probes in found.values())
 
 
 def _named(mode: Mode, one: Examination) -> list[Probe]:

@@ -79,10 +79,14 @@ class Explainer:
         candidate = self.diagnosis.candidate
         if candidate is None or candidate.layer.weights is None or candidate.layer.bias is not None:
             return []
-        try:
-            text = text_of(candidate.layer, stages_with(self.diagnosis.made), self.rows.to("cpu", torch.float64))
-        except Exception:  # a mistake that cannot be made apart from its positions
-            return []
+        with torch.no_grad():
+            try:
+                text = text_of(candidate.layer, stages_with(self.diagnosis.made), self.rows.to("cpu", torch.float64))
+            except Exception:  # a mistake that cannot be made apart from its positions
+                return []
+            return self._fewest(text, outcomes)
+
+    def _fewest(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, Way]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
         made = self._found(text, outcomes)
         is_more = len(made) > 1 and UNMASKED in [way for _, way in made]

@@ -130,6 +130,33 @@ class SecondMaskUnread(ContextAttention):
         return super().forward(x, None, attention_mask)
 
 
+class CachedOverOwnRows(ContextAttention):
+    """Causal over its own rows, of which a cache can hold the past ones; a context comes whole."""
+
+    def forward(self, x, context=None, past_key_value=None):
+        rows = x if context is None else context
+        q, k, v = (
+            layer(part).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, part in ((self.to_q, x), (self.to_k, rows), (self.to_v, rows))
+        )
+        if past_key_value is not None:
+            k, v = (torch.cat([old, new], dim=2) for old, new in zip(past_key_value, (k, v), strict=True))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if context is None:
+            scores = scores.masked_fill(~self.seen(q.shape[2], k.shape[2]), -torch.inf)
+        return self.to_out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)), (k, v)
+
+    def seen(self, q_len, k_len):
+        return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+
+
+class CachedAndMaskedFromTheFirstKey(CachedOverOwnRows):
+    """The mask of a step puts its first query at the first key."""
+
+    def seen(self, q_len, k_len):
+        return torch.ones(q_len, k_len, dtype=torch.bool).tril()
+
+
 class T5Attention(nn.Module):
     """As T5 has it, without its table of biases: scores as they are."""
 
