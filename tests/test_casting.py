@@ -50,6 +50,15 @@ class Registered(nn.Module):
         return self.wo((pattern @ v).transpose(1, 2).flatten(2))
 
 
+class AddedWithoutAScale(Registered):
+    """The input is added to the output."""
+
+    def forward(self, x):
+        q, k, v = (w(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        pattern = (self.rope(q) @ self.rope(k).mT).softmax(-1)
+        return x + self.wo((pattern @ v).transpose(1, 2).flatten(2))
+
+
 class Attribute(Registered):
     """The turns are a plain attribute."""
 
@@ -126,6 +135,14 @@ def test_where_a_rotary_table_is_kept_makes_no_difference(one, other, target):
 
 def test_an_attention_with_a_complex_buffer_is_right(target):
     assert examine(CheckRequest(target("Registered")), quiet).verdict == "right"
+
+
+def test_no_part_of_an_examination_drops_imaginary_parts(target):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = examine(CheckRequest(target("AddedWithoutAScale")), quiet)
+    assert [finding.code for finding in found.findings] == ["scale-missing"]
+    assert not [str(one.message) for one in heard if "imaginary" in str(one.message)]
 
 
 def test_a_built_module_in_float64_answers_as_it_did(target):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mhacli.modules.casting import cast
 from mhacli.modules.parameters import is_norm
 from mhacli.modules.subject import Subject
 from mhacli.studies.candidates import Candidate
@@ -25,7 +26,7 @@ def with_its_surroundings(
     if module is None:
         return found
     try:
-        silent = subject.of(silenced(module).to(subject.device, subject.dtype), subject.dtype)
+        silent = subject.of(cast(silenced(module), subject.dtype, subject.device), subject.dtype)
         with torch.no_grad():
             answer = ask(silent, scene.inputs, scene.form, scene.padding)
         fitting = [one for one in found if _answers(one, scene, answer)]
