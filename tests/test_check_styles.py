@@ -320,6 +320,8 @@ def test_a_right_style_is_never_called_wrong(style: Style) -> None:
     if found.verdict == "unknown":
         assert found.reason
         assert "\n" not in found.reason
+        assert "--against TARGET" in found.reason
+        assert "proj_l, proj_w" in found.reason, "the parameters that no attention has"
 
 
 @STYLE

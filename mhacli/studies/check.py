@@ -44,6 +44,8 @@ _CAUSAL_TITLE = re.compile(
 _BACKWARD = re.compile(
     r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
 )
+_MOST_PARTS = 4
+_NEXT = "--against TARGET compares it with an attention that you trust"
 _CRITICAL = ("batch independence", "batch of one", "finite")
 """Probes that no right attention fails."""
 
@@ -86,6 +88,7 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
     findings = (*findings_of(diagnosis, probed, examined, known, request), *steps.findings)
     failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
     verdict = "wrong" if findings else "right" if diagnosis.is_right and not failed else "unknown"
+    departure = _departure(diagnosis, examined.subject, found) if verdict == "unknown" else None
     return Examination(
         verdict=verdict,  # type: ignore[arg-type]
         target=request.of.target,
@@ -95,9 +98,11 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
         choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal) + steps.choices,
         probes=probed.probes + steps.probes,
         comparison=_comparison(diagnosis, subject),
-        reason=None if verdict != "unknown" else _reason(diagnosis, found, probed, request, subject.sizes.d_in),
+        reason=None
+        if verdict != "unknown"
+        else _reason(diagnosis, found, probed, departure, request, subject.sizes.d_in),
         closest=_closest(diagnosis),
-        departure=_departure(diagnosis, examined.subject, found) if verdict == "unknown" else None,
+        departure=departure,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in subject.untried if name not in steps.names),
@@ -229,19 +234,38 @@ def _closest(diagnosis: Diagnosis) -> str | None:
     return f"the closest that was tried, if {made}, is {gap:.3g} away"
 
 
-def _reason(diagnosis: Diagnosis, found: list[Candidate], probed: Probed, request: CheckRequest, d_in: int) -> str:
+def _reason(
+    diagnosis: Diagnosis,
+    found: list[Candidate],
+    probed: Probed,
+    departure: Departure | None,
+    request: CheckRequest,
+    d_in: int,
+) -> str:
     if probed.facts.visible == "itself only":
         return "no token looks at another: this is no attention"
     if not found and request.n_heads and d_in % request.n_heads:
         return f"{request.n_heads} heads, as told, do not divide the {d_in} columns of its rows"
     if not found:
-        return "its projections of queries, keys and values cannot be told from the names and shapes of its parameters"
+        return f"its projections of queries, keys and values are not understood by the parameters' names and shapes; {_NEXT}"
     failed = [probe.name for probe in probed.probes if probe.ok is False]
     if diagnosis.candidate is not None and not diagnosis.unexplained:
         return f"the reference answers the same, but probes fail that nothing explains: {', '.join(failed)}"
-    told = f"nothing in the catalogue explains what it answers to: {'; '.join(diagnosis.unexplained)}"
+    told = f"{_not_understood(found[0], departure)}; {_NEXT}"
     told += f"; probes that fail: {', '.join(failed)}" if failed else ""
     return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
+
+
+def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
+    """The parts of it whose parameters no projection has, else the first site that it makes in a way of its own."""
+    unused = () if likeliest.reading is None else likeliest.reading.unused
+    parts = list(dict.fromkeys(re.sub(r"\.(weight|bias)$", "", name) for name in unused))
+    if parts:
+        named = ", ".join(parts[:_MOST_PARTS]) + (", …" if len(parts) > _MOST_PARTS else "")
+        return f"what it does with {named} is not understood"
+    if departure is not None:
+        return f"how it makes {departure.site} is not understood"
+    return "nothing in the catalogue explains what it answers"
 
 
 def _departure(diagnosis: Diagnosis, subject: Subject, found: list[Candidate]) -> Departure | None:
