@@ -247,7 +247,7 @@ PROJECTIONS = (
     Mistake(
         "rope-offset",
         "the places of queries and keys do not begin at the same number",
-        "q = rotate(q, places), k = rotate(k, places + 1)",
+        "q, k = rotate(q, places), rotate(k, places + 1)",
         "a token takes its neighbour for itself: with weights of any published model scores are those of other distances",
         "q, k = rotate(q, places), rotate(k, places)",
         "turn",
