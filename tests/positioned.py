@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 FILE = Path(__file__).parent / "attentions" / "positioned.py"
 RIGHT = (
-    "T5", "LearnedDistance", "ALiBi", "Bloom", "SwinWindow", "SwinCosine", "WithSinks", "PartialNeoX", "ComplexLlama",
-    "NanoChat", "Qwen3", "ViT22B", "HandNormed",
+    "T5", "LearnedDistance", "ALiBi", "Bloom", "SwinWindow", "ShiftedWindow", "SwinCosine", "WithSinks", "PartialNeoX",
+    "ComplexLlama", "NanoChat", "Qwen3", "ViT22B", "HandNormed",
 )  # fmt: skip
 
 
@@ -53,6 +53,8 @@ BIASED = (
          "bias-head-order"),
     Slip("SwinWindow", "q = q * self.scale", "q = q", "scale-missing"),
     Slip("SwinWindow", "attn = attn.softmax(dim=-1)", "attn = attn.softmax(dim=1)", "softmax-axis"),
+    Slip("ShiftedWindow", "view(B // n_windows, n_windows, self.num_heads, N, N) + mask[None, :, None]",
+         "view(n_windows, B // n_windows, self.num_heads, N, N) + mask[:, None, None]", "mask-window-order"),
     Slip("ALiBi", 'float("-inf")', "-20.0", "mask-sentinel-too-small"),
     Slip("WithSinks", "probs[..., :-1]", "probs[..., 1:]", "sink-dropped-wrongly"),
     Slip("WithSinks", "z = probs[..., :-1] @ v",

@@ -192,6 +192,8 @@ def everything_that_can_go_wrong():
     bias = drawn(1, 4, 5, 5)
     cases["a bias"] = Asked(replace(ordinary, bias=lambda rows: bias), rows_of())
     cases["sinks"] = Asked(replace(ordinary, sinks=drawn(4)), rows_of())
+    windows = square_mask()[:2].repeat(2, 1, 1, 1)
+    cases["masks of windows"] = Asked(ordinary, Rows(*[drawn(4, 5, 8)] * 3, allowed=windows))
     return cases
 
 
@@ -314,7 +316,10 @@ NOTHING_TO_DO = {
     "no other mask is given": (Asked(layer_of(causal=True), rows_of()), {"causal-lost"}),
     "the layer has no mask of its own": (Asked(layer_of(), rows_of()._replace(real=padded())), {"causal-lost"}),
     "one mask serves the whole batch": (
-        Asked(layer_of(), rows_of()._replace(allowed=square_mask()[:1])), {"mask-head-order"}
+        Asked(layer_of(), rows_of()._replace(allowed=square_mask()[:1])), {"mask-head-order", "mask-window-order"}
+    ),
+    "each sequence has a mask of its own": (
+        Asked(layer_of(), rows_of()._replace(allowed=square_mask())), {"mask-window-order"}
     ),
     "a mask that is not square cannot be transposed": (
         Asked(layer_of(), rows_of(4, 7, is_self=False)._replace(allowed=torch.ones(1, 1, 4, 7, dtype=torch.bool))),

@@ -122,6 +122,16 @@ def repeated_inside(layer: Layer, scores: Tensor, keep: Tensor) -> Tensor:
     return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
 
 
+def shared_by_neighbours(layer: Layer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Masks that serve the batch in turn, 0 1 0 1, serve neighbours instead, 0 0 1 1."""
+    batch = scores.shape[0]
+    periods = (n for n in range(2, batch) if keep.shape[0] == batch and batch % n == 0)
+    period = next((n for n in periods if torch.equal(keep, keep[:n].repeat(batch // n, 1, 1, 1))), None)
+    if period is None:
+        raise Inapplicable
+    return stages.mask(layer, scores, keep[:period].repeat_interleave(batch // period, dim=0))
+
+
 def erased(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
     """Forbidden shares are erased after the softmax."""
     return pattern if keep is None else stages.softmax(layer, scaled) * keep

@@ -67,7 +67,7 @@ def written(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: 
                 raise ValueError(f"a mask for {form.parameter} must be the same for each {axis}, got different ones")
             keep = first
     if "batch" in form.axes:
-        keep = keep.expand(sides.batch, -1, -1, -1)
+        keep = keep.expand(sides.batch, -1, -1, -1)[: sides.batch // form.n_shared]
     keep = arranged(keep, PATTERN_AXES, form.axes)
     return _of_kind(keep, form, dtype).contiguous().clone()
 

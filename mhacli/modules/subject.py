@@ -51,13 +51,15 @@ class MaskForm(NamedTuple):
 
     `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
     01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, how many tokens
-    each sequence has. `true_means` says what True or 1 stands for; of additive and lengths it is always keep.
+    each sequence has. `true_means` says what True or 1 stands for; of additive and lengths it is always keep. `n_shared`: along
+    the batch the mask has one in so many, which serve the sequences in turn, as masks of windows serve several images.
     """
 
     parameter: str
     axes: tuple[str, ...]
     kind: Literal["bool", "01", "whole", "additive", "lengths"]
     true_means: Literal["keep", "hide"] = "keep"
+    n_shared: int = 1
 
 
 class Inputs(NamedTuple):

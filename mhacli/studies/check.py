@@ -123,6 +123,7 @@ def _known(
         facts.influence if is_own else None,
         _stated(subject.mask_forms, built, request),
         _stated(subject.padding_forms, built, request),
+        "window" in source_of(built).lower(),
     )
 
 

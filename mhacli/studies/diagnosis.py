@@ -18,7 +18,7 @@ from mhacli.modules.subject import MaskForm, Subject
 from mhacli.studies.candidates import Candidate
 from mhacli.studies.evidence import observe
 from mhacli.studies.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, ways_of
-from mhacli.studies.scenes import Scene, core_scenes, large_scene, mask_scenes, padding_scenes
+from mhacli.studies.scenes import Scene, core_scenes, large_scene, mask_scenes, padding_scenes, windows_scene
 from mhacli.studies.surroundings import with_its_surroundings
 
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
@@ -34,8 +34,8 @@ _ACTING = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_ru
 @dataclass(frozen=True)
 class Known:
     """What is known before: whether it is meant to be causal, whether its documentation pairs the columns of rotary positions,
-    whether its source speaks of infinity, which token moves which output, None where that is one of the usual patterns, and the
-    forms of masks that agree with what is stated of them."""
+    whether its source speaks of infinity, which token moves which output, None where that is one of the usual patterns, the
+    forms of masks that agree with what is stated of them, and whether its source speaks of windows."""
 
     expects_causal: bool = False
     is_pairing_known: bool = False
@@ -43,6 +43,7 @@ class Known:
     sees: Tensor | None = None
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
+    has_windows: bool = False
 
 
 class Proof(NamedTuple):
@@ -106,6 +107,8 @@ def diagnose(
         make = mask_scenes if play == "mask" else padding_scenes
         for of_one in _of_each_parameter(forms):
             _explain_masked(result, list(make(subject, seed, of_one)), known)
+    if known.has_windows:
+        _explain_windows(result, subject, seed)
     for scene in _large_scenes(result, subject, seed):
         _explain_large(result, subject, scene)
     _look_at_left_padding(result)
@@ -250,6 +253,21 @@ def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) ->
                 _settle(result, candidate, _of_whose_padding(matching, scene), [scene])
                 return
     result.unexplained.append(scenes[0].name)
+
+
+def _explain_windows(result: Diagnosis, subject: Subject, seed: int) -> None:
+    """Which window of a batch of several images each mask hides keys from."""
+    candidate, masked = result.candidate, next((scene for scene in result.scenes if scene.form is not None), None)
+    if candidate is None or masked is None or masked.form is None:
+        return
+    scene = windows_scene(subject, seed, masked.form)
+    if scene is None or tried(candidate.layer, result.made, [scene]).matches:
+        return
+    pool = [made for made in ways_of(MISTAKES) if made.mistake.code == "mask-window-order"]
+    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+    if matching:
+        result.scenes.append(scene)
+        _settle(result, candidate, matching, [scene])
 
 
 def _of_whose_padding(matching: Sequence[Hypothesis], scene: Scene) -> Sequence[Hypothesis]:

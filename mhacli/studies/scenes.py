@@ -167,6 +167,19 @@ def mask_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Ite
             continue
 
 
+def windows_scene(subject: Subject, seed: int, form: MaskForm) -> Scene | None:
+    """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
+    if form.axes[0] != "batch" or "head" in form.axes:
+        return None
+    draw = Draw(subject, seed)
+    inputs = draw.inputs(other=subject.takes_context, batch=4)
+    inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
+    try:
+        return make_scene("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
+    except Exception:  # a mask must be as long as the batch
+        return None
+
+
 def padding_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
     """Padding written in every form that is accepted, one scene each."""
     draw = Draw(subject, seed)

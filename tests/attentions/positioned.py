@@ -152,6 +152,21 @@ class SwinWindow(nn.Module):
         return self.proj(x)
 
 
+class ShiftedWindow(SwinWindow):
+    """The same with masks of shifted windows. x: [images * windows, 6, dim]; mask: 0 and −∞, [windows, 6, 6]."""
+
+    def forward(self, x, mask=None):
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(N, N, -1)
+        attn = q @ k.transpose(-2, -1) * self.scale + bias.permute(2, 0, 1)
+        if mask is not None:
+            n_windows = len(mask)
+            attn = attn.view(B // n_windows, n_windows, self.num_heads, N, N) + mask[None, :, None]
+            attn = attn.view(B, self.num_heads, N, N)
+        return self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, N, C))
+
+
 class SwinCosine(nn.Module):
     """Cosine attention with a learned temperature for each head, and a learned bias, as in Swin v2."""
 

@@ -146,6 +146,16 @@ MASKS = (
         (Way("the mask is repeated for the heads in the other order than the scores", replacedmasks.repeated_inside),),
     ),
     Mistake(
+        "mask-window-order",
+        "the masks of the windows are laid along the batch as 0 0 1 1, where the windows of each image lie as 0 1 0 1",
+        "scores.view(n_windows, batch // n_windows, n_heads, n, n) + mask[:, None, None]",
+        "most windows are masked like another one of their image",
+        "scores.view(batch // n_windows, n_windows, n_heads, n, n) + mask[None, :, None]",
+        "mask",
+        "scores",
+        (Way("each mask of a window serves neighbours in the batch", replacedmasks.shared_by_neighbours),),
+    ),
+    Mistake(
         "mask-after-softmax",
         "the mask is applied after the softmax",
         "scores.softmax(dim=-1) * mask",
