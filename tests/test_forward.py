@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 
 import torch
 from checkpoints_saved import TEXT, Checkpoints, reference
+from model_families import tiny
 from processes import WITH_TORCH, Launch, attempt
 
 from mhacli.errors import MhaError
@@ -61,6 +62,29 @@ def test_a_call_that_the_model_does_not_take_is_the_models(checkpoints: Checkpoi
     with pytest.raises(MhaError) as caught:
         outputs_of(model, {})
     assert "LlamaModel" in caught.value.message
+
+
+@pytest.mark.parametrize(("family", "keywords", "said"), [
+    ("llama", {**IDS, "attention_mask": torch.zeros(1, 1, 3, 7)}, "layers.0.self_attn"),
+    ("bloom", {"input_ids": torch.tensor([[3, 1 << 40]])}, "word_embeddings"),
+])  # fmt: skip
+def test_what_the_model_raises_is_told_while_it_is_watched(family: str, keywords: dict[str, Any], said: str) -> None:
+    model = tiny(family)
+    with captured(model, lambda call: None, batch=1), pytest.raises(MhaError) as caught:
+        outputs_of(model, keywords)
+    assert caught.value.code == "model-failed"
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_what_torch_raises_for_whoever_looks_stays_as_it_is(family: str) -> None:
+    model = tiny(family)
+
+    def take(call: Any) -> None:
+        _ = torch.ones(2, 3) @ torch.ones(2, 3)
+
+    with captured(model, take, batch=1), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        outputs_of(model, IDS)
 
 
 @pytest.mark.parametrize("raised", [TypeError("a bug of ours"), MhaError("said already"), MemoryError()])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhacli.models.calls import Call, KernelWatch, Rung, ScoredCall, SoftmaxCall, unknown_keywords
+from mhacli.models.forward import called
 
 Take = Callable[[Call], None]
 """Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return."""
@@ -82,7 +83,7 @@ class _Watch:
             self.is_inside, kernel = True, KernelWatch()
             try:
                 with kernel:
-                    result = original(module, *args, **kwargs)
+                    result = called(original, module, *args, **kwargs)
             finally:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
@@ -261,7 +262,7 @@ class _FunctionWatch(TorchFunctionMode):
     def _sdpa(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
         kernel = KernelWatch()
         with kernel:
-            z = _SDPA(*args, **kwargs)
+            z = called(_SDPA, *args, **kwargs)
         given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
         q, scale = given["query"], given.get("scale")
         self._watch.tell(

@@ -15,7 +15,14 @@ from mhacli.errors import MhaError
 
 T = TypeVar("T")
 _OURS = str(Path(__file__).parents[1]) + os.sep
+_PASSING = ("__torch_function__", "__torch_dispatch__")
+"""Where torch hands over every operator, the model's and ours alike: who asked for it stands further out."""
 _NO_MEMORY = ("allocate memory", "out of memory")
+
+
+def called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """What a function that the model calls returns. What it raises is the model's, though this package calls it in its place."""
+    return function(*args, **keywords)
 
 
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -42,12 +49,14 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
 
 
 def _is_of_model(frames: list[FrameType], model: Any, run: Callable[[], Any]) -> bool:
-    """Whether the innermost frame that is neither a library's nor torch's is the model's, or that which calls the model."""
+    """Whether the innermost frame that is neither a library's nor torch's is the model's, or one that calls it or for it."""
     files = {os.path.dirname(path) for path in _files(model)}
     for frame in reversed(frames):
         path = frame.f_code.co_filename
         if path.startswith(_OURS):
-            return frame.f_code is getattr(run, "__code__", None)
+            if frame.f_code.co_name in _PASSING:
+                continue
+            return frame.f_code in (getattr(run, "__code__", None), called.__code__)
         if os.path.dirname(path) in files:
             return True
     return False

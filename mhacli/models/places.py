@@ -44,8 +44,9 @@ def _stacks(config: Any) -> list[Place]:
 
 
 def n_layers_of(config: Any) -> int:
-    """How many layers a config has; of a model of two halves those of the decoder."""
-    return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    """How many layers a config has; of a model of two halves those of the decoder; 0 where it does not say one number."""
+    found = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    return found if isinstance(found, int) else 0
 
 
 def size_of(config: Any, name: str) -> int:
