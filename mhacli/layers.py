@@ -86,7 +86,8 @@ class InspectedLayer:
     `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`mhacli.models.calls`).
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
     take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
-    nothing was passed that is not understood; else `unverified` says why not.
+    nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
+    layer, `call` counts them from 1, and the later ones say it in their `name`.
     """
 
     layer: int
@@ -107,11 +108,13 @@ class InspectedLayer:
     unverified: tuple[str, ...]
     self_check: SelfCheck
     survey: Survey
+    call: int = 1
 
     @property
     def label(self) -> str:
-        """`layer 5`, or with the kind where a model has several: `decoder layer 5`."""
-        return f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
+        """`layer 5`, or with the kind where a model has several: `decoder layer 5`; and which call, if not the first."""
+        said = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
+        return said if self.call == 1 else f"{said}, call {self.call}"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_each_step_of_generation_shows_the_row_of_one_whole_pass(name: str) -> N
     whole, _ = calls_of(model, {"input_ids": watched[:, :-1]}, 1)
     n_layers = len(whole)
     assert [call.name for call in calls] == [call.name for call in whole] * N_NEW
-    assert {call.repeat for call in calls} == {0}
+    assert {call.part for call in calls} == {0}
     window = 5 if name == "mistral" else Q_LEN + N_NEW
     lengths = [(Q_LEN, Q_LEN)] + [(1, min(window, Q_LEN + step)) for step in range(1, N_NEW)]
     assert [(c.q.shape[2], c.k.shape[2]) for c in calls] == [pair for pair in lengths for _ in range(n_layers)]
@@ -186,7 +186,7 @@ def test_whatever_is_raised_everything_is_put_back(name: str, place: str, fault:
     assert len(calls) == {"take": 1, "body": 3, "model": 2}[place]
     assert state(name) == before
     again, _ = calls_of(model, keywords_of(name), 2)
-    assert [call.repeat for call in again] == [0, 0, 0]
+    assert [(call.layer, call.part) for call in again] == [(0, 0), (1, 0), (2, 0)]
 
 
 # ------------------------------------------------------------------------------------------------- models side by side
@@ -288,7 +288,7 @@ def test_a_second_pass_counts_its_calls_anew() -> None:
     with captured(tiny("llama"), calls.append, batch=2):
         run_plain(tiny("llama"), keywords_of("llama"))
         run_plain(tiny("llama"), keywords_of("llama"))
-    assert [call.repeat for call in calls] == [0] * 6
+    assert [(call.layer, call.part) for call in calls] == [(0, 0), (1, 0), (2, 0)] * 2
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong

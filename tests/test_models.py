@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from model_families import (
     tiny,
     visible,
 )
+from torch import Tensor
 
 from mhacli.errors import MhaError
 from mhacli.layers import LayerWithout
@@ -142,7 +144,7 @@ def test_every_attention_is_seen_by_the_path_that_the_family_runs(name: str) -> 
     assert {getattr(call, "kernel", "softmax") for call in calls} == {family.kernel}
     assert {call.v.shape[1] for call in calls} == {family.n_kv_heads}
     assert {call.unknown for call in calls} == {()}
-    assert {call.repeat for call in calls} == {0}
+    assert {call.part for call in calls} == {0}
     assert {type(call) for call in calls} == {SoftmaxCall if family.rung == "softmax" else ScoredCall}
 
 
@@ -401,6 +403,51 @@ def test_a_module_that_is_called_for_every_layer_gives_as_many_layers() -> None:
         own = found.of_layer(index).arrays["pattern"]
         assert np.abs(own - pattern.numpy()).max() < 1e-5  # its scores reach 100, of which float32 keeps 8e-6
         assert [head.layer for head in found.of_layer(index).heads] == [index] * N_HEADS
+
+
+def attentions_of(kind: str, choices: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """What the family itself returns, with eager."""
+    twin = made(kind, choices, attn_implementation="eager")
+    return tuple(run_plain(twin, {"input_ids": ids_of(2, Q_LEN)}, output_attentions=True).attentions)
+
+
+@pytest.mark.parametrize(("kind", "choices", "theirs_is"), [
+    ("diffllama", GROUPED, 0),
+    ("lilt", {**BASE, **PLAIN, "channel_shrink_ratio": 4, "max_2d_position_embeddings": 64}, 1),
+])  # fmt: skip
+def test_two_attentions_of_one_module_belong_to_one_layer_and_are_told_apart(
+    kind: str, choices: dict[str, Any], theirs_is: int
+) -> None:
+    found = found_in(made(kind, choices), keep=("pattern",))
+    assert [layer.label for layer in found.layers] == [
+        "layer 0", "layer 0, call 2", "layer 1", "layer 1, call 2", "layer 2", "layer 2, call 2",
+    ]  # fmt: skip
+    assert len({layer.name for layer in found.layers}) == 6
+    assert found.model is not None
+    assert found.model.without == ()
+    for index, layer in enumerate(found.layers):
+        own = found.of_layer(index)
+        assert layer.layer == index // 2
+        assert [head.head for head in own.heads] == list(range(N_HEADS))
+    for index, pattern in enumerate(attentions_of(kind, choices)):
+        own = found.of_layer(2 * index + theirs_is).arrays["pattern"]
+        assert np.abs(own - pattern.numpy()).max() < 1e-5  # of scores that reach 100
+
+
+LOOPED = {
+    "albert": ({**BASE, **PLAIN, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}, 4),
+    "hrm_text": ({**GROUPED, "num_layers_per_stack": 2, "L_cycles": 2, "H_cycles": 2}, 12),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPED)
+def test_lists_of_layers_that_are_run_again_count_on(kind: str) -> None:
+    choices, n = LOOPED[kind]
+    found, theirs = found_in(made(kind, choices), keep=("pattern",)), attentions_of(kind, choices)
+    assert [layer.layer for layer in found.layers] == list(range(n))
+    assert len(theirs) == n
+    for index, pattern in enumerate(theirs):
+        assert np.abs(found.of_layer(index).arrays["pattern"] - pattern.numpy()).max() < 2e-5
 
 
 # ------------------------------------------------------------------------------------------------------------- 16 bits

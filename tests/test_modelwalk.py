@@ -16,17 +16,20 @@ pytest.importorskip("transformers")
 import model_families
 from model_families import (
     BASE,
+    GROUPED,
     K_LEN,
     N_HEADS,
     PLAIN,
     Q_LEN,
     eager_patterns,
+    ids_of,
     inputs_of,
     keywords_of,
     loaded_of,
     made,
     run_plain,
     sequence_of,
+    sequences_of,
     tiny,
 )
 from torch import Tensor, nn
@@ -411,3 +414,21 @@ def test_one_module_that_stands_for_every_layer_is_heard_each_time_anew() -> Non
         assert trace[0].values is not None
         assert trace[0].values.mean == pytest.approx(x.mean().item(), abs=TOLERANCE)
         assert trace[0].values.max == pytest.approx(x.max().item(), abs=TOLERANCE)
+
+
+def test_a_layer_of_a_list_that_is_run_again_is_walked() -> None:
+    """Its rows are those of that run of its module, which computes two layers."""
+    choices = {"num_layers_per_stack": 2, "L_cycles": 2, "H_cycles": 1}
+    model = made("hrm_text", {**GROUPED, **choices})
+    entered: list[Tensor] = []
+    model.get_submodule("L_module.layers.1.self_attn").register_forward_pre_hook(
+        lambda _m, _args, keywords: entered.append(keywords["hidden_states"]), with_kwargs=True
+    )
+    run_plain(model, {"input_ids": ids_of(2, Q_LEN)})
+    inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
+    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), layers=(("self", 3),)))
+    record = walk_checkpoint(run, values=True)
+    assert (record.layers[0].layer, record.layers[0].name) == (3, "L_module.layers.1.self_attn")
+    assert record.trace[0].values is not None
+    assert record.trace[0].values.max == pytest.approx(entered[1].max().item(), abs=TOLERANCE)
+    assert record.trace[0].values.max != pytest.approx(entered[0].max().item(), abs=TOLERANCE)

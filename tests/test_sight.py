@@ -32,7 +32,18 @@ def scored(normal: Callable[..., Tensor]) -> Make:
     def make(**fields: Any) -> ScoredCall:
         empty = torch.zeros(BATCH, N_HEADS, Q_LEN, D_V)
         call = ScoredCall(
-            name="a", repeat=0, rung="registry", implementation="sdpa", q=q, k=k, v=v, z=empty, scale=0.4, **fields
+            name="a",
+            layer=0,
+            kind="self",
+            part=0,
+            rung="registry",
+            implementation="sdpa",
+            q=q,
+            k=k,
+            v=v,
+            z=empty,
+            scale=0.4,
+            **fields,
         )
         z = by_hand(call)[1] @ np.repeat(v.numpy(), 2, axis=1)
         return replace(call, z=torch.from_numpy(z).float())
@@ -247,7 +258,14 @@ def written(scored: Make) -> Callable[..., SoftmaxCall]:
     def make(added: Tensor, dtype: torch.dtype = torch.float32) -> SoftmaxCall:
         scores = (torch.from_numpy(by_hand(scored())[0]).float() + added).to(dtype)
         return SoftmaxCall(
-            name="a", repeat=0, rung="softmax", implementation="eager", scores=scores, pattern=scores.softmax(dim=-1)
+            name="a",
+            layer=0,
+            kind="self",
+            part=0,
+            rung="softmax",
+            implementation="eager",
+            scores=scores,
+            pattern=scores.softmax(dim=-1),
         )
 
     return make

@@ -11,6 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mhacli.layers import AttentionKind
+
 Rung = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was seen, the surest way first: by the function that transformers' registry holds for the implementation in use;
 by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
@@ -18,19 +20,27 @@ by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_pr
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One attention: the `name` of its module, how often that was called before in this pass, and how it was seen.
+    """One attention: the `name` of its module, its place in the pass, and how it was seen.
 
+    `layer` is the number of its layer. A module may compute several attentions in one layer: `part` counts those before.
     `v` are the values and `z` what it gave, None where the product of the pattern and the values was not found. `unknown`
     names the keywords that the function got and whose meaning is not known here.
     """
 
     name: str
-    repeat: int
+    layer: int
+    kind: AttentionKind
+    part: int
     rung: Rung
     implementation: str
     v: Float[Tensor, "batch kv_head key d_v"] | None = None
     z: Float[Tensor, "batch head query d_v"] | None = None
     unknown: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What tells it from the others of its layer: the name of its module, and which of the module's attentions it is."""
+        return self.name if self.part == 0 else f"{self.name}, call {self.part + 1}"
 
     @property
     def shape(self) -> tuple[int, ...]:

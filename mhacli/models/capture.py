@@ -11,7 +11,6 @@ import inspect
 import re
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhacli.models.calls import Call, KernelWatch, Rung, ScoredCall, SoftmaxCall, unknown_keywords
 from mhacli.models.forward import called
+from mhacli.models.places import Places, is_numbered
 
 Take = Callable[[Call], None]
 """Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return."""
@@ -54,18 +54,26 @@ class _Watch:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.batch, self.is_inside = batch, False
         self.open: list[nn.Module] = []
-        self._take, self._calls = take, Counter[str]()
+        self.blocks: list[nn.Module] = []
+        self.n_runs = 0
+        self._take, self._is_pair = take, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.begin_pass()
 
     def begin_pass(self) -> None:
-        """A new forward pass counts its calls anew."""
-        self._calls.clear()
+        """A new forward pass counts its layers anew."""
+        self._places = Places(is_pair=self._is_pair)
 
-    def tell(self, kind: type[Call], module: nn.Module, rung: Rung, **seen: Any) -> None:
-        """A call that is complete."""
-        name = self.names[id(module)]
+    def where(self) -> tuple[str | None, int]:
+        """The outermost module of a list that is being run, if any, and which run that is."""
+        return self.names[id(self.blocks[0])] if self.blocks else None, self.n_runs
+
+    def tell(self, kind: type[Call], module: nn.Module, rung: Rung, where: tuple[str | None, int], **seen: Any) -> None:
+        """A call that is complete, and was made `where`."""
+        name, (block, run) = self.names[id(module)], where
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
-        call = kind(name=name, repeat=self._calls[name], rung=rung, implementation=implementation, **seen)
-        self._calls[name] += 1
+        layer, of, part = self._places.next(name, block or name, run)
+        place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
+        call = kind(**place, rung=rung, implementation=implementation, **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model
         try:
             self._take(call)
@@ -87,7 +95,8 @@ class _Watch:
             finally:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
-            self.tell(ScoredCall, module, rung, **_seen(module, given, result[0].transpose(1, 2), kernel, rung))
+            seen = _seen(module, given, result[0].transpose(1, 2), kernel, rung)
+            self.tell(ScoredCall, module, rung, self.where(), **seen)
             return result
 
         return watching
@@ -136,22 +145,25 @@ def _sinks(given: Mapping[str, Any]) -> Tensor | None:
 
 @contextmanager
 def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
-    """Hears of the beginning of a pass, and which attention modules are being run, innermost last."""
+    """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last."""
 
-    def enter(module: nn.Module, *_: Any) -> None:
-        watch.open.append(module)
+    def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
+        def enter(module: nn.Module, *_: Any) -> None:
+            if not watch.blocks:  # what begins outside of any block is a layer, or holds all
+                watch.n_runs += 1
+            running.append(module)
 
-    def leave(module: nn.Module, *_: Any) -> None:
-        if watch.open and watch.open[-1] is module:  # else a hook before ours raised, and it was never entered
-            watch.open.pop()
+        def leave(module: nn.Module, *_: Any) -> None:
+            if running and running[-1] is module:  # else a hook before ours raised, and it was never entered
+                running.pop()
+
+        yield followed_module.register_forward_pre_hook(enter)
+        yield followed_module.register_forward_hook(leave, always_call=True)
 
     handles = [model.register_forward_pre_hook(lambda *_: watch.begin_pass())]
     for name, module in model.named_modules():
-        if is_attention(name, module):
-            handles += [
-                module.register_forward_pre_hook(enter),
-                module.register_forward_hook(leave, always_call=True),
-            ]
+        handles += followed(watch.open, module) if is_attention(name, module) else ()
+        handles += followed(watch.blocks, module) if is_numbered(name) else ()
     try:
         yield
     finally:
@@ -269,6 +281,7 @@ class _FunctionWatch(TorchFunctionMode):
             ScoredCall,
             self._watch.open[-1],
             "sdpa",
+            self._watch.where(),
             q=q,
             k=given["key"],
             v=given["value"],
@@ -289,7 +302,7 @@ class _FunctionWatch(TorchFunctionMode):
         rows = scores.shape[0] if scores.ndim == 3 else scores.shape[0] * scores.shape[1] if scores.ndim == 4 else 0
         if rows and rows % self._watch.batch == 0 and dim in (-1, scores.ndim - 1):
             self._tell_pending()
-            self._pending = _Pending(self._watch.open[-1], scores, pattern)
+            self._pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
     def _follow(self, func: Any, args: Any, result: Tensor) -> None:
         pending = self._pending
@@ -314,6 +327,7 @@ class _FunctionWatch(TorchFunctionMode):
             SoftmaxCall,
             pending.module,
             "softmax",
+            pending.where,
             **{name: by_head(getattr(pending, name)) for name in ("scores", "pattern", "v", "z")},
             unknown=("dropout",) if pending.module.training else (),
         )
@@ -322,8 +336,8 @@ class _FunctionWatch(TorchFunctionMode):
 class _Pending:
     """A pattern that waits for the product with its values; `storages` are those of the tensors that hold its shares."""
 
-    def __init__(self, module: nn.Module, scores: Tensor, pattern: Tensor) -> None:
-        self.module, self.scores, self.pattern = module, scores, pattern
+    def __init__(self, module: nn.Module, where: tuple[str | None, int], scores: Tensor, pattern: Tensor) -> None:
+        self.module, self.where, self.scores, self.pattern = module, where, scores, pattern
         self.v: Tensor | None = None
         self.z: Tensor | None = None
         self._held: list[Tensor] = []

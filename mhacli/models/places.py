@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,20 +14,54 @@ Place = tuple[AttentionKind, int]
 _CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
 
 
-def place_of(name: str, repeat: int, *, is_pair: bool) -> tuple[int, AttentionKind]:
-    """The number of the layer, and the kind of its attention. A module that is called again stands for the next layer.
+def kind_of(name: str, *, is_pair: bool) -> AttentionKind:
+    """The kind of an attention, by the name of its module.
 
-    >>> place_of("decoder.block.2.layer.1.EncDecAttention", 0, is_pair=True)
-    (2, 'cross')
+    >>> kind_of("decoder.block.2.layer.1.EncDecAttention", is_pair=True)
+    'cross'
     """
-    parts = name.split(".")
-    number = next((int(part) for part in parts if part.isdigit()), 0) + repeat
     if not is_pair:
-        return number, "self"
+        return "self"
+    parts = name.split(".")
     half = next((part for part in parts if part in ("encoder", "decoder")), "decoder")
     if half == "encoder":
-        return number, "encoder"
-    return number, "cross" if _CROSS.search(parts[-1]) else "decoder"
+        return "encoder"
+    return "cross" if _CROSS.search(parts[-1]) else "decoder"
+
+
+def is_numbered(name: str) -> bool:
+    """Whether a module is one of a list, as layers are."""
+    return name.rpartition(".")[2].isdigit()
+
+
+class Places:
+    """Numbers the attentions of one pass, in the order in which they run.
+
+    A layer is one run of a module of the list of layers. It has the number that it has there; where that was already, since
+    layers share a module or lists follow each other, it is the next one.
+    """
+
+    def __init__(self, *, is_pair: bool) -> None:
+        self._is_pair = is_pair
+        self._last: dict[bool, tuple[int, int]] = {}
+        self._parts = Counter[tuple[str, int]]()
+
+    def next(self, name: str, block: str, run: int) -> tuple[int, AttentionKind, int]:
+        """The layer, the kind and the part of an attention that module `name` computes, in a `run` of its `block`.
+
+        >>> places = Places(is_pair=False)
+        >>> [places.next("layers.0.attn", "layers.0", run)[0] for run in (1, 1, 2)]
+        [0, 0, 1]
+        """
+        kind = kind_of(name, is_pair=self._is_pair)
+        last, last_run = self._last.get(kind == "encoder", (-1, None))
+        if run != last_run:
+            own = next((int(part) for part in block.split(".") if part.isdigit()), 0)
+            last = max(own, last + 1)
+            self._last[kind == "encoder"] = last, run
+        part = self._parts[name, run]
+        self._parts[name, run] += 1
+        return last, kind, part
 
 
 def n_attentions_of(config: Any) -> int:

@@ -136,5 +136,6 @@ def _names_within(own: Sequence[InspectedLayer], layers: Sequence[InspectedLayer
 
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
-    """The number of a layer, with its kind where there are several: `5`, `cross 5`."""
-    return str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
+    """The number of a layer, with its kind where there are several: `5`, `cross 5`; and which call, if not the first."""
+    said = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
+    return said if layer.call == 1 else f"{said} call {layer.call}"

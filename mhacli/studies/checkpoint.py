@@ -31,7 +31,6 @@ from mhacli.models.places import (
     most_positions,
     n_attentions_of,
     n_layers_of,
-    place_of,
     positions_of,
     rope_theta_of,
     size_of,
@@ -189,17 +188,15 @@ class CheckpointRun:
 
     def _take(self, call: Call) -> None:
         """Looks at one attention, if it is asked for, while the model waits."""
-        layer, kind = place_of(call.name, call.repeat, is_pair=bool(self.loaded.config.is_encoder_decoder))
-        axes = self.axes(kind)
+        axes, place = self.axes(call.kind), (call.kind, call.layer)
         reason = misfit(call, axes)
-        if reason is not None:  # it may be computed in parts, each of which is one more call of the same module
-            layer, kind = place_of(call.name, 0, is_pair=bool(self.loaded.config.is_encoder_decoder))
-            self._unfit.setdefault((kind, layer), reason)
+        if reason is not None:
+            self._unfit.setdefault(place, reason)
             return
-        self._found.append((kind, layer))
-        if not self.wanted.is_wanted(layer, kind):
+        self._found.append(place)
+        if not self.wanted.is_wanted(call.layer, call.kind):
             return
-        self.seen.append(self._look(call, axes, layer, kind))
+        self.seen.append(self._look(call, axes))
         self._tell(min(1.0, len(self.seen) / self.n_layers), self.seen[-1].said.label)
 
     def axes(self, kind: AttentionKind) -> Axes:
@@ -218,7 +215,7 @@ class CheckpointRun:
             device=self.loaded.model.device,
         )
 
-    def _look(self, call: Call, axes: Axes, layer: int, kind: AttentionKind) -> SeenLayer:
+    def _look(self, call: Call, axes: Axes) -> SeenLayer:
         """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
         wanted = self.wanted.heads
         sight = see(call, axes.real_queries(), self._masks)
@@ -232,12 +229,12 @@ class CheckpointRun:
         )
         is_small = self.loaded.model.device.type == "cpu" and sight.shape[2] * sight.shape[3] <= SMALL_CELLS
         with one_thread() if is_small else nullcontext():
-            baseline = self._baseline(call, sight, kind, asked)
+            baseline = self._baseline(call, sight, asked)
             looks = self._looks(call, sight, axes, asked, baseline)
-        heads = tuple(replace(head, layer=layer, attention=call.name) for done in looks for head in done.said)
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for done in looks for head in done.said)
         arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
         survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
-        said = told_of(call, sight, place=(layer, kind), mask=mask_words(baseline, axes), survey=survey)
+        said = told_of(call, sight, mask=mask_words(baseline, axes), survey=survey)
         return SeenLayer(said, heads, arrays)
 
     def _looks(self, call: Call, sight: Sight, axes: Axes, asked: Asked, baseline: Baseline) -> list[Look]:
@@ -258,11 +255,11 @@ class CheckpointRun:
         n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
         return shared_out([partial(of_heads, heads) for heads in head_ranges(sight, wanted.heads, n_parts)])
 
-    def _baseline(self, call: Call, sight: Sight, kind: AttentionKind, asked: Asked) -> Baseline:
+    def _baseline(self, call: Call, sight: Sight, asked: Asked) -> Baseline:
         """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
         if not isinstance(call, ScoredCall):
             return make_baseline(sight.pattern, asked)
-        key = (kind, id(sight.allowed))
+        key = (call.kind, id(sight.allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
@@ -281,12 +278,14 @@ class CheckpointRun:
             return {}
         n_bytes = one * len(keep)
         if self._kept_bytes + n_bytes > self.wanted.keep_limit:
-            self.not_kept.append(f"matrices of {call.name}")
+            self.not_kept.append(f"matrices of {call.title}")
             return {}
         self._kept_bytes += n_bytes
         made = whole(call, sight) | ({} if call.z is None else {"z": call.z})
         missing = [name for name in keep if name not in made]
-        self.not_kept += [f"{' and '.join(missing)} of {call.name}"] if missing and self.wanted.keep is not None else []
+        self.not_kept += (
+            [f"{' and '.join(missing)} of {call.title}"] if missing and self.wanted.keep is not None else []
+        )
         made["strongest_key"] = strongest_key(made["pattern"])
         names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
         heads = self.wanted.heads.heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mhacli.errors import MhaError
-from mhacli.layers import AttentionKind, InspectedLayer, LayerChoice
+from mhacli.layers import InspectedLayer, LayerChoice
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.places import Place
 from mhacli.models.sight import Sight
@@ -16,8 +16,8 @@ from mhacli.studies.statistics import Baseline
 from mhacli.survey import Survey
 
 
-def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask: str, survey: Survey) -> InspectedLayer:
-    """What a record says of a layer besides its heads. `place` is its number and kind."""
+def told_of(call: Call, sight: Sight, *, mask: str, survey: Survey) -> InspectedLayer:
+    """What a record says of a layer besides its heads."""
     checks, n_heads = survey.checks, sight.shape[1]
     reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
     reasons += [
@@ -32,9 +32,9 @@ def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask:
     scored = call if isinstance(call, ScoredCall) else None
     d_v = 1 if z is None else z.shape[3]
     return InspectedLayer(
-        layer=place[0],
-        name=call.name,
-        kind=place[1],
+        layer=call.layer,
+        name=call.title,
+        kind=call.kind,
         captured_by=call.rung,
         kernel=sight.kernel,
         n_heads=n_heads,
@@ -50,6 +50,7 @@ def told_of(call: Call, sight: Sight, *, place: tuple[int, AttentionKind], mask:
         unverified=tuple(reasons),
         self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
         survey=survey,
+        call=call.part + 1,
     )
 
 

@@ -18,7 +18,6 @@ from mhacli.layers import InspectedLayer
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
 from mhacli.models.forward import run_model
-from mhacli.models.places import place_of
 from mhacli.models.sight import KnownMasks, see, whole
 from mhacli.parts import SelfCheck, Step, Timing
 from mhacli.record import Record, layer_prefix
@@ -155,8 +154,7 @@ class _Decoder:
         self.steps.append(self._told(number, span, self._call, out, seconds, difference))
 
     def _take(self, call: Call) -> None:
-        is_pair = bool(self.run.loaded.config.is_encoder_decoder)
-        if place_of(call.name, call.repeat, is_pair=is_pair) == (self.layer.layer, self.layer.kind):
+        if (call.layer, call.kind, call.title) == (self.layer.layer, self.layer.kind, self.layer.name):
             self._call = call
 
     def _keep_row(self, call: Call, span: tuple[int, int]) -> None:

@@ -18,7 +18,6 @@ from mhacli.models.capture import captured
 from mhacli.models.forward import outputs_of
 from mhacli.models.inputs import make_inputs
 from mhacli.models.load import Loaded
-from mhacli.models.places import place_of
 from mhacli.parts import TokenSequence
 
 CEILING: Mapping[str, float] = {"float64": 2e-6, "float32": 2e-6, "float16": 5e-3, "bfloat16": 2e-2}
@@ -120,8 +119,8 @@ class Passes:
         calls: list[tuple[tuple[str, Call], str]] = []
 
         def take(call: Call) -> None:
-            layer, kind = place_of(call.name, call.repeat, is_pair=self.is_pair)
-            calls.append(((f"layer {layer}" if kind == "self" else f"{kind} layer {layer}", call), kind))
+            label = f"layer {call.layer}" if call.kind == "self" else f"{call.kind} layer {call.layer}"
+            calls.append(((label, call), call.kind))
 
         self.n_passes += 1
         with captured(self.model, take, batch=batch):
@@ -155,7 +154,7 @@ def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> SeenAt
     label, call = named
     if call.z is None or call.z.shape[0] != len(spans) or call.z.shape[2] < max(end for _, end in spans):
         return None
-    return SeenAttention(label, call.name, by_row(call.z.transpose(1, 2).flatten(2), spans))
+    return SeenAttention(label, call.title, by_row(call.z.transpose(1, 2).flatten(2), spans))
 
 
 def side_by_side(passes: Sequence[Seen]) -> Seen:

@@ -15,7 +15,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.layers import AttentionKind, InspectedLayer
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import is_attention
-from mhacli.models.places import place_of, rope_theta_of
+from mhacli.models.places import kind_of, rope_theta_of
 from mhacli.models.sight import Sight, whole
 from mhacli.parts import Parameter, Step
 from mhacli.plan import Place
@@ -57,10 +57,9 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | 
     """The record of a pass whose trace is that of one attention, the first that is asked for; with `values`, each tensor's
     numbers; with a `place`, the story of its cell. Raises `MhaError` where there is no such layer."""
     kind, layer = (run.wanted.layers or ((None, 0),))[0]
-    root, kind = _root_of(run, layer, kind)
     run.wanted = replace(run.wanted, layers=((kind, layer),))
     seen = _Seen()
-    with _watched(run, root, seen):
+    with _watched(run, kind, seen):
         run.run()
     if seen.call is None or seen.sight is None:
         raise MhaError(f"layer {layer} must have an attention to walk, got none", code="no-layer")
@@ -82,31 +81,21 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | 
     return replace(record, trace=steps, cell=cell, timings=timings)
 
 
-def _root_of(run: CheckpointRun, layer: int, kind: AttentionKind | None) -> tuple[str, AttentionKind]:
-    """The outermost module that is an attention of the layer, what is around the call too, such as an output projection;
-    and the kind of attention that it is."""
-    is_pair, model = bool(run.loaded.config.is_encoder_decoder), run.loaded.model
-    parts = [(name, module) for name, module in model.named_modules() if name and is_attention(name, module)]
-    names = [name for name, module in parts if list(module.children())]  # a norm beside an attention has none
-    places = {name: place_of(name, 0, is_pair=is_pair) for name in names}
-    wanted = [name for name in names if places[name][0] == layer and kind in (None, places[name][1])]
-    numbers = {place[0] for place in places.values()}
-    if not wanted and numbers == {0}:  # one module that stands for every layer
-        wanted = names
-    if not wanted:
-        raise MhaError(
-            f"layer must be one of those with attention, {', '.join(map(str, sorted(numbers)))}, got {layer}",
-            code="no-layer",
-        )
-    root = min(wanted, key=lambda name: name.count("."))
-    return root, places[root][1]
+def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]:
+    """The outermost modules that are an attention of a kind, with what is around the call too, such as an output projection."""
+    is_pair = bool(run.loaded.config.is_encoder_decoder)
+    parts = {name: module for name, module in run.loaded.model.named_modules() if name and is_attention(name, module)}
+    names = [  # a norm beside an attention has no parts, and a list never runs
+        name for name, module in parts.items()
+        if list(module.children()) and not isinstance(module, nn.ModuleList)
+        and kind in (None, kind_of(name, is_pair=is_pair))
+    ]  # fmt: skip
+    return [parts[name] for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
 @contextmanager
-def _watched(run: CheckpointRun, root: str, seen: _Seen) -> Iterator[None]:
-    """Hears of what the parts of an attention make. A module that stands for several layers is heard anew each time, until
-    the wanted one has come."""
-    top = run.loaded.model.get_submodule(root)
+def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Iterator[None]:
+    """Hears of what the parts of every attention make, each time anew, until the wanted one has come."""
 
     def enter(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
         given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
@@ -117,12 +106,15 @@ def _watched(run: CheckpointRun, root: str, seen: _Seen) -> Iterator[None]:
         seen.is_done = seen.call is not None
 
     def take(call: Call, sight: Sight) -> None:
-        seen.call, seen.sight = call, sight
+        if seen.call is None:
+            seen.call, seen.sight = call, sight
 
-    handles = [top.register_forward_pre_hook(enter, with_kwargs=True), top.register_forward_hook(leave)]
-    for name, module in top.named_modules():
-        if not list(module.children()) and type(module).__name__ not in _SILENT and name:
-            handles.append(module.register_forward_hook(_listener(name, seen)))
+    handles: list[Any] = []
+    for top in _roots_of(run, kind):
+        handles += [top.register_forward_pre_hook(enter, with_kwargs=True), top.register_forward_hook(leave)]
+        for name, module in top.named_modules():
+            if not list(module.children()) and type(module).__name__ not in _SILENT and name:
+                handles.append(module.register_forward_hook(_listener(name, seen)))
     run.on_layer = take
     try:
         yield
