@@ -504,14 +504,35 @@ def test_a_text_of_an_encoder_has_its_own_length() -> None:
     assert shapes == [2 * N_HEADS * n * 4 for n in cells]
 
 
-@pytest.mark.parametrize("name", ["vit", "clip", "whisper"])
-def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str) -> None:
+@pytest.mark.parametrize(("name", "said"), [
+    ("vit", "text, got one of the family vit, which reads pixel_values"),
+    ("clip", "text alone, got one of the family clip, which needs pixel_values beside it"),
+    ("whisper", "text, got one of the family whisper, which reads input_features"),
+])  # fmt: skip
+def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str, said: str) -> None:
     model = tiny(name)
     with pytest.raises(MhaError) as caught:
         make_inputs(model, sequences_of(ids_of(1, 3)), None, "right", 0)
-    reads = model.main_input_name
-    assert caught.value.message == f"model must read text, got one of the family {name}, which reads {reads}"
+    assert caught.value.message == f"model must read {said}"
     assert caught.value.hint == "mhacli.models.capture watches any model from Python"
+
+
+def test_a_model_that_may_see_pictures_reads_text_alone() -> None:
+    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    text = {**GROUPED, "model_type": "llama"}
+    choices = {"vision_config": {**tower, "image_size": 16, "patch_size": 8}, "text_config": text, "image_token_id": 98}
+    found, theirs = found_in(made("idefics3", choices), keep=("pattern",)), attentions_of("idefics3", choices)
+    assert [layer.layer for layer in found.layers] == list(range(len(theirs)))
+    for index, pattern in enumerate(theirs):
+        assert np.abs(found.of_layer(index).arrays["pattern"] - pattern.numpy()).max() < 1e-5
+
+
+def test_a_model_whose_config_counts_layers_by_part_says_what_else_it_needs() -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": N_HEADS, "intermediate_size": 64, "vocab_size": 99,
+             "l_layers": 1, "x_layers": 1, "r_layers": 1}  # fmt: skip
+    with pytest.raises(MhaError, match="`visual_feats` cannot be `None`") as caught:
+        found_in(made("lxmert", sizes))
+    assert caught.value.code == "model-failed"
 
 
 def test_a_context_is_refused_where_there_is_no_encoder() -> None:

@@ -35,9 +35,14 @@ def make_inputs(
 ) -> ModelInputs:
     """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
-    if "input_ids" not in accepted or model.main_input_name != "input_ids" or "pixel_values" in _required(model):
+    if "input_ids" not in accepted or model.main_input_name != "input_ids":
         raise UsageError(
             f"model must read text, got one of the family {family}, which reads {model.main_input_name}",
+            hint="mhacli.models.capture watches any model from Python",
+        )
+    if _compares_pictures(model):
+        raise UsageError(
+            f"model must read text alone, got one of the family {family}, which needs pixel_values beside it",
             hint="mhacli.models.capture watches any model from Python",
         )
     is_pair = bool(model.config.is_encoder_decoder)
@@ -67,9 +72,9 @@ def n_vocabulary_of(config: Any) -> int:
     return n
 
 
-def _required(model: Any) -> tuple[str, ...]:
-    """What models of several towers need besides text."""
-    return ("pixel_values",) if hasattr(model, "vision_model") and hasattr(model, "text_model") else ()
+def _compares_pictures(model: Any) -> bool:
+    """Whether a model compares texts with pictures, by its scale of their likeness; one that only may see pictures has none."""
+    return hasattr(model, "vision_model") and hasattr(model, "logit_scale")
 
 
 def _first_position(model: Any) -> int:
