@@ -143,6 +143,16 @@ def thirds_of_groups():
     return Layout(m, heads, m.o_proj, Widths(D, D, 6, 2), order="qkv")
 
 
+def thirds_of_groups_without_being_told(n_kv):
+    m = module_of(c_attn=nn.Linear(D, D + 4 * n_kv), c_proj=nn.Linear(D, D))
+
+    def heads(x):
+        q, k, v = m.c_attn(x).split([D, 2 * n_kv, 2 * n_kv], dim=-1)
+        return cut(q, 6), cut(k, n_kv), cut(v, n_kv)
+
+    return Layout(m, heads, m.c_proj, Widths(D, D, 6, None))
+
+
 def per_group():
     m = module_of(query_key_value=nn.Linear(D, 24 + 8 + 8), dense=nn.Linear(24, D))
 
@@ -389,6 +399,7 @@ LAYOUTS = {
     "fused per head": per_head(),
     **{f"fused ({' '.join(pattern)})": numbered(pattern) for pattern in ("hd3", "3dh", "d3h", "dh3")},
     "fused thirds of grouped queries": thirds_of_groups(),
+    **{f"fused thirds, {n} kv heads that nobody tells": thirds_of_groups_without_being_told(n) for n in (1, 2, 3)},
     "fused per group": per_group(),
     "nn.MultiheadAttention": torchs_own(),
     "nn.MultiheadAttention of two widths": torchs_own_apart(),

@@ -168,12 +168,22 @@ def _fused(part: Part, letters: str, is_named: bool, widths: Widths) -> Iterator
             yield from _ordered(part, letters, is_named, pieces, biases, said)
         return
     for matrix, applied in _matrices(part, widths, letters[0]):
-        for layout in _LAYOUTS:
-            pieces_of = _cut(matrix, layout, letters, widths)
-            biases_of = None if part.bias is None else _cut(part.bias, layout, letters, widths)
+        for shared, layout in product(_widths_of_fused(matrix, letters, widths), _LAYOUTS):
+            pieces_of = _cut(matrix, layout, letters, shared)
+            biases_of = None if part.bias is None else _cut(part.bias, layout, letters, shared)
             if pieces_of is not None:
                 chosen = (*applied, *(() if layout == "3hd" else (_layout_choice(layout),)))
                 yield from _ordered(part, letters, is_named, pieces_of, biases_of or [None] * len(letters), chosen)
+
+
+def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Widths]:
+    """The widths with as many kv heads as are known, else as many as query heads, and first as many as the rows of queries, keys
+    and values together leave room for where all queries are as wide as the rows that are read."""
+    if len(letters) < 3 or widths.n_kv_heads is not None or widths.d_in % widths.n_heads:
+        return [widths]
+    n_kv, left = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
+    is_shared = not left and 0 < n_kv < widths.n_heads and widths.n_heads % n_kv == 0
+    return [widths._replace(n_kv_heads=n_kv), widths] if is_shared else [widths]
 
 
 def _fused_per_head(group: tuple[Part, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
