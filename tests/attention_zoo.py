@@ -1538,6 +1538,14 @@ WRONG = (
     ),
     Wrong(
         T,
+        "SpeechAttention",
+        code="scale-one-side",
+        why="the fourth root of d_head stands on the queries alone",
+        mended=(("permute(0, 2, 3, 1)", "permute(0, 2, 3, 1) * scale"),),
+        extra=True,
+    ),
+    Wrong(
+        T,
         "FleetAttention",
         code="scale-batch",
         why="the first size of q, which is that of the batch",

@@ -250,6 +250,28 @@ class ForumAttention(nn.Module):
         return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))
 
 
+class SpeechAttention(nn.Module):
+    """Multi-head self-attention over frames of sound. Queries and keys are scaled before their product, for float16."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = d_model // n_heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        scale = self.d_head**-0.25
+        q = self.q_proj(x).view(batch, length, self.n_heads, self.d_head).permute(0, 2, 1, 3) * scale
+        k = self.k_proj(x).view(batch, length, self.n_heads, self.d_head).permute(0, 2, 3, 1)
+        v = self.v_proj(x).view(batch, length, self.n_heads, self.d_head).permute(0, 2, 1, 3)
+        z = (q @ k).softmax(dim=-1) @ v
+        return self.out_proj(z.permute(0, 2, 1, 3).flatten(start_dim=2))
+
+
 class FleetAttention(nn.Module):
     """Multi-head self-attention over the ships of a fleet."""
 

@@ -68,6 +68,21 @@ SCORES = (
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
+        "scale-one-side",
+        "queries or keys alone are divided by the fourth root of d_head, where both are to be",
+        "scale = d_head ** -0.25 … scores = (q * scale) @ k.transpose(-2, -1)",
+        "scores are too large by the fourth root of d_head",
+        "scores = (q * scale) @ (k * scale).transpose(-2, -1)  # or d_head ** -0.5 on one of them",
+        "scale",
+        "scaled",
+        (
+            Way(
+                "the scores are divided by the fourth root of d_head",
+                replaced.scaled_by(lambda layer, d, right: d**-0.25),
+            ),
+        ),
+    ),
+    Mistake(
         "scale-length",
         "the scores are divided by the length, or its root, instead of √d_head",
         "scores / math.sqrt(k.size(-2))",
