@@ -48,6 +48,7 @@ class Meant:
     pairings: tuple[Pairing | None, ...] = (None,)
     is_pairing_known: bool = False
     scales: tuple[tuple[float | Tensor | None, Choice | None], ...] = ((None, None),)
+    is_scale_known: bool = False
     thetas: tuple[float, ...] = (10000.0,)
     softcap: float | None = None
     scale_words: tuple[str, ...] = ()
@@ -71,19 +72,6 @@ def candidates(
 def _n_open(candidate: Candidate) -> int:
     """How many choices it takes to be that layer, besides those that a run has shown."""
     return sum(_READ not in choice.message for choice in candidate.choices)
-
-
-_BUCKETS = re.compile(r"(?i)bucket")
-
-
-def _scales_read(built: Built, traits: Traits) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
-    """The scales that runs show: one that is learned for each head; and none, beside a bias by buckets of distance, as in T5."""
-    if traits.temperature is not None:
-        scale, place = traits.temperature
-        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{place}")
-    is_learned = traits.bias is not None and traits.bias.is_learned
-    if is_learned and _BUCKETS.search(built.documentation + source_of(built)):
-        yield 1.0, Choice("scale", "the scores are not scaled beside a bias by buckets, as in T5")
 
 
 def _with_traits(bases: Iterable[Candidate], traits: Traits) -> Iterator[Candidate]:
@@ -134,7 +122,7 @@ def _scales_of(
 ) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
     weights, d_head = base.layer.weights, base.layer.d_head
-    if weights is None or d_head is None:
+    if weights is None or d_head is None or meant.is_scale_known:
         return meant.scales
     if isinstance(base.layer.q_norm, Norm) and base.layer.q_norm.is_unit:
         cosine = Choice("scale", "scores are cosines, times √d_head")
@@ -324,7 +312,8 @@ def meant_by(
         causal,
         pairings if pairing is None else (pairing,),
         pairing is not None,
-        (*_scales(built, module, request), *_scales_read(built, traits)),
+        tuple(_scales(built, module, request, traits)),
+        request.scale is not None,
         (*dict.fromkeys((*thetas, 10000.0)),),
         next((value for _, value in _numbers(built, "softcap")), None),
         documented_widths(_docstrings(built)),
@@ -349,8 +338,9 @@ def source_of(built: Built) -> str:
 
 
 def _scales(
-    built: Built, module: nn.Module | None, request: CheckRequest
+    built: Built, module: nn.Module | None, request: CheckRequest, traits: Traits
 ) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
+    """The scale that the option says; else the usual one, None, and those of arguments, words, T5, parameters and runs."""
     if request.scale is not None:
         yield request.scale, Choice("scale", f"the scale is {request.scale:g}, as told")
         return
@@ -359,7 +349,7 @@ def _scales(
         yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
     for value, words in documented_scales(built.documentation):
         yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
-    if _is_of_t5(built, module):
+    if _is_of_t5(built, module, traits):
         yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which begins with smaller weights instead")
     for name, parameter in [] if module is None else list(module.named_parameters()):
         if parameter.numel() == 1:
@@ -370,14 +360,26 @@ def _scales(
                 (1 / value if value else 1.0, "1 / "),
             ):
                 yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
+    if traits.temperature is not None:
+        scale, place = traits.temperature
+        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{place}")
 
 
-def _is_of_t5(built: Built, module: nn.Module | None) -> bool:
-    """Whether it is T5's attention, by its own name or by that of T5's table of biases; T5 divides its weights at the start by
-    √d_head, not its scores. Source: `T5PreTrainedModel._init_weights` of transformers, after Mesh TensorFlow's attention."""
+_BUCKETS = re.compile(r"(?i)bucket")
+
+
+def _is_of_t5(built: Built, module: nn.Module | None, traits: Traits) -> bool:
+    """Whether it is T5's attention: by its own name, by that of T5's table of biases, or by a learned bias beside words of
+    buckets. T5 divides its weights at the start by √d_head, not its scores. Source: `T5PreTrainedModel._init_weights` of
+    transformers, after Mesh TensorFlow's attention."""
     names = () if module is None else (name for name, _ in module.named_modules())
     is_named = re.search(r"T5(?![0-9])", getattr(built.thing, "__name__", "")) is not None
-    return is_named or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
+    is_learned = traits.bias is not None and traits.bias.is_learned
+    return (
+        is_named
+        or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
+        or (is_learned and _BUCKETS.search(built.documentation + source_of(built)) is not None)
+    )
 
 
 def _docstrings(built: Built) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +19,7 @@ from mhacli.modules.calling import Caller, doubled
 from mhacli.modules.callsignatures import signature_of
 from mhacli.modules.stepping import Stepped, Stepping, grows, is_kept, steppings
 from mhacli.modules.subject import Inputs, MaskForm
+from mhacli.studies.candidates import counts_of
 from mhacli.studies.diagnosis import Diagnosis
 from mhacli.studies.probes import Probed
 from mhacli.studies.ready import Anew, Examined, limited
@@ -90,7 +90,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     for stepping in islice(steppings(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)):
         outcomes = _tried(stepping, asker)
         if outcomes and all(outcome.is_right for outcome in outcomes):
-            return _right(stepping, outcomes, asker)
+            return _right(stepping, outcomes)
         if outcomes:
             found.append((stepping, outcomes))
             if _is_settled(found):
@@ -138,10 +138,7 @@ def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
     layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
     batch, length = caller.sizes.batch, caller.sizes.q_len + _ROOM
     if layer is None or layer.weights is None:
-        n_heads = next(
-            (v for k, v in caller.built.arguments.items() if re.fullmatch(r"(n|num)_?heads?|heads|n_head", k)), 1
-        )
-        n_heads = n_heads if isinstance(n_heads, int) and n_heads > 0 else 1
+        n_heads = next(iter(counts_of(caller.built, caller.built.module, "n_heads")), 1)
         width = max(1, caller.sizes.d_in // n_heads)
         return CacheSizes(batch, length, n_heads, width, width, caller.dtype, caller.device)
     d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
@@ -192,7 +189,7 @@ def _remembers(stepping: Stepping, stepped: Stepped, asker: _Asker, ends: Sequen
 # ------------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def _right(stepping: Stepping, outcomes: Sequence[Outcome], asker: _Asker) -> Stepwise:
+def _right(stepping: Stepping, outcomes: Sequence[Outcome]) -> Stepwise:
     error = max(max(outcome.errors) for outcome in outcomes)
     kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
     said = f"{kinds}: the same as one call gives ({stepping.told})"
