@@ -10,7 +10,7 @@ from mhacli.sections import Argument
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
 Mode = Literal["self", "cross"]
-"""How it was called, of what can be called both ways: over its own rows, or over a context."""
+"""Whose rows the keys are, of what can be called both ways: its own, or those of a context."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError
+from mhacli.findings import Mode
 from mhacli.modules.arguments import parse_value, role_of
 from mhacli.modules.callchoice import Call, found_trial
 from mhacli.modules.callextras import Recipe, Setting, told_rotation
@@ -26,7 +27,7 @@ from mhacli.modules.casting import cast, cast_dtype
 from mhacli.modules.faults import is_on_cuda, lacks_cuda, shortened
 from mhacli.modules.request import TargetRequest
 from mhacli.modules.results import at, told
-from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Mode, Sizes
+from mhacli.modules.subject import Answer, Built, Inputs, MaskForm, Sizes
 from mhacli.modules.untried import untried
 
 _MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50

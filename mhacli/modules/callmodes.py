@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mhacli.findings import Mode
 from mhacli.modules.callchoice import Call
 from mhacli.modules.callextras import Recipe
 from mhacli.modules.callforms import MaskSearch
@@ -13,7 +14,7 @@ from mhacli.modules.callmasks import required_forms
 from mhacli.modules.callsearch import Laboratory, Trial, close, without
 from mhacli.modules.callsignatures import MASKS, Parameter
 from mhacli.modules.results import PATTERN_AXES
-from mhacli.modules.subject import MaskForm, Mode
+from mhacli.modules.subject import MaskForm
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output
     outputs out embeds layer extended valid bool is non"""

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-Mode = Literal["self", "cross"]
-"""Whose rows the keys are, of what can be called both ways: its own, or those of a context."""
+from mhacli.findings import Mode
 
 
 class Guess(NamedTuple):

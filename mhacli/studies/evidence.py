@@ -19,7 +19,7 @@ from mhacli.modules.parameters import read_name
 from mhacli.modules.subject import Built, Inputs, Operation, Subject
 from mhacli.modules.watching import watch
 from mhacli.studies.hypotheses import difference
-from mhacli.studies.scenes import Draw, Play, Scene, ask, make_scene
+from mhacli.studies.scenes import HIDDEN, Draw, Play, Scene, ask, make_scene
 
 SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
 _SHAPING = (
@@ -162,7 +162,7 @@ def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
 
 def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     """With −10⁹ and the like as −∞."""
-    return numbers.masked_fill(numbers < -500.0, -math.inf)
+    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
 def observe(subject: Subject, layer: Layer, stages: Stages, scene: Scene) -> Observed:

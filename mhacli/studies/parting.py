@@ -15,14 +15,12 @@ from mhacli.findings import Departure
 from mhacli.modules.subject import Inputs, MaskForm, Operation, Subject
 from mhacli.studies.ownflow import Flow
 from mhacli.studies.ownwalk import Pass, watched
-from mhacli.studies.scenes import TOLERANCE, inputs_for
+from mhacli.studies.scenes import HIDDEN, TOLERANCE, inputs_for
 
 Site = Literal["q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out"]
 _SCORING: tuple[Site, ...] = ("q", "k", "qk", "scores")
 _BEFORE: tuple[Site, ...] = ("q", "k", "v", "qk", "scores", "pattern", "z")
 _BEHIND: tuple[Site, ...] = ("concat", "out")
-_MASKED = -500.0
-"""Scores below are those of hidden keys, whatever number an author writes for −∞."""
 
 
 class Forms(NamedTuple):
@@ -158,7 +156,7 @@ def factor_of(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float | N
 def _plain(tensor: Tensor) -> Tensor:
     """In float64 on the CPU without axes of size 1, masked numbers as −∞."""
     numbers = tensor.detach().to("cpu", torch.float64).squeeze()
-    return numbers.masked_fill(numbers < _MASKED, -math.inf)
+    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

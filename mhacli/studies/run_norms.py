@@ -10,23 +10,11 @@ import torch
 from torch import Tensor
 
 from mhacli.studies.runs import Runs, Step
+from mhacli.studies.scenes import TOLERANCE
 
-_EXACT = 1e-5
-_ROOTS = frozenset(
-    (
-        "normalize",
-        "rms_norm",
-        "layer_norm",
-        "norm",
-        "linalg_norm",
-        "linalg_vector_norm",
-        "rsqrt",
-        "sqrt",
-        "var",
-        "std",
-        "pow",
-    )
-)
+_ROOTS = frozenset((
+    "normalize", "rms_norm", "layer_norm", "norm", "linalg_norm", "linalg_vector_norm", "rsqrt", "sqrt", "var", "std", "pow",
+))  # fmt: skip
 """What no norm does without."""
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
 Kind = Literal["length", "spread"]
@@ -119,11 +107,10 @@ def _norm(runs: Runs, before: Step, after: Step) -> Norm | None:
     assert again is not None
     assert wanted is not None
     for kind in ("length", "spread"):
-        fitted = [_fitted(x, y, kind, eps) for eps in _EPS[:1]]
-        if _gap(fitted[0], x, y) > 100 * _EXACT:
+        if _gap(_fitted(x, y, kind, 0.0), x, y) > 100 * TOLERANCE:
             continue
         best = min((_fitted(x, y, kind, eps) for eps in _EPS), key=lambda norm: _gap(norm, x, y))
-        if max(_gap(best, x, y), _gap(best, again, wanted)) <= _EXACT:
+        if max(_gap(best, x, y), _gap(best, again, wanted)) <= TOLERANCE:
             return best
     return None
 

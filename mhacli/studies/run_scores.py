@@ -17,9 +17,8 @@ from torch import Tensor
 from mhacli.attention.stages import Rows
 from mhacli.modules.subject import Operation, Subject
 from mhacli.studies.runs import Runs, Step, Unreadable, runs_of
+from mhacli.studies.scenes import HIDDEN
 
-_HIDDEN = -500.0
-"""A number added to scores that is lower than this hides a key."""
 _FUSED = "scaled_dot_product_attention"
 
 
@@ -101,7 +100,7 @@ def _added(runs: Runs, number: int, step: Step) -> Term | None:
     bias = runs.as_scores(tensor, shape) if tensor.is_floating_point() else None
     if bias is None or tensor.numel() == 1:
         return None
-    hidden = (bias < _HIDDEN) | _weak_triangle(bias)
+    hidden = (bias < HIDDEN) | _weak_triangle(bias)
     if bias[~hidden].unique().numel() <= 2:
         return None
     seen = ~hidden[0, 0]

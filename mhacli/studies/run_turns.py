@@ -11,9 +11,8 @@ from torch import Tensor
 
 from mhacli.attention.stages import Pairing
 from mhacli.studies.runs import Runs, Step
+from mhacli.studies.scenes import TOLERANCE
 
-_EXACT = 1e-5
-"""Relative to the largest number: the rounding of float32, in which many turn."""
 _PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 _MULTIPLYING = ("mul", "mul_", "addcmul", "addcmul_", "matmul", "bmm", "einsum")
 
@@ -71,7 +70,7 @@ def _may_be_rows(runs: Runs, tensor: Tensor) -> bool:
 def _turn(runs: Runs, before: Step, after: Step) -> Turn | None:
     """The rotation that makes one result of another, in both runs; None where it is none."""
     x, y = (step.first.output.detach().to("cpu", torch.float64) for step in (before, after))
-    touched = ((x - y).abs() > _EXACT * x.abs().max()).flatten(0, -2).any(dim=0).nonzero().flatten()
+    touched = ((x - y).abs() > TOLERANCE * x.abs().max()).flatten(0, -2).any(dim=0).nonzero().flatten()
     if not touched.numel():
         return None
     width = x.shape[-1]
@@ -95,13 +94,13 @@ def _rotor(x: Tensor, y: Tensor, axis: int, n_turned: int, pairing: Pairing) -> 
     """What each pair of columns is multiplied by at each place, `[place, pair]`, complex numbers of size one; None where that is
     not the same in every head and sequence."""
     x, y = (t.detach().to("cpu", torch.float64).movedim(axis, 0) for t in (x, y))
-    if not torch.allclose(x[..., n_turned:], y[..., n_turned:], rtol=_EXACT):
+    if not torch.allclose(x[..., n_turned:], y[..., n_turned:], rtol=TOLERANCE):
         return None
     a, b = _pairs(x[..., :n_turned], pairing), _pairs(y[..., :n_turned], pairing)
     rest = tuple(range(1, a.ndim - 1))
     rotor = (b * a.conj()).sum(rest) / a.abs().square().sum(rest)
     wide = rotor.reshape(rotor.shape[0], *(1,) * len(rest), -1)
-    is_one = (rotor.abs() - 1).abs().max() <= 1e-4 and (b - wide * a).abs().max() <= _EXACT * x.abs().max()
+    is_one = (rotor.abs() - 1).abs().max() <= 1e-4 and (b - wide * a).abs().max() <= TOLERANCE * x.abs().max()
     return rotor if is_one else None
 
 

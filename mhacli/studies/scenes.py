@@ -16,6 +16,8 @@ from mhacli.modules.subject import Inputs, MaskForm, Subject
 Play = Literal["core", "mask", "padding", "large"]
 TOLERANCE = 1e-5
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
+HIDDEN = -500.0
+"""What is lower, among scores or added to them, hides a key, whatever number an author writes for −∞."""
 LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
 """Rows times this make scores a million times as large: what is meant to be −∞ must be lower still."""
