@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-OWN_NAME = "mhacli"
 HF = ("transformers", "tokenizers")
 _REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*(?P<range>[^;]*)")
 
@@ -14,7 +13,7 @@ def needed_ranges() -> dict[str, str]:
     from importlib import metadata
 
     try:
-        lines = metadata.requires(OWN_NAME) or []
+        lines = metadata.requires("mhacli") or []
     except metadata.PackageNotFoundError:
         return {}
     found: dict[str, str] = {}

@@ -1,7 +1,6 @@
 """One step of decoding with a cache, by the stages of attention: which cached rows stand where, at which position they were
-turned, and
-what sees them. With everything as it should be it gives the last rows of one call with the whole text; what people get wrong is
-another arrangement, one of `mhacli.attention.mistakes.caching`."""
+turned, and what sees them. With everything as it should be it gives the last rows of one call with the whole text; what people
+get wrong is another arrangement, one of `mhacli.attention.mistakes.caching`."""
 
 from __future__ import annotations
 
@@ -48,11 +47,9 @@ class Step:
 @dataclass(frozen=True)
 class Arrangement:
     """What a step attends with: `keys` and `values` tell for every column of the scores the token that stands there, −1 for an
-    empty
-    place; `visible`, bool `[query, key]`, who sees it. `query_places` and `key_places` are the positions that rows are turned
-    by, those of keys by column. Columns of
-    `keys_of_values` hold values in the place of keys, those of `values_of_keys` the other way round; those of `of_first` are
-    rows of the first sequence."""
+    empty place; `visible`, bool `[query, key]`, who sees it. `query_places` and `key_places` are the positions that rows are
+    turned by, those of keys by column. Columns of `keys_of_values` hold values in the place of keys, those of `values_of_keys`
+    the other way round; those of `of_first` are rows of the first sequence."""
 
     keys: tuple[int, ...]
     values: tuple[int, ...]

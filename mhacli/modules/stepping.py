@@ -31,9 +31,8 @@ _MOST_OBJECTS = 12
 
 class Passing(NamedTuple):
     """How the cache goes from one call to the next: as the arguments `names`, made by `make` before the first call (None:
-    nothing is
-    given then), taken from `paths` of each result (empty: the same objects again). Without names the module keeps it itself,
-    after `make` has made it ready."""
+    nothing is given then), taken from `paths` of each result (empty: the same objects again). Without names the module keeps it
+    itself, after `make` has made it ready."""
 
     names: tuple[str, ...] = ()
     make: Maker | None = None
@@ -43,8 +42,8 @@ class Passing(NamedTuple):
 @dataclass(frozen=True)
 class Stepping:
     """A way of asking step by step. `placed` are the arguments that say where a step stands, each with how it is written: a
-    number, a
-    tensor of one number, or the positions of its rows with none, one or all axes of the batch. `switches` are set to True.
+    number, a tensor of one number, or the positions of its rows with none, one or all axes of the batch. `switches` are set to
+    True.
     `is_table_whole`: rotations are given for all positions, not those of the step alone. `mask` is the form in which a step is
     told what it may see, `is_mask_whole`: for all the keys that a cache has room for, not those that it has seen."""
 
@@ -203,7 +202,7 @@ def _returned(base: Stepping, n_caches: int) -> Iterator[tuple[tuple[Any, ...], 
         try:
             result = chosen._asked(copied(caller.built.call), rows, 0, None)
             break
-        except Exception:
+        except Exception:  # a position that is written in another way
             continue
     else:
         return

@@ -17,7 +17,6 @@ from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8
 """How many of each query's strongest keys are kept at most."""
-"""By so much shares of uniform attention may differ from it."""
 
 
 @dataclass(frozen=True)
