@@ -1,5 +1,5 @@
 """Whether a record agrees with itself: what cannot be is refused when it is read, and what does not add up is said wherever it is
-shown. Nothing is computed anew: a pattern's rows, its mask and the verdicts must fit each other.
+shown. Nothing is computed anew: a pattern's rows, its mask, what is said of each row and the verdicts must fit each other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from mhacli.arrays import are_read
+from mhacli.arrays import Array, are_read
 from mhacli.errors import EXIT_CHECK, MhaError
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ROW_TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 """How far a row's sum may be from 1: each share is rounded to the dtype. Twice the rounding of 16 bits, and room for sums of
 many keys in the others."""
+ENTROPY_TOLERANCE = 1e-2
+"""How far an entropy may be from that of its row, in nats: the last digit on the screen. It is computed from log-sum-exp in
+float32, where scores of a thousand cost a thousandth."""
+_IN_16_BITS = 10
+"""Nats that the rounding of a row's shares may cost, for each unit of it: the logarithm of a small share."""
 _MOST_OF_SUMS = 1e-2
 """The largest tolerance that a look at heads gives a sum of shares."""
 _SAID_ONCE = 6
@@ -45,6 +50,9 @@ def impossible(record: Record) -> str | None:
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
     if not all(_are_placed(view) for view in views):
         return "heads and their places must lie within the record"
+    for view in views:
+        if view.config.n_heads % (view.config.n_kv_heads or 1):
+            return f"n_kv_heads must divide the {view.config.n_heads} heads"
     parts = (record.trace, record.heads, record.timings, record.environment, record.decoding, record.survey)
     for name in map(_negative, (*parts, record.model, record.layers)):
         if name is not None:
@@ -127,13 +135,14 @@ _COUNT_ENDS = ("_len", "_bytes", "_s", "_flops", "_shape")
 
 def contradictions(record: Record) -> tuple[str, ...]:
     """What does not add up in a record, in words, nothing where all does: verdicts against their own numbers, means beyond their
-    range, and of the arrays, once they are read, rows that do not sum to 1 and shares of keys that are masked."""
+    range, and of the arrays, once they are read, rows that do not sum to 1, shares of keys that are masked, and entropies,
+    strongest keys and scores that are not those of their row."""
     of_arrays = are_read(record.arrays)
     views = {layer.label: record.of_layer(i) for i, layer in enumerate(record.layers)} or {"": record}
     unverified = {layer.label for layer in record.layers if not layer.verified}  # which may be no softmax at all
     found = list(_verdicts(record, views))
     for label, view in views.items():
-        said = [*_means(view), *(_sums(view) if of_arrays and label not in unverified else ())]
+        said = [*_means(view), *(_of_arrays(view) if of_arrays and label not in unverified else ())]
         found += [f"{label}: {words}" if label else words for words in said]
     return tuple(dict.fromkeys(found))
 
@@ -208,11 +217,84 @@ def _strong(head: HeadStatistics, slack: float) -> Iterator[str]:
             yield f"a share of head {head.head} is {share:.6g}, which is not from 0 to 1"
 
 
+def _of_arrays(view: Record) -> Iterator[str]:
+    found = [*_sums(view), *_ranges(view)]
+    if not found and "pattern" in view.arrays and not _has_learned_sink(view):
+        found = [*_rows(view)]  # one cause has one line: rows of shares that cannot be give nothing else
+    yield from found
+
+
+def _has_learned_sink(view: Record) -> bool:
+    return any(head.learned_sink is not None for head in view.heads)
+
+
+def _ranges(view: Record) -> Iterator[str]:
+    """Entropies and effective keys of queries beyond what the keys that they see allow. A learned sink counts as a key."""
+    import numpy as np
+
+    arrays = view.arrays
+    if "visible" not in arrays and "allowed" not in arrays:
+        return
+    n_seen = arrays["visible"] if "visible" in arrays else arrays["allowed"].sum(axis=-1)
+    most = np.maximum(n_seen + _has_learned_sink(view), 1)
+    for name, limit in (
+        ("entropy", np.log(most) + ENTROPY_TOLERANCE),
+        ("participation", most * (1 + ENTROPY_TOLERANCE)),
+    ):
+        if name in arrays:
+            n_beyond = int((arrays[name] > limit).sum())  # NaN, where no key is seen, is not
+            if n_beyond:
+                yield f"{n_beyond} of {arrays[name].size} numbers of {name} are more than the visible keys allow"
+
+
+_OF_A_ROW = {
+    "entropy": ("entropy", "is not that of"),
+    "strongest_key": ("strongest key", "is not that of"),
+    "scores": ("scores", "do not give"),
+}
+
+
+def _rows(view: Record) -> Iterator[str]:
+    """What is said of rows of the pattern, and does not follow from them: their entropy, strongest key, and scores."""
+    import numpy as np
+
+    arrays, slack = view.arrays, ROW_TOLERANCE[view.config.dtype]
+    wrong = dict.fromkeys(_OF_A_ROW, 0)
+    for b, h in np.ndindex(arrays["pattern"].shape[:2]):  # head by head, for patterns may be large
+        pattern = arrays["pattern"][b, h].astype(np.float64)
+        is_open = pattern.sum(axis=-1) > 0  # NaN, and rows that see nothing, are not
+        if "entropy" in arrays:
+            entropy = -(pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(axis=-1)
+            difference = np.abs(entropy - arrays["entropy"][b, h])
+            wrong["entropy"] += int((is_open & (difference > ENTROPY_TOLERANCE + _IN_16_BITS * slack)).sum())
+        if "strongest_key" in arrays:
+            keys = arrays["strongest_key"][b, h].astype(np.int64)
+            weight = np.where(keys < 0, 0.0, np.take_along_axis(pattern, np.maximum(keys, 0)[:, None], axis=-1)[:, 0])
+            wrong["strongest_key"] += int((is_open & (pattern.max(axis=-1) - weight > slack)).sum())
+        if "scores" in arrays and view.config.dtype in ("float32", "float64"):  # of 16 bits, scores are too coarse
+            wrong["scores"] += int((is_open & _differs(pattern, arrays["scores"][b, h], slack)).sum())
+    n_rows = int(np.prod(arrays["pattern"].shape[:3]))
+    for name, (subject, verb) in _OF_A_ROW.items():
+        if wrong[name]:
+            yield f"the {subject} of {wrong[name]} of {n_rows} rows {verb} their pattern"
+
+
+def _differs(pattern: Array, scores: Array, slack: float) -> Any:
+    """For each row, whether the softmax of its scores, where something may be attended, is another than its pattern."""
+    import numpy as np
+
+    scores = np.where(pattern > 0, scores, -np.inf).astype(np.float64)
+    top = scores.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinities less infinities are NaN, and compare as no difference
+        shares = np.exp(scores - top)
+        return np.abs(shares / shares.sum(axis=-1, keepdims=True) - pattern).max(axis=-1) > slack
+
+
 def _sums(view: Record) -> Iterator[str]:
     """What rows of patterns and maps sum to, and what masked keys get. A learned sink takes a part of every row."""
     import numpy as np
 
-    arrays, least = view.arrays, 0.0 if any(head.learned_sink is not None for head in view.heads) else 1.0
+    arrays, least = view.arrays, 0.0 if _has_learned_sink(view) else 1.0
     slack = ROW_TOLERANCE[view.config.dtype]
     if view.survey is not None and view.survey.checks:
         slack = max(slack, min(_MOST_OF_SUMS, view.survey.checks[0].tolerance))

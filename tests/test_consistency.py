@@ -83,6 +83,19 @@ def masked(document: Document, arrays: Arrays) -> None:
     arrays["pattern"][0, 0, 0] = [0.5, 0.5, 0.0]
 
 
+def exchanged(document: Document, arrays: Arrays) -> None:
+    """Two shares of a row in each other's place: their sum and their entropy stay, and no longer follow from the scores."""
+    row = arrays["pattern"][0, 1, 2]
+    assert abs(row[0] - row[1]) > 0.01
+    row[[0, 1]] = row[[1, 0]]
+    arrays["strongest_key"][0, 1, 2] = row.argmax()
+
+
+def another(document: Document, arrays: Arrays) -> None:
+    """The strongest key of a row is the next one."""
+    arrays["strongest_key"][0, 0, 2] = (arrays["pattern"][0, 0, 2].argmax() + 1) % 3
+
+
 DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
     "a check": (lambda d, a: d["self_check"].update(max_abs_error=99.0), "the self-check is said to hold"),
     "no error": (lambda d, a: d["self_check"].update(max_abs_error=None), "the self-check is said to hold"),
@@ -90,6 +103,10 @@ DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
     "rows": (halved, "1 of 12 rows of pattern do not sum to 1, the worst to 0.5"),
     "a mask": (masked, "1 keys that are masked get a share of attention"),
     "entropy": (lambda d, a: d["heads"][0].update(entropy=9.0), "entropy of head 0 is 9"),
+    "exchanged shares": (exchanged, "the scores of 1 of 12 rows do not give their pattern"),
+    "a strongest key": (another, "the strongest key of 1 of 12 rows is not that of their pattern"),
+    "a row's entropy": (lambda d, a: a["entropy"].__setitem__((0, 0, 2), 0.1), "the entropy of 1 of 12 rows"),
+    "more than ln 3": (lambda d, a: a["entropy"].__setitem__((0, 0, 2), 1.2), "1 of 12 numbers of entropy"),
     "a share": (lambda d, a: d["heads"][0].update(previous=1.5), "previous of head 0 is 1.5"),
 }
 
@@ -115,6 +132,12 @@ def test_a_layer_whose_check_does_not_hold_contradicts_the_whole() -> None:
     check = replace(first.self_check, max_abs_error=99.0)
     found = contradictions(replace(record, layers=(replace(first, self_check=check), *record.layers[1:])))
     assert [words.partition(" is said")[0] for words in found] == [f"the self-check of {first.label}"]
+
+
+def test_kv_heads_of_a_layer_that_do_not_divide_its_heads_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, lambda d, a: d["layers"][0].update(n_kv_heads=5), layered())
+    with pytest.raises(MhaError, match="n_kv_heads must divide"):
+        Record.load(path)
 
 
 def test_a_learned_sink_takes_its_part_of_a_row() -> None:
