@@ -27,8 +27,8 @@ ENTROPY_TOLERANCE = 1e-2
 float32, where scores of a thousand cost a thousandth."""
 _IN_16_BITS = 10
 """Nats that the rounding of a row's shares may cost, for each unit of it: the logarithm of a small share."""
-_MOST_OF_SUMS = 1e-2
-"""The largest tolerance that a look at heads gives a sum of shares."""
+MOST_OF_SUMS = 1e-2
+"""The largest tolerance that a look at heads gives a sum of shares, however large scores are."""
 _SAID_ONCE = 6
 _SHARES = (
     "entropy_share", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "at_offset", "learned_sink",
@@ -179,7 +179,7 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
         yield from (
             f"the check {part.name!r}{behind} has a tolerance of {part.tolerance:.3g}"
             for part in parts
-            if part.tolerance > _MOST_OF_SUMS and not part.name.startswith("z ")
+            if part.tolerance > MOST_OF_SUMS and not part.name.startswith("z ")
         )
         if own.ok and not all(part.ok for part in parts):
             yield f"the self-check{behind} is said to hold, and one of its parts is not"
@@ -297,7 +297,7 @@ def _sums(view: Record) -> Iterator[str]:
     arrays, least = view.arrays, 0.0 if _has_learned_sink(view) else 1.0
     slack = ROW_TOLERANCE[view.config.dtype]
     if view.survey is not None and view.survey.checks:
-        slack = max(slack, min(_MOST_OF_SUMS, view.survey.checks[0].tolerance))
+        slack = max(slack, min(MOST_OF_SUMS, view.survey.checks[0].tolerance))
     if "pattern" in arrays and "allowed" in arrays:
         pattern, allowed = arrays["pattern"], np.broadcast_to(arrays["allowed"], arrays["pattern"].shape)
         n_masked = int((~allowed & (pattern != 0)).sum())

@@ -25,6 +25,7 @@ from mhacli.attention.stats import (
     with_sink,
 )
 from mhacli.attention.tiled import pattern_of
+from mhacli.consistency import MOST_OF_SUMS
 from mhacli.errors import MhaError
 from mhacli.heads import SINK_LIFT, HeadStatistics
 from mhacli.studies.axes import Axes
@@ -34,8 +35,8 @@ from mhacli.survey import Check, Kept
 
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
 """Up to so many queries z is computed again from their shares for all of them, of more for some that are evenly spread."""
-_MOST, _HUGE = 1e-2, 1e4
-"""What no check forgives; and scores that may be too large to be told apart."""
+_HUGE = 1e4
+"""Scores that may be too large to be told apart."""
 
 
 class Look(NamedTuple):
@@ -254,7 +255,7 @@ def check_statistics(found: Found, attention: Attention, axes: Axes) -> tuple[Ch
 
 def _rounding(dtype: torch.dtype, largest: float) -> float:
     """How far shares may be off whose scores, the largest of this size, are rounded in a dtype."""
-    return min(_MOST, TOLERANCE[str(dtype).removeprefix("torch.")] + 16 * torch.finfo(dtype).eps * largest)
+    return min(MOST_OF_SUMS, TOLERANCE[str(dtype).removeprefix("torch.")] + 16 * torch.finfo(dtype).eps * largest)
 
 
 def _check(name: str, error: float, tolerance: float) -> Check:
