@@ -1008,8 +1008,8 @@ BHQK, BQK, QK, BK = ("batch", "head", "query", "key"), ("batch", "query", "key")
 )
 def test_the_likeliest_form_comes_first(thing: Any, arguments: Any, first: Any, padding: Any) -> None:
     caller = found(thing, arguments)
-    assert [form[1:] for form in caller.mask_forms[:1]] == ([first] if first else [])
-    assert [form[1:] for form in caller.padding_forms[:1]] == ([padding] if padding else [])
+    assert [form[1:4] for form in caller.mask_forms[:1]] == ([first] if first else [])
+    assert [form[1:4] for form in caller.padding_forms[:1]] == ([padding] if padding else [])
 
 
 def test_both_meanings_of_true_are_listed_of_each_form_but_additive_and_lengths() -> None:

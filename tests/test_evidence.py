@@ -224,6 +224,7 @@ class Mistaken:
     least: int = 1
     is_function: bool = False
     takes_context: bool = True
+    n_rows: int = 2
     n_heads: int = 3
     sizes: Sizes = SIZES
     dtype: torch.dtype = torch.float64
