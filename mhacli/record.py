@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # loaded where a record has them
     from mhacli.survey import Survey
 
 
+NOT_SEEN = ", not seen"
+"""What stands behind the arrays of `Record.not_kept` that were asked for and that nobody saw."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One run, whole.
@@ -46,7 +50,7 @@ class Record:
     the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
     A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
-    arrays that were left out to stay within the limit.
+    arrays that were left out to stay within the limit, and with `NOT_SEEN` behind them those that a checkpoint did not show.
     """
 
     command: tuple[str, ...]

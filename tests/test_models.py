@@ -43,6 +43,7 @@ from model_families import (
 )
 from torch import Tensor
 
+from mhacli.commands.output import tell_notes
 from mhacli.errors import MhaError
 from mhacli.layers import LayerWithout
 from mhacli.models.calls import ScoredCall, SoftmaxCall
@@ -448,6 +449,16 @@ def test_lists_of_layers_that_are_run_again_count_on(kind: str) -> None:
     assert len(theirs) == n
     for index, pattern in enumerate(theirs):
         assert np.abs(found.of_layer(index).arrays["pattern"] - pattern.numpy()).max() < 2e-5
+
+
+def test_values_that_a_family_does_not_show_are_not_put_down_to_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"d_model": 48, "n_layer": 1, "n_head": N_HEADS, "d_inner": 64, "vocab_size": 99}
+    found = found_in(made("xlnet", sizes), keep=("pattern", "z"))  # its product is an einsum
+    assert "pattern" in found.of_layer(0).arrays
+    tell_notes(found, ())
+    said = capsys.readouterr().err
+    assert "z of layer.0.rel_attn" in said
+    assert "--keep-limit" not in said
 
 
 # ------------------------------------------------------------------------------------------------------------- 16 bits

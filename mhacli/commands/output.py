@@ -79,14 +79,19 @@ def save_record(record: Record, save: SaveOptions) -> None:
 
 def tell_notes(record: Record, notes: Sequence[str]) -> None:
     """What a reader should know of a run that worked, on stderr: after the output, so that an error stands alone."""
+    from mhacli.record import NOT_SEEN
     from mhacli.render.json import nonfinite
 
     for said in notes:
         note(said)
     for name, n_bad in nonfinite(record).items():
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
-    if record.not_kept:
-        note(f"not kept, to stay within --keep-limit: {', '.join(record.not_kept)}")
+    unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
+    beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
+    if beyond:
+        note(f"not kept, to stay within --keep-limit: {', '.join(beyond)}")
+    if unseen:
+        note(f"not kept, for the model does not show it: {', '.join(unseen)}")
 
 
 def _difference(found: float | None) -> str:

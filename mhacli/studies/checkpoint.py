@@ -39,7 +39,7 @@ from mhacli.models.places import (
 from mhacli.models.sight import KEPT_MASKS, KnownMasks, Sight, see, whole
 from mhacli.parts import SelfCheck, Timing
 from mhacli.plan import CheckpointFacts, foresee_checkpoint
-from mhacli.record import Record, layer_prefix
+from mhacli.record import NOT_SEEN, Record, layer_prefix
 from mhacli.studies.axes import Axes
 from mhacli.studies.capture import to_array
 from mhacli.studies.devices import environment, free_bytes
@@ -284,7 +284,7 @@ class CheckpointRun:
         made = whole(call, sight) | ({} if call.z is None else {"z": call.z})
         missing = [name for name in keep if name not in made]
         self.not_kept += (
-            [f"{' and '.join(missing)} of {call.title}"] if missing and self.wanted.keep is not None else []
+            [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
         )
         made["strongest_key"] = strongest_key(made["pattern"])
         names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
