@@ -288,15 +288,27 @@ def test_later_releases_are_taken(monkeypatch: pytest.MonkeyPatch, release: str)
     assert library.transformers() is transformers
 
 
-def test_a_fault_of_the_libraries_is_one_line_and_an_interrupt_is_none_of_theirs() -> None:
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (ValueError("\n  first line\nsecond line"), "  first line"),
+        (ValueError("field 'eps' is wrong:\n    it must be a float"), "field 'eps' is wrong: it must be a float"),
+        (KeyError("gelu_fast"), "KeyError: 'gelu_fast'"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_a_fault_of_the_libraries_is_one_line_that_says_what_it_is(raised: Exception, said: str) -> None:
     def broken() -> None:
-        raise ValueError("\n  first line\nsecond line")
+        raise raised
 
+    fault = refusal(lambda: library.guarded("the weights", "x", broken))
+    assert fault.message == f"the weights of x must be usable by transformers, got: {said}"
+
+
+def test_an_interrupt_is_no_fault_of_the_libraries() -> None:
     def stopped() -> None:
         raise KeyboardInterrupt
 
-    fault = refusal(lambda: library.guarded("the weights", "x", broken))
-    assert fault.message == "the weights of x must be usable by transformers, got:   first line"
     with pytest.raises(KeyboardInterrupt):
         library.guarded("the weights", "x", stopped)
 

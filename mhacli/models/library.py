@@ -53,10 +53,18 @@ def guarded(what: str, path: str, call: Callable[[], T]) -> T:
     except BaseException as fault:
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise  # an interrupt is none of the file's faults
-        said = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+        said = _said_by(fault)
         raise MhaError(
             f"{what} of {path} must be usable by transformers, got: {said:.300}", code="bad-file", path=path
         ) from None
+
+
+def _said_by(fault: BaseException) -> str:
+    """The first line of a fault's message, with the next one where it only announces that; a key that is missing, as such."""
+    lines = [line for line in str(fault).splitlines() if line.strip()]
+    if not lines or isinstance(fault, KeyError):
+        return ": ".join([type(fault).__name__, *lines[:1]])
+    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def load_model(
     with offline():
         kind = _auto_class(library, config, head=head)
         model, info = guarded(
-            "the weights",
+            "the config and the weights",
             path,
             lambda: kind.from_pretrained(
                 path,
