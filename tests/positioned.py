@@ -80,8 +80,9 @@ TURNED = (
 
 NORMED = (
     Slip("Qwen3", "self.k_norm(self.k_proj(x)", "self.q_norm(self.k_proj(x)",
-         None),
-    Slip("Qwen3", "self.k_norm(self.k_proj(x).view(b, t, self.kv, self.d))", "self.k_proj(x).view(b, t, self.kv, self.d)", None),
+         "qk-norm-shared"),
+    Slip("Qwen3", "self.k_norm(self.k_proj(x).view(b, t, self.kv, self.d))", "self.k_proj(x).view(b, t, self.kv, self.d)",
+         "qk-norm-of-one"),
     Slip("Qwen3", "k = k * c + flip(k) * s", "k = k * c - flip(k) * s", "rope-sign"),
     Slip("Qwen3", " * self.d**-0.5", "", "scale-missing"),
     Slip("Qwen3", "u.repeat_interleave(self.h // self.kv, dim=1)", "u.repeat(1, self.h // self.kv, 1, 1)", "gqa-tiled"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mutants import MUTANTS, OrdinaryAttention, Settings
 
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
@@ -193,6 +194,9 @@ def everything_that_can_go_wrong():
     cases["a bias"] = Asked(replace(ordinary, bias=lambda rows: bias), rows_of())
     cases["sinks"] = Asked(replace(ordinary, sinks=drawn(4)), rows_of())
     windows = square_mask()[:2].repeat(2, 1, 1, 1)
+    norms = [lambda rows, gain=gain: F.normalize(rows, dim=-1) * gain for gain in drawn(2, 2)]
+    normed = replace(ordinary, q_norm=norms[0], k_norm=norms[1])
+    cases["normed"] = Asked(normed, rows_of())
     cases["masks of windows"] = Asked(ordinary, Rows(*[drawn(4, 5, 8)] * 3, allowed=windows))
     return cases
 
@@ -309,6 +313,7 @@ NOTHING_TO_DO = {
     "nothing is turned": (Asked(layer_of(), rows_of()), {
         "rope-pairing", "rope-of-queries-only", "rope-of-keys-only", "rope-sign", "rope-offset", "rope-axis", "rope-rates",
     }),
+    "nothing is normed": (Asked(layer_of(), rows_of()), {"qk-norm-shared", "qk-norm-of-one"}),
     "nothing is capped": (
         Asked(layer_of(), rows_of()), {"softcap-after-mask", "softcap-not-scaled-back", "softcap-missing"}
     ),

@@ -360,6 +360,18 @@ def turned_off_by(places: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return turn
 
 
+def normed_as(of_q: str | None, of_k: str | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Queries and keys normed by the norm of queries or of keys, or by none."""
+
+    def norm(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.q_norm is None or layer.k_norm is None or layer.q_norm is layer.k_norm:
+            raise Inapplicable
+        chosen = {"q": layer.q_norm, "k": layer.k_norm}
+        return q if of_q is None else chosen[of_q](q), k if of_k is None else chosen[of_k](k)
+
+    return norm
+
+
 def turned_by_head(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The number of a head taken for a place."""
     if layer.pairing is None or q.shape[1] == 1:

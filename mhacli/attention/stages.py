@@ -113,6 +113,11 @@ def split(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
 
 
+def norm(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of each head, normed where the layer norms them."""
+    return q if layer.q_norm is None else layer.q_norm(q), k if layer.k_norm is None else layer.k_norm(k)
+
+
 def turn(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys turned by their places; queries are the last of the keys."""
     if layer.pairing is None:
@@ -225,6 +230,7 @@ class Stages:
 
     project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
     split: Callable[..., Tensor] = split
+    norm: Callable[..., tuple[Tensor, Tensor]] = norm
     turn: Callable[..., tuple[Tensor, Tensor]] = turn
     turn_values: Callable[..., Tensor] = turn_values
     take: Callable[..., tuple[Tensor, Tensor, Tensor]] = take
@@ -271,8 +277,7 @@ def heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap = no_tap) -> tuple[
         q = stages.split(layer, made[0], layer.n_heads, "q")
         k = stages.split(layer, made[1], layer.n_kv_heads, "k")
         v = stages.split(layer, made[2], layer.n_kv_heads, "v")
-    q = q if layer.q_norm is None else layer.q_norm(q)
-    k = k if layer.k_norm is None else layer.k_norm(k)
+    q, k = stages.norm(layer, q, k)
     q, k = stages.turn(layer, q, k)
     q, k, v = stages.take(layer, q, k, stages.turn_values(layer, v))
     for site, tensor in zip("qkv", (q, k, v), strict=True):

@@ -225,7 +225,8 @@ def _of(reading: Reading) -> list[Candidate]:
 
 def _around(made: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
     """The same with the norms of the module, before or behind, and with its input added."""
-    norms = [(name, child) for name, child in ([] if module is None else module.named_modules()) if is_norm(child)]
+    children = [] if module is None else list(module.named_modules())
+    norms = [(name, child) for name, child in children if is_norm(child) or _is_called_norm(name, child)]
     of_heads = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
     others = [child for name, child in norms if read_name(name)[0] not in ("q", "k")]
     for candidate in made:
@@ -327,6 +328,13 @@ def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
         str(name): value for name, value in built.arguments.items() if role_of(str(name).rpartition(".")[2]) == role
     }
     return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def _is_called_norm(name: str, child: nn.Module) -> bool:
+    """Whether its author calls a module the norm of queries or keys, and it has a gain of its own."""
+    return (
+        "norm" in name.rpartition(".")[2].lower() and read_name(name)[0] in ("q", "k") and bool([*child.parameters()])
+    )
 
 
 def source_of(built: Built) -> str:

@@ -258,6 +258,32 @@ PROJECTIONS = (
         ),
     ),
     Mistake(
+        "qk-norm-shared",
+        "queries and keys are normed by one of the two norms, and the other is never used",
+        "q, k = self.q_norm(q), self.q_norm(k)",
+        "the gain that was learned for the other has no effect",
+        "q, k = self.q_norm(q), self.k_norm(k)",
+        "norm",
+        "q",
+        (
+            Way("the keys are normed by the norm of the queries", replaced.normed_as("q", "q"), ("k",)),
+            Way("the queries are normed by the norm of the keys", replaced.normed_as("k", "k")),
+        ),
+    ),
+    Mistake(
+        "qk-norm-of-one",
+        "queries or keys alone are normed, and the norm of the other is never used",
+        "q = self.q_norm(q)  # and k is left as it is",
+        "the size of scores grows with what is not normed",
+        "q, k = self.q_norm(q), self.k_norm(k)",
+        "norm",
+        "q",
+        (
+            Way("the keys are not normed", replaced.normed_as("q", None), ("k",)),
+            Way("the queries are not normed", replaced.normed_as(None, "k")),
+        ),
+    ),
+    Mistake(
         "rope-axis",
         "rotary positions count heads instead of tokens",
         "places = torch.arange(q.shape[1])  # q is [batch, head, query, d_head]",
