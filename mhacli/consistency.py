@@ -49,7 +49,7 @@ def impossible(record: Record) -> str | None:
             return fault
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
     if not all(_are_placed(view) for view in views):
-        return "heads and their places must lie within the record"
+        return "heads and survey must lie within the record"
     for view in views:
         if view.config.n_heads % (view.config.n_kv_heads or 1):
             return f"n_kv_heads must divide the {view.config.n_heads} heads"

@@ -60,7 +60,7 @@ def make_record(
         vocabulary=tuple(vocabulary),
         trace=_trace(arrays),
         heads=tuple(
-            HeadStatistics(head=head, entropy=1.25 - head / 8, entropy_share=0.75 - head / 64)
+            HeadStatistics(head=head, entropy=float(arrays["entropy"][:, head].mean()), entropy_share=0.75 - head / 64)
             for head in range(n_heads)
         ),
         timings={

@@ -509,7 +509,7 @@ def test_two_files_of_one_name_are_refused_before_anything_is_measured(
 HIDING = """
 import sys
 from importlib.machinery import PathFinder
-class Without:
+class Without(PathFinder):
     @staticmethod
     def find_spec(name, path=None, target=None):
         return None if name == "matplotlib" else PathFinder.find_spec(name, path, target)
@@ -584,7 +584,7 @@ def test_a_baseline_that_is_none_is_refused_before_anything_is_measured(
         (b"", "then.json must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
         (b"time 5 ms", "then.json must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
         (b'{"schema":NaN}', "then.json must be JSON, got: NaN is no JSON number"),
-        (b"\xff\xfe{}", "then.json must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
+        (b"\xff\xfe{}", "then.json must be UTF-8, got a bad byte at 0"),
         (b"[" * 100_000, "then.json must be JSON of moderate depth, got deeper nesting"),
         (b"[1]", "then.json must be a benchmark (schema mha.bench/1), got no schema\n" + HINT.rstrip()),
         (b"\x80\x04\x95", "then.json must be UTF-8, got a bad byte at 0"),

@@ -8,6 +8,7 @@ import stat
 import sys
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.tensorfile import PICKLE_ENDINGS
 
 _HEADER_BYTES = 4096
 _OF_CHECKPOINT = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -71,8 +72,8 @@ def require_record(path: str) -> None:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file is UTF-8 text, as no safetensors file is. False where it cannot be read."""
-    if "\0" in path or not os.path.isfile(path):
+    """Whether a file is text, as no safetensors file is; a name that says pickle is believed. False where it cannot be read."""
+    if "\0" in path or path.lower().endswith(PICKLE_ENDINGS) or not os.path.isfile(path):
         return False
     try:
         with open(path, "rb") as file:
