@@ -1193,7 +1193,7 @@ WRONG = (
             ("v.unsqueeze(1)", "v.unflatten(-1, (self.heads, -1)).transpose(1, 2)"),
             ("z.mean(dim=1)", "z.transpose(1, 2).flatten(2)"),
         ),
-        also=("heads-averaged",),
+        also=("heads-averaged", "pattern-of-one-head"),  # the mean of all patterns, times whole values, is the same
     ),
     Wrong(
         S,
