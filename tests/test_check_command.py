@@ -141,8 +141,8 @@ def test_what_is_asked_is_what_the_options_say(monkeypatch, capsys):
         "job": "mhacli.studies.check:examine_request",
         "limit": 2.5,
         "request": {
-            "of": of, "against": of | {"target": "theirs:Attention"}, "mask_means": "hide", "rope": "half", "scale": 0.5,
-            "n_heads": 4,
+            "of": of, "against": of | {"target": "theirs:Attention", "arguments": ()}, "mask_means": "hide", "rope": "half",
+            "scale": 0.5, "n_heads": 4,
         },
     }  # fmt: skip
 

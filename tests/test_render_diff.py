@@ -176,7 +176,7 @@ def test_changed_heads_show_their_kind_and_what_changed_most() -> None:
     lines = view(a, b, 120)
     row = next(line for line in lines if line.startswith("head 1  "))
     assert "mixed → sink" in row
-    assert "sink .25 → .75 · entropy 1.12 → 0.50 nats" in row
+    assert "sink .25 → .75 · entropy 0.80 → 0.50 nats" in row
     assert not any(line.startswith(("head 0  ", "head 2  ")) for line in lines)
 
 
