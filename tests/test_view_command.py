@@ -74,6 +74,7 @@ class Terminal:
             if words in shown:
                 return shown
         self.process.kill()
+        self.process.wait()
         raise AssertionError(f"{words!r} did not come up in:\n{shown}")
 
     def press(self, keys: str | bytes) -> None:
@@ -126,7 +127,9 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     assert "query 2 sat  key" in terminal.until("row sum 1.0000")
     terminal.press("\x1b[<64;10;6M")  # the wheel, upward, over the matrix
     terminal.until("query 0 the  key")
-    terminal.press("\x1b[<0;4;15M\x1b[<0;4;15m")  # a click on the first of the keys
+    lines = terminal.until("for query 0 the").splitlines()
+    below = next(n for n, line in enumerate(lines, 1) if "keys up to" in line) + 1
+    terminal.press(f"\x1b[<0;4;{below}M\x1b[<0;4;{below}m")  # a click on the first of the keys
     terminal.until("query 0 the  key 0 the  share 1.0000")
     terminal.press("q")
     terminal.until("Enter open")
