@@ -38,10 +38,15 @@ def request_of(case: Case, target: str = "") -> CheckRequest:
 
 @functools.cache
 def examined(case: Case, target: str = "") -> Examination:
-    """The examination of a case, or of its name in another file; what it prints is not shown."""
+    """The examination of a case, or of its name in another file."""
+    return examination_of(request_of(case, target))
+
+
+def examination_of(request: CheckRequest) -> Examination:
+    """The examination that is asked for; what their code prints is not shown."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), every_probe():
         warnings.simplefilter("ignore")  # torch warns of what some of them do
-        return examine(request_of(case, target), no_stage)
+        return examine(request, no_stage)
 
 
 def every_probe() -> contextlib.AbstractContextManager[object]:

@@ -5,10 +5,7 @@ Numpy, which knows nothing of mhacli, proves that each style is attention.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 from attentions import styles
+from examined import examination_of, no_stage
 from torch import Tensor, nn
 
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine, is_meant_causal
+from mhacli.studies.check import is_meant_causal
 from mhacli.studies.ready import ready
 from mhacli.values import pairs
 
@@ -296,10 +294,7 @@ def rows(style: Style) -> tuple[Tensor, Tensor]:
 
 def checked(path: Path, name: str) -> Examination:
     """The examination, without a word from the command line."""
-    request = CheckRequest(TargetRequest(f"{path}:{name}"))
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        return examine(request, lambda what, *, limited=True: None)
+    return examination_of(CheckRequest(TargetRequest(f"{path}:{name}")))
 
 
 @STYLE
@@ -350,4 +345,4 @@ def test_the_first_line_of_a_docstring_says_whether_causality_is_meant(
     path = tmp_path / f"titled_{abs(hash(title))}.py"
     path.write_text(f"from attentions.styles import VitAttention\nclass Attention(VitAttention):\n    {title!r}\n")
     request = TargetRequest(f"{path}:Attention", pairs([f"dim={D}", f"num_heads={H}"], "arg"))
-    assert is_meant_causal(ready(request, lambda what, *, limited=True: None), request) == is_causal
+    assert is_meant_causal(ready(request, no_stage), request) == is_causal
