@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from examined import no_stage
+from examined import examination_of
 
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine
 
 FILE = Path(__file__).parent / "attentions" / "two_modes.py"
 D, T, S, HIDDEN = 32, 5, 7, 2
@@ -31,9 +30,8 @@ WRONG = {
 
 @functools.cache
 def examined(name: str) -> Examination:
-    return examine(
-        CheckRequest(TargetRequest(f"{FILE}:{name}", (("dim", "32"),) if name != "BertAttention" else ())), no_stage
-    )
+    arguments = () if name == "BertAttention" else (("dim", "32"),)
+    return examination_of(CheckRequest(TargetRequest(f"{FILE}:{name}", arguments)))
 
 
 def layer(name: str) -> Any:
@@ -136,13 +134,13 @@ def test_a_function_that_returns_a_module_is_examined_as_what_it_returns(tmp_pat
         encoding="utf-8",
     )
     for name in ("ContextAttention", "ContextMaskUnread"):
-        found = examine(CheckRequest(TargetRequest(f"{made}:build", (("name", name),))), no_stage)
+        found = examination_of(CheckRequest(TargetRequest(f"{made}:build", (("name", name),))))
         assert [finding.code for finding in found.findings] == [finding.code for finding in examined(name).findings]
 
 
 def test_scores_that_are_not_scaled_are_a_choice_of_t5_and_a_mistake_of_others() -> None:
     def asked(name: str) -> Examination:
-        return examine(CheckRequest(TargetRequest(f"{FILE}:{name}", ())), no_stage)
+        return examination_of(CheckRequest(TargetRequest(f"{FILE}:{name}", ())))
 
     assert (asked("T5Attention").verdict, asked("T5Attention").findings) == ("right", ())
     assert {finding.code for finding in asked("PlainAttention").findings} == {"scale-missing"}

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from examined import no_stage
+from examined import examination_of
 
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine
 
 FILE = Path(__file__).parent / "attentions" / "three_rows.py"
 D, H = 24, 3
@@ -37,7 +36,7 @@ OTHER_ROWS = {
 @functools.cache
 def examined(name: str) -> Examination:
     arguments = () if name[0].islower() else (("d_model", str(D)), ("n_heads", str(H)))
-    return examine(CheckRequest(TargetRequest(f"{FILE}:{name}", arguments)), no_stage)
+    return examination_of(CheckRequest(TargetRequest(f"{FILE}:{name}", arguments)))
 
 
 def thing(name: str) -> Any:
