@@ -7,11 +7,10 @@ from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
-from examined import no_stage
+from examined import examination_of
 
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine
 from mhacli.values import pairs
 
 
@@ -351,7 +350,7 @@ EDITS = (
 def examined_with(folder: Path, style: Style, source: str) -> Examination:
     path = folder / "theirs.py"
     path.write_text(source, encoding="utf-8")
-    return examine(CheckRequest(TargetRequest(f"{path}:{style.name}", pairs(style.arguments.split(), "arg"))), no_stage)
+    return examination_of(CheckRequest(TargetRequest(f"{path}:{style.name}", pairs(style.arguments.split(), "arg"))))
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from attention_zoo import Case
-from examined import examined, no_stage, written
+from examined import examination_of, examined, written
 from positioned import BIASED, FILE, NORMED, RIGHT, TURNED, Slip
 
 from mhacli.findings import Examination
 from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine
 
 ALL = (*BIASED, *TURNED, *NORMED)
 
@@ -48,7 +47,7 @@ def test_a_mistake_beside_what_is_read_from_the_run_is_named(slip: Slip, tmp_pat
 @pytest.mark.parametrize(("layer", "own"), [("T5", 1.0), ("SwinCosine", None)])
 def test_a_scale_that_is_told_is_the_only_one(layer: str, own: float | None) -> None:
     def verdict(scale: float) -> str:
-        return examine(CheckRequest(TargetRequest(f"{FILE}:{layer}"), scale=scale), no_stage).verdict
+        return examination_of(CheckRequest(TargetRequest(f"{FILE}:{layer}"), scale=scale)).verdict
 
     assert verdict(0.3) != "right"
     assert own is None or verdict(own) == "right"
