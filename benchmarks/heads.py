@@ -26,11 +26,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
-from mhacli.attention.reducers import Distance, Entropy, Received
-from mhacli.attention.scores import Scores, uniform
-from mhacli.attention.stats import Asked, summarise
-from mhacli.attention.tiled import attend_lse, pattern_of, tiled_attend
-from mhacli.attention.tiles import reduce_tiles, visible_keys
+from mhacli.attention.tiled.forward import attend_lse, pattern_of, tiled_attend
+from mhacli.attention.tiled.reducers import Distance, Entropy, Received
+from mhacli.attention.tiled.scores import Scores, uniform
+from mhacli.attention.tiled.statistics import Asked, summarise
+from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
 
 N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
 LENGTHS = (2048, 4096, 8192)

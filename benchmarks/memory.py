@@ -11,9 +11,9 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.config import Config
-from mhacli.facts import Facts
-from mhacli.plan import make_plan
+from mhacli.requests.plan import make_plan
+from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
 
 MHA = str(Path(sys.executable).with_name("mha"))
 

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from transformers import AutoModel, GPT2Config
 
+from mhacli.adapters.hf.inputs import ModelInputs
+from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.models.inputs import ModelInputs
-from mhacli.models.load import Loaded
-from mhacli.parts import TokenSequence
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.survey import Wanted
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.results.record.steps import TokenSequence
+from mhacli.results.record.tiled import Wanted
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
 SENTENCE = "The quick brown fox jumps over the lazy dog"

@@ -90,7 +90,7 @@ def photograph(page: Path, target: Path) -> None:
 
 async def viewed(record: Path) -> str:
     """What the viewer shows of a head of a record, as SVG."""
-    from mhacli.record import Record
+    from mhacli.results.record.record import Record
     from mhacli.viewer.app import Viewer, ViewerOptions
 
     viewer = Viewer(Record.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))

@@ -3,21 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mhacli.attention.blocks import MultiHeadAttention
-    from mhacli.config import Config
+    from mhacli.attention.layer import MultiHeadAttention
+    from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
-    from mhacli.record import Record
-    from mhacli.studies.inspect import inspect
+    from mhacli.results.record.record import Record
+    from mhacli.spec.config import Config
 
 __version__ = "0.1.0"
 __all__ = ["Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "inspect"]
 
 _HOMES = {
-    "Config": "mhacli.config",
+    "Config": "mhacli.spec.config",
     "MhaError": "mhacli.errors",
-    "MultiHeadAttention": "mhacli.attention.blocks",
-    "Record": "mhacli.record",
-    "inspect": "mhacli.studies.inspect",
+    "MultiHeadAttention": "mhacli.attention.layer",
+    "Record": "mhacli.results.record.record",
+    "inspect": "mhacli.compute.layer.run",
 }
 
 

@@ -6,8 +6,8 @@ import os
 import signal
 from typing import NoReturn
 
-from mhacli import interrupts
-from mhacli.memory import keep_what_is_loaded, uncollected
+from mhacli.io import interrupts
+from mhacli.io.memory import keep_what_is_loaded, uncollected
 
 
 def main() -> NoReturn:
@@ -17,7 +17,7 @@ def main() -> NoReturn:
         interrupts.install()
         keep_what_is_loaded()
         with uncollected():
-            from mhacli import cli
+            from mhacli.cli import app as cli
 
         code = cli.main()
     except KeyboardInterrupt:

@@ -13,8 +13,8 @@ from model_families import BASE, GPT, GROUPED, PLAIN, WINDOW, made, run_plain
 from torch import Tensor
 
 from mhacli.checkpoints.folder import read_checkpoint
-from mhacli.checkpoints.request import ModelRequest
-from mhacli.survey import Wanted
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record.tiled import Wanted
 
 STORY = Path(__file__).parents[1] / "sample_texts" / "story.txt"
 TEXT = "the cat sat on the mat and the dog sat too"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from attention_zoo import Case
 
-from mhacli.findings import Examination
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import examine
-from mhacli.values import pairs
+from mhacli.cli.values import pairs
+from mhacli.compute.check.examine import examine
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Examination
 
 
 def no_stage(what: str, *, limited: bool = True) -> None:
@@ -51,7 +51,7 @@ def examination_of(request: CheckRequest) -> Examination:
 
 def every_probe() -> contextlib.AbstractContextManager[object]:
     """Every probe is asked, also where a busy machine makes a call slow."""
-    return unittest.mock.patch("mhacli.studies.probes.is_too_slow", return_value=False)
+    return unittest.mock.patch("mhacli.compute.check.probes.catalogue.is_too_slow", return_value=False)
 
 
 def written(folder: Path, case: Case, text: str) -> str:

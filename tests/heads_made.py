@@ -12,9 +12,9 @@ import numpy as np
 
 def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **choices: Any) -> Any:
     """A real record of heads of these texts."""
-    from mhacli.config import Config
-    from mhacli.studies.heads import prepare_heads
-    from mhacli.survey import Wanted
+    from mhacli.compute.heads.run import prepare_heads
+    from mhacli.results.record.tiled import Wanted
+    from mhacli.spec.config import Config
     from mhacli.text.encode import encode
 
     config = Config(**{"device": "cpu", "init": "uniform", "threads": 1, **choices}).resolved()

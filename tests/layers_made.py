@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from mhacli.config import Config
-from mhacli.heads import Averages, HeadStatistics, Sink, StrongCell
-from mhacli.layers import Generated, InspectedLayer, LayerWithout, Model, SpanTokens
-from mhacli.parts import Environment, Piece, SelfCheck, Timing, TokenSequence
-from mhacli.record import Record
-from mhacli.survey import Check, Corner, Kept, Survey
+from mhacli.results.record.checkpoint import Generated, InspectedLayer, LayerWithout, Model, SpanTokens
+from mhacli.results.record.heads import Averages, HeadStatistics, Sink, StrongCell
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import Environment, Piece, SelfCheck, Timing, TokenSequence
+from mhacli.results.record.tiled import Check, Corner, Kept, Survey
+from mhacli.spec.config import Config
 
 D_HEAD = 5
 NOTHING_KEPT = Kept()

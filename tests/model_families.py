@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
+from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.models.calls import Call, ScoredCall
-from mhacli.models.capture import captured
-from mhacli.models.inputs import ModelInputs, make_inputs
-from mhacli.models.load import Loaded
-from mhacli.models.sight import KnownMasks, see, whole
-from mhacli.parts import TokenSequence
+from mhacli.results.record.steps import TokenSequence
 
 VOCABULARY, N_LAYERS, N_HEADS, WINDOW = 99, 3, 4, 5
 Q_LEN, K_LEN, IMAGE, SOUND = 11, 13, 17, 19

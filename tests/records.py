@@ -10,11 +10,11 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from mhacli.config import Config
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.parts import Environment, Parameter, SelfCheck, Step, Timing, TokenSequence, Values
-from mhacli.record import Record
-from mhacli.sections import CacheStep, Cell, DecodeSummary, RouteCheck, Way
+from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep, Cell, DecodeSummary, RouteCheck, Way
+from mhacli.results.record.steps import Environment, Parameter, SelfCheck, Step, Timing, TokenSequence, Values
+from mhacli.spec.config import Config
 
 D_HEAD = 3
 CAT = ("the", "cat", "sat")

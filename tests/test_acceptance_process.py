@@ -243,7 +243,7 @@ def test_a_signal_during_a_save_leaves_the_files_as_they_were(
 
 KILLING = """
 import os, random, signal, sys, time
-from mhacli.files import write_whole
+from mhacli.io.files import write_whole
 path, rounds, size = sys.argv[1], 200, 1 << 20
 random.seed(20)
 first = lambda: open(path, "rb").read(1)[0]
@@ -283,7 +283,7 @@ def test_200_kills_during_a_save_leave_the_old_or_the_new_file_whole(tmp_path: P
 FAULTS = """
 import errno, itertools, json, os, sys
 from mhacli.errors import MhaError
-from mhacli.files import write_whole
+from mhacli.io.files import write_whole
 
 CALLS = ("write", "fsync", "link", "replace")
 real = {name: getattr(os, name) for name in (*CALLS, "open")}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from mhacli.compute.check import against
+from mhacli.compute.check.against import compare
+from mhacli.compute.check.prepare import randomised
 from mhacli.errors import MhaError
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies import against
-from mhacli.studies.against import compare
-from mhacli.studies.ready import randomised
+from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 SOURCE = '''
 import math

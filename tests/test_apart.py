@@ -16,8 +16,8 @@ from textwrap import dedent
 import pytest
 from processes import PATIENCE_S
 
+from mhacli.adapters.usercode.process import KEPT_BYTES, Outcome, run_apart
 from mhacli.errors import MhaError
-from mhacli.modules.apart import KEPT_BYTES, Outcome, run_apart
 
 SMALL_TORCH = "def get_num_threads(): return 2\ndef set_num_threads(n): pass\n"
 HEADER = "import os, re, signal, subprocess, sys, time, warnings\n"
@@ -302,7 +302,7 @@ def test_what_a_job_started_ends_with_it_and_does_not_keep_it(job: Job) -> None:
 
 ASKING = """
 import sys
-from mhacli.modules.apart import run_apart
+from mhacli.adapters.usercode.process import run_apart
 try:
     run_apart("theirs:job", {}, time_limit_s=60, on_stage=lambda what: print(what, flush=True))
 except KeyboardInterrupt:
@@ -330,7 +330,7 @@ def test_no_process_outlives_the_one_that_asked(folder: Path, number: signal.Sig
 
 
 def test_asking_loads_no_torch() -> None:
-    code = "import sys, mhacli.modules.apart; sys.exit('torch' in sys.modules)"
+    code = "import sys, mhacli.adapters.usercode.process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

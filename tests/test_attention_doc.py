@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from documents import blocks, run, steps, unmatched
 
-from mhacli.variants import VARIANTS, Variant
+from mhacli.spec.variants import VARIANTS, Variant
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "ATTENTION.md").read_text()
 SECTIONS = {

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends import Prepared, UnsupportedError, draw_heads, prepare
-from mhacli.attention.exact import deviation, exact_answer
+from mhacli.attention.backends.catalogue import Prepared, UnsupportedError, draw_heads, prepare
+from mhacli.attention.backends.exact import deviation, exact_answer
 from mhacli.attention.fused import fused_attend, kernel_among, operators_of
-from mhacli.config import Dtype
-from mhacli.studies.faults import explained, is_out_of_memory, told
-from mhacli.sweep import BACKENDS
-from mhacli.workload import Direction, Workload
+from mhacli.compute.bench.failures import explained, is_out_of_memory, told
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import Direction, Workload
+from mhacli.spec.config import Dtype
 
 CPU = torch.device("cpu")
 SIZE = Workload(2, 6, 6, 8, 23, 23, "float32", False, "forward")
@@ -136,10 +136,10 @@ def test_the_compiled_attention_is_within_rounding_too(tmp_path: Path) -> None:
     """In a process of its own, where nothing checks shapes: the compiler cannot read the checks."""
     program = (
         "import torch\n"
-        "from mhacli.attention.backends import draw_heads, prepare\n"
-        "from mhacli.attention.exact import deviation, exact_answer\n"
+        "from mhacli.attention.backends.catalogue import draw_heads, prepare\n"
+        "from mhacli.attention.backends.exact import deviation, exact_answer\n"
         "from mhacli.attention.fused import operators_of\n"
-        "from mhacli.workload import Workload\n"
+        "from mhacli.results.bench.workload import Workload\n"
         "work = Workload(1, 2, 1, 5, 7, 7, 'float32', True, 'forward')\n"
         "made = prepare('compiled', work, draw_heads(work, torch.device('cpu'), 5), 5)\n"
         "print(deviation(made, work, exact_answer(made, work, most_flops=1e15)).max_error)\n"
@@ -216,7 +216,7 @@ def test_only_a_layer_under_a_mask_keeps_one_as_a_tensor() -> None:
 
 
 def test_there_is_a_maker_for_every_backend_that_is_described() -> None:
-    from mhacli.attention import backends
+    from mhacli.attention.backends import catalogue as backends
 
     assert set(backends._MAKERS) == set(BACKENDS)
 

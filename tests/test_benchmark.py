@@ -13,12 +13,12 @@ from benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_ro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.benchmark import Benchmark, Ceiling, Row, read_benchmark, workload_of
-from mhacli.comparison import compare
 from mhacli.errors import MhaError
-from mhacli.expected import expected_flops, expected_moved_bytes
-from mhacli.sweep import Sweep
-from mhacli.workload import Workload
+from mhacli.results.bench.compare import compare
+from mhacli.results.bench.expected import expected_flops, expected_moved_bytes
+from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark, workload_of
+from mhacli.results.bench.sweep import Sweep
+from mhacli.results.bench.workload import Workload
 
 FULL = made_benchmark(
     made_row("explicit", [0.25, 0.5, 0.125]),

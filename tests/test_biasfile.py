@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from mhacli.attention import masks
-from mhacli.attention.blocks import MultiHeadAttention
-from mhacli.biasfile import read_bias_file
-from mhacli.config import Config
+from mhacli.attention.layer import MultiHeadAttention
+from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError
-from mhacli.plan import facts_of
-from mhacli.studies.inspect import Options, inspect
+from mhacli.requests.plan import facts_of
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
 TEXTS = ("the cat sat on the", "a cat sat")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mhacli.attention import masks
-from mhacli.attention.blocks import (
+from mhacli.attention.cache import CACHES
+from mhacli.attention.layer import (
     MultiHeadAttention,
     added_positions,
     drop,
@@ -21,9 +22,8 @@ from mhacli.attention.blocks import (
     place_rows,
     split_heads,
 )
-from mhacli.attention.cache import CACHES
 from mhacli.errors import UsageError
-from mhacli.trace import SITES
+from mhacli.spec.sites import SITES
 
 GROUPED = {"d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2}
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from mhacli.adapters.usercode.arguments import SPELLINGS, Role, parse_value, role_of, stated
+from mhacli.adapters.usercode.build.build import build
+from mhacli.adapters.usercode.build.configs import GuessedConfig
+from mhacli.adapters.usercode.build.sizes import Surroundings, guessed
+from mhacli.adapters.usercode.find.target import Target
+from mhacli.adapters.usercode.subject import Built
 from mhacli.errors import MhaError, UsageError
-from mhacli.modules.arguments import SPELLINGS, Role, parse_value, role_of, stated
-from mhacli.modules.building import build
-from mhacli.modules.configs import GuessedConfig
-from mhacli.modules.request import TargetRequest
-from mhacli.modules.sizes import Surroundings, guessed
-from mhacli.modules.subject import Built
-from mhacli.modules.target import Target
+from mhacli.requests.user_code import TargetRequest
 
 HERE = Surroundings(causal=False, device="cpu")
 

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.call.docs import documented_meaning, stated_axes
+from mhacli.adapters.usercode.call.find_call import Caller, find_subject
+from mhacli.adapters.usercode.call.signature import signature_of
+from mhacli.adapters.usercode.subject import Built, Guess, Inputs, MaskForm
 from mhacli.errors import MhaError
-from mhacli.modules.calldocs import documented_meaning, stated_axes
-from mhacli.modules.calling import Caller, find_subject
-from mhacli.modules.callsignatures import signature_of
-from mhacli.modules.request import TargetRequest
-from mhacli.modules.subject import Built, Guess, Inputs, MaskForm
+from mhacli.requests.user_code import TargetRequest
 
 D, H = 32, 4
 
@@ -1457,7 +1457,7 @@ def test_a_function_without_rows_is_refused() -> None:
 
 
 def test_the_search_makes_no_more_than_sixty_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    import mhacli.modules.callsearch as search
+    import mhacli.adapters.usercode.call.search as search
 
     calls: list[int] = []
     before = search.Laboratory.ask

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.modules.subject import Built, Sizes
-from mhacli.studies.candidates import (
+from mhacli.adapters.usercode.subject import Built, Sizes
+from mhacli.compute.check.diagnosis.candidates import (
     candidates,
     head_counts,
     meant_by,
     told_heads,
 )
-from mhacli.studies.documented import documented_pairing, documented_scales
+from mhacli.compute.check.diagnosis.documented import documented_pairing, documented_scales
+from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 REQUEST = CheckRequest(TargetRequest("mine.py:Attention"))
 

@@ -35,13 +35,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from mhacli.models import capture
-from mhacli.models.calls import Call, KernelWatch, ScoredCall, SoftmaxCall, unknown_keywords
-from mhacli.models.capture import captured
-from mhacli.models.inputs import ModelInputs, make_inputs
-from mhacli.record import Record
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.survey import Wanted
+from mhacli.adapters.hf import capture
+from mhacli.adapters.hf.calls import Call, KernelWatch, ScoredCall, SoftmaxCall, unknown_keywords
+from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import Wanted
 
 OF_EACH_RUNG = {
     "gpt2": "h.2.attn",

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.modules.building import build
-from mhacli.modules.calling import doubled
-from mhacli.modules.casting import cast
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.modules.target import find_target
-from mhacli.studies.against import compare
-from mhacli.studies.check import examine
+from mhacli.adapters.usercode.build.build import build
+from mhacli.adapters.usercode.call.find_call import doubled
+from mhacli.adapters.usercode.casting import cast
+from mhacli.adapters.usercode.find.target import find_target
+from mhacli.compute.check.against import compare
+from mhacli.compute.check.examine import examine
+from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 ROTARY = '''
 import torch

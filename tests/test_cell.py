@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mhacli.config import Config
-from mhacli.layerfile import read_layer_file
-from mhacli.plan import Place
-from mhacli.studies import walk as study
-from mhacli.studies.inspect import Options, weights_content
+from mhacli.checkpoints.mha_weights import read_layer_file
+from mhacli.compute.layer import trace as study
+from mhacli.compute.layer.run import Options, weights_content
+from mhacli.requests.plan import Place
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
 CHOICES = {

@@ -9,15 +9,15 @@ from painted import characters, printed
 from records import make_record
 from rich.console import Group
 
-from mhacli.differences.compare import compare
-from mhacli.masksurvey import SequenceMask
-from mhacli.render.diff import diff_view
-from mhacli.render.heads import heads_view
-from mhacli.render.layers import layers_view
-from mhacli.render.mask import mask_view
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.terminal import run_view
-from mhacli.survey import Corner, Kept, Wanted
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.checkpoint.view import layers_view
+from mhacli.render.diff.view import diff_view
+from mhacli.render.heads.view import heads_view
+from mhacli.render.run.mask import mask_view
+from mhacli.render.run.view import run_view
+from mhacli.results.diff.compare import compare
+from mhacli.results.mask import SequenceMask
+from mhacli.results.record.tiled import Corner, Kept, Wanted
 
 WIDTH = 100
 LONG = tuple(f"t{i}" for i in range(60))

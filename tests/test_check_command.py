@@ -10,10 +10,10 @@ import pytest
 from processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 from test_render_check import ALIKE, RIGHT, STATE, UNKNOWN, WRONG
 
-from mhacli.commands import check as command
+from mhacli.adapters.usercode import process as apart
+from mhacli.cli.commands import check as command
+from mhacli.cli.values import pairs
 from mhacli.errors import MhaError, UsageError
-from mhacli.modules import apart
-from mhacli.values import pairs
 
 MINE = """
 import torch
@@ -138,7 +138,7 @@ def test_what_is_asked_is_what_the_options_say(monkeypatch, capsys):
         "arguments": (("d_model", "64"), ("config.n_head", "4"), ("name", "a=b"), ("empty", "")),
     }  # fmt: skip
     assert asked == {
-        "job": "mhacli.studies.check:examine_request",
+        "job": "mhacli.compute.check.examine:examine_request",
         "limit": 2.5,
         "request": {
             "of": of, "against": of | {"target": "theirs:Attention", "arguments": ()}, "mask_means": "hide", "rope": "half",

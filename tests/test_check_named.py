@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from examined import examination_of
 
-from mhacli.findings import Examination
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.values import pairs
+from mhacli.cli.values import pairs
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Examination
 
 
 class Style(NamedTuple):

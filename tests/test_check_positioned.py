@@ -11,8 +11,8 @@ from attention_zoo import Case
 from examined import examination_of, examined, written
 from positioned import BIASED, FILE, NORMED, RIGHT, TURNED, Slip
 
-from mhacli.findings import Examination
-from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Examination
 
 ALL = (*BIASED, *TURNED, *NORMED)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from examined import examination_of
 
-from mhacli.findings import Examination
-from mhacli.modules.request import CheckRequest, TargetRequest
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Examination
 
 FILE = Path(__file__).parent / "attentions" / "three_rows.py"
 D, H = 24, 3

@@ -18,11 +18,11 @@ from attentions import styles
 from examined import examination_of, no_stage
 from torch import Tensor, nn
 
-from mhacli.findings import Examination
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.check import is_meant_causal
-from mhacli.studies.ready import ready
-from mhacli.values import pairs
+from mhacli.cli.values import pairs
+from mhacli.compute.check.examine import is_meant_causal
+from mhacli.compute.check.prepare import ready
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Examination
 
 SOURCE = Path(styles.__file__)
 D, H, T, BATCH = 32, 4, 6, 3

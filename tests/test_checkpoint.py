@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from mhacli.checkpoints.folder import StoredFile, read_bytes, read_checkpoint
-from mhacli.checkpoints.headcounts import HeadCounts, head_counts, sizes_of
+from mhacli.checkpoints.head_counts import HeadCounts, head_counts, sizes_of
 from mhacli.errors import MhaError
-from mhacli.tensorfile import read_tensor_header
+from mhacli.io.safetensors import read_tensor_header
 
 CONFIG = {"model_type": "llama", "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
 

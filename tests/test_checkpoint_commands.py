@@ -18,18 +18,18 @@ from layers_made import layered, text_of
 from model_families import tiny
 
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.checkpoints.request import ModelRequest
-from mhacli.cli import main
-from mhacli.commands import heads as heads_command
-from mhacli.commands.checkpoint import require_configured_heads, row_choice
+from mhacli.cli.app import main
+from mhacli.cli.commands import heads as heads_command
+from mhacli.cli.options import ColourOptions
+from mhacli.cli.shared.checkpoint import require_configured_heads, row_choice
+from mhacli.compute.checkpoint import prepare
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError
-from mhacli.layers import kinds_of, texts_of
-from mhacli.options import ColourOptions
-from mhacli.record import Record
-from mhacli.render.options import ViewOptions
-from mhacli.studies import prepare
-from mhacli.studies.checkpoint import CheckpointRun
-from mhacli.survey import Wanted
+from mhacli.render.base.options import ViewOptions
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record.checkpoint import kinds_of, texts_of
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import Wanted
 
 CAT, DOG = "THE CAT SAT", "A DOG"
 Command = Callable[..., tuple[int, str, str]]

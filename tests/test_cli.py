@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mhacli import options
-from mhacli.cli import COMMANDS
-from mhacli.commands import check, decode, diff, doctor, heads, pictures, show, trace, view, vocab, weights
+from mhacli.cli import options
+from mhacli.cli.app import COMMANDS
+from mhacli.cli.commands import check, decode, diff, doctor, heads, show, trace, view, vocab, weights
+from mhacli.cli.shared import pictures
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
@@ -124,7 +125,7 @@ def test_with_json_an_error_is_one_json_line() -> None:
 
 def test_a_bug_of_ours_is_told_in_one_line_and_shown_on_request() -> None:
     script = (
-        "import sys, mhacli.cli as cli\n"
+        "import sys, mhacli.cli.app as cli\n"
         "def broken(): raise ZeroDivisionError('by [red]zero\\x1b')\n"
         "cli._run_app = broken\nsys.exit(cli.main())"
     )

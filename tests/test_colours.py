@@ -25,8 +25,8 @@ _SCRIPT = """
 import json, sys
 from rich.console import Console
 from rich.text import Text
-from mhacli.render.colours import half_block, shade, sink_shade
-from mhacli.render.diffcolours import change_style
+from mhacli.render.base.colours import half_block, shade, sink_shade
+from mhacli.render.diff.colours import change_style
 from io import StringIO
 scales = {
     "ramp": lambda n: ("x", shade(n)), "upper": lambda n: half_block(n, None), "sink": lambda n: ("x", sink_shade(n)),

@@ -11,9 +11,9 @@ from benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_ro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.benchmark import Ceiling
-from mhacli.comparison import Change, compare, parse_rule, too_slow
 from mhacli.errors import EXIT_USAGE, UsageError
+from mhacli.results.bench.compare import Change, compare, parse_rule, too_slow
+from mhacli.results.bench.result import Ceiling
 
 seconds = st.floats(1e-6, 1e3)
 triples = st.tuples(seconds, seconds, seconds)

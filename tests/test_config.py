@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.config import Config
 from mhacli.errors import UsageError
+from mhacli.spec.config import Config
 
 
 def fault_of(**choices):

@@ -15,9 +15,9 @@ from processes import attempt
 from records import make_record, walked
 from safetensors.numpy import save
 
-from mhacli.consistency import ROW_TOLERANCE, contradictions
 from mhacli.errors import MhaError
-from mhacli.record import Record
+from mhacli.results.record.consistency import ROW_TOLERANCE, contradictions
+from mhacli.results.record.record import Record
 
 TEXT = ("the", "cat", "sat")
 Document = dict[str, Any]

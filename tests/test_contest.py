@@ -17,19 +17,20 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends import Prepared, Projected, prepare
+from mhacli.attention.backends.catalogue import Prepared, Projected, prepare
 from mhacli.attention.fused import only
-from mhacli.benchmark import Ceiling, Row, read_benchmark
+from mhacli.compute.bench import one_size as contest
+from mhacli.compute.bench import peak as ceilings
+from mhacli.compute.bench import run as study
+from mhacli.compute.bench.memory import Footprint
+from mhacli.compute.bench.one_size import Contest
+from mhacli.compute.bench.peak import measure_ceiling
+from mhacli.compute.bench.run import Options, bench
+from mhacli.compute.bench.timing import Timed, WallClock
 from mhacli.errors import MhaError
-from mhacli.studies import bench as study
-from mhacli.studies import ceilings, contest
-from mhacli.studies.bench import Options, bench
-from mhacli.studies.ceilings import measure_ceiling
-from mhacli.studies.contest import Contest
-from mhacli.studies.footprint import Footprint
-from mhacli.studies.rounds import Timed, WallClock
-from mhacli.sweep import Sweep
-from mhacli.workload import Direction, Workload
+from mhacli.results.bench.result import Ceiling, Row, read_benchmark
+from mhacli.results.bench.sweep import Sweep
+from mhacli.results.bench.workload import Direction, Workload
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 
 from mhacli.attention import attend, masks
 from mhacli.attention.core import attention_pattern, per_query_head
-from mhacli.trace import SITES
+from mhacli.spec.sites import SITES
 
 CEILING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 

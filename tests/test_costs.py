@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli import costs
 from mhacli.attention.cache import CACHES
-from mhacli.attention.weights import new_attention
-from mhacli.config import Config
-from mhacli.costs import CacheKind
-from mhacli.studies.ways import interpolated_sum
+from mhacli.attention.weights.layer_file import new_attention
+from mhacli.compute.layer.cache_timing import interpolated_sum
+from mhacli.spec import decode_costs as costs
+from mhacli.spec.config import Config
+from mhacli.spec.decode_costs import CacheKind
 
 KINDS = get_args(CacheKind)
 SMALL = Config(d_model=5, n_heads=6, n_kv_heads=2, d_head=4, d_v=3, d_input=9, dtype="float64").resolved()

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from mhacli.attention.cache import ConcatCache, PreallocatedCache
-from mhacli.cli import main
-from mhacli.config import Config
+from mhacli.checkpoints.mha_weights import read_layer_file
+from mhacli.cli.app import main
+from mhacli.compute.layer import decode as study
+from mhacli.compute.layer.run import Options, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
-from mhacli.layerfile import read_layer_file
-from mhacli.parts import SelfCheck
-from mhacli.plan import decodable
-from mhacli.studies import decode as study
-from mhacli.studies.inspect import Options, inspect, weights_content
+from mhacli.requests.plan import decodable
+from mhacli.results.record.steps import SelfCheck
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
 CHOICES = {

@@ -13,8 +13,8 @@ from checkpoints_saved import Checkpoints, request_of
 from processes import Launch, Outcome, attempt, forms
 from safetensors.numpy import load_file, save_file
 
-from mhacli.config import Config
-from mhacli.record import Record
+from mhacli.results.record.record import Record
+from mhacli.spec.config import Config
 
 TEXT = "the cat sat on the mat"
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,7 +30,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a record of each of `OTHERS`, all of one layer."""
-    from mhacli.studies.inspect import Options, inspect
+    from mhacli.compute.layer.run import Options, inspect
 
     folder = tmp_path_factory.mktemp("records")
     for name, (text, choices) in OTHERS.items():
@@ -42,7 +42,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with records of a tiny checkpoint, and of copies of it with another number in one weight of layer 1."""
-    from mhacli.studies.prepare import prepare_checkpoint
+    from mhacli.compute.checkpoint.prepare import prepare_checkpoint
 
     folder = tmp_path_factory.mktemp("models")
     original = Path(Checkpoints(folder).of("bert"))

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from layers_made import layered, text_of
 from records import decoded, make_record, make_sequence, walked
 
-from mhacli.arrays import Array
-from mhacli.differences import arrays as comparing
-from mhacli.differences.compare import TOLERANCES, compare
-from mhacli.differences.parts import Differences, Match, SiteDifference, TextDifference
-from mhacli.differences.statistics import by_size
-from mhacli.differences.tokens import aligned
-from mhacli.parts import Values
-from mhacli.record import Record
-from mhacli.sections import OwnModule
-from mhacli.survey import Corner, Kept, Wanted
+from mhacli.results.diff import arrays as comparing
+from mhacli.results.diff.compare import TOLERANCES, compare
+from mhacli.results.diff.result import Differences, Match, SiteDifference, TextDifference
+from mhacli.results.diff.statistics import by_size
+from mhacli.results.diff.tokens import aligned
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.steps import Values
+from mhacli.results.record.tiled import Corner, Kept, Wanted
 
 TEXT = ("the", "cat", "sat", "on", "it")
 OTHER = ("dogs", "bark")

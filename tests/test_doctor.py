@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention import backends
+from mhacli.attention.backends import catalogue as backends
+from mhacli.compute.doctor import kernels as doctorkernels
+from mhacli.compute.doctor import libraries as doctorsurvey
+from mhacli.compute.doctor import settings as doctorsettings
+from mhacli.compute.doctor.installation import examine_installation
+from mhacli.compute.doctor.kernels import DTYPES, numerics_of
+from mhacli.compute.doctor.libraries import USED, check_libraries, check_threads, is_within, libraries
 from mhacli.errors import MhaError
-from mhacli.health import Device, HealthCheck, Library, Numerics, Report
-from mhacli.studies import doctorkernels, doctorsettings, doctorsurvey
-from mhacli.studies.doctor import examine_installation
-from mhacli.studies.doctorkernels import DTYPES, numerics_of
-from mhacli.studies.doctorsurvey import USED, check_libraries, check_threads, is_within, libraries
-from mhacli.sweep import BACKENDS
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.doctor import Device, HealthCheck, Library, Numerics, Report
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.parts import TokenSequence
+from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.config import Config
 from mhacli.text import encode as module
 from mhacli.text.encode import Limits, encode
-from mhacli.text.vocabulary import Vocabulary, with_unknown
+from mhacli.text.tokenizers.vocabulary import Vocabulary, with_unknown
 
 WORDS = Config()
 

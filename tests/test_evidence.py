@@ -11,15 +11,15 @@ import torch
 from attention_zoo import WRONG
 from torch import Tensor
 
+from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm, Operation, Sizes
 from mhacli.attention.mistakes import MISTAKES
-from mhacli.attention.stages import RIGHT, Layer, Projection, Projections, Rows, run
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.modules.subject import Answer, Inputs, MaskForm, Operation, Sizes
-from mhacli.studies.candidates import candidates, meant_by
-from mhacli.studies.evidence import Observed, line_in_source, observe, smallest, unpacks_in_order
-from mhacli.studies.hypotheses import Made, difference, singles, stages_with, ways_of
-from mhacli.studies.ready import randomised, ready
-from mhacli.studies.scenes import Scene, core_scenes, make_scene, mask_scenes, padding_scenes
+from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, run
+from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
+from mhacli.compute.check.diagnosis.evidence import Observed, line_in_source, observe, smallest, unpacks_in_order
+from mhacli.compute.check.diagnosis.hypotheses import Made, difference, singles, stages_with, ways_of
+from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes
+from mhacli.compute.check.prepare import randomised, ready
+from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 # ---------------------------------------------------------------------------------------------------------- lines of a file
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention import attend, exact, masks
-from mhacli.attention.backends import Prepared, draw_heads, prepare
-from mhacli.attention.exact import Exact, deviation, exact_answer
-from mhacli.workload import Direction, Workload
+from mhacli.attention import attend, masks
+from mhacli.attention.backends import exact
+from mhacli.attention.backends.catalogue import Prepared, draw_heads, prepare
+from mhacli.attention.backends.exact import Exact, deviation, exact_answer
+from mhacli.results.bench.workload import Direction, Workload
 
 CPU = torch.device("cpu")
 ENOUGH = 1e15

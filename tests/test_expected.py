@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.config import Dtype
-from mhacli.expected import TILE_CELLS, expected_extra_bytes, expected_flops, expected_moved_bytes
-from mhacli.sweep import BACKENDS
-from mhacli.workload import Direction, Workload
+from mhacli.results.bench.expected import TILE_CELLS, expected_extra_bytes, expected_flops, expected_moved_bytes
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import Direction, Workload
+from mhacli.spec.config import Dtype
 
 DIRECTIONS = get_args(Direction)
 DTYPES = get_args(Dtype)
@@ -152,7 +152,7 @@ def test_only_what_builds_the_pattern_grows_with_the_square_of_the_tokens() -> N
 
 
 def test_the_tiles_foreseen_are_those_that_are_used() -> None:
-    from mhacli.attention.rectangles import CPU_TILES, DEVICE_TILES
+    from mhacli.attention.tiled.rectangles import CPU_TILES, DEVICE_TILES
 
     cells = {"cpu": CPU_TILES.queries * CPU_TILES.keys, "cuda": DEVICE_TILES.queries * DEVICE_TILES.keys}
     assert cells == TILE_CELLS

@@ -20,14 +20,14 @@ from processes import obeyed_or_hidden
 from records import decoded, make_record, walked, with_sinks
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.layers import LayerWithout
-from mhacli.parts import Step
+from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
-from mhacli.render.figures.flow import PLACES, sources_of
-from mhacli.render.figures.shapes import wrapped
-from mhacli.render.options import ViewOptions
-from mhacli.trace import SITES
+from mhacli.render.figures.svg.elements import wrapped
+from mhacli.render.figures.trace.flow import PLACES, sources_of
+from mhacli.results.record.checkpoint import LayerWithout
+from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.steps import Step
+from mhacli.spec.sites import SITES
 
 FIVE, THREE = ("the", "cat", "sat", "on", "mats"), ("a", "dog", "ran")
 VIRIDIS = ("#440154", "#46327f", "#365c8d", "#277f8e", "#1fa187", "#4ac26d", "#9fda3a", "#fde725")

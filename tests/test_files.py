@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli import files
 from mhacli.errors import MhaError, UsageError
-from mhacli.files import check_target, format_size, parse_size, read_chunks, read_whole, write_whole
+from mhacli.io import files
+from mhacli.io.files import check_target, format_size, parse_size, read_chunks, read_whole, write_whole
 
 
 def fault_of(action, *arguments, **options):

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from mhacli.attention import attend
-from mhacli.attention.backends import Prepared
-from mhacli.expected import expected_extra_bytes
-from mhacli.studies import footprint
-from mhacli.studies.footprint import Footprint, FreshProcesses, fresh_processes
-from mhacli.workload import Direction, Workload
+from mhacli.attention.backends.catalogue import Prepared
+from mhacli.compute.bench import memory as footprint
+from mhacli.compute.bench.memory import Footprint, FreshProcesses, fresh_processes
+from mhacli.results.bench.expected import expected_extra_bytes
+from mhacli.results.bench.workload import Direction, Workload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its high-water mark")
 
@@ -54,7 +54,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch) -> Begin:
 
     def begin(code: str) -> None:
         def started(words: list[str], **how: Any) -> Any:
-            first = f"import os, time\nfrom mhacli.studies import footprint\n{code}\n"
+            first = f"import os, time\nfrom mhacli.compute import footprint\n{code}\n"
             return start([words[0], "-c", first + words[2]], **how)
 
         monkeypatch.setattr(footprint.subprocess, "Popen", started)

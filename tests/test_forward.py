@@ -17,9 +17,9 @@ from checkpoints_saved import TEXT, Checkpoints, reference
 from model_families import tiny
 from processes import WITH_TORCH, Launch, attempt
 
+from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.forward import outputs_of, run_model
 from mhacli.errors import MhaError
-from mhacli.models.capture import captured
-from mhacli.models.forward import outputs_of, run_model
 
 CACHE = f"torchinductor_{getpass.getuser()}"
 """An empty folder that transformers makes with torch's compiler when it is imported."""
@@ -92,7 +92,7 @@ def test_what_is_raised_by_looking_at_a_pass_stays_as_it_is(checkpoints: Checkpo
     model = reference(checkpoints.of("llama"), "AutoModel")
 
     def take(call: Any) -> None:
-        from mhacli.arrays import Prefixed
+        from mhacli.results.record.arrays import Prefixed
 
         if isinstance(raised, TypeError):
             Prefixed({}, 3)["x"]  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 from mhacli import Config, inspect
 from mhacli.attention import attend, masks
-from mhacli.studies.bench import Options, bench
-from mhacli.sweep import BACKENDS, Sweep
+from mhacli.compute.bench.run import Options, bench
+from mhacli.results.bench.sweep import BACKENDS, Sweep
 
 pytestmark = pytest.mark.gpu
 

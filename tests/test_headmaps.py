@@ -8,10 +8,10 @@ from heads_made import surveyed
 from records import make_record, with_sinks
 
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.render.drawable import DrawableHead, drawable_heads, scale_of
-from mhacli.render.headmaps import FORBIDDEN, head_map, largest_of_maps, levels, sink_places
-from mhacli.render.options import ViewOptions
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.maps import FORBIDDEN, head_map, largest_of_maps, levels, sink_places
+from mhacli.results.record.heads import HeadStatistics, Sink
 
 LONG = ("the", "cat", "sat", "on", "a", "red", "mat")
 SHORT = ("the", "dog", "ran")

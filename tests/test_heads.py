@@ -13,7 +13,7 @@ from records import with_sinks
 from safetensors.numpy import save
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
-from mhacli.heads import (
+from mhacli.results.record.heads import (
     CERTAIN_ENOUGH,
     NEAR,
     NEARLY_UNIFORM,
@@ -28,9 +28,19 @@ from mhacli.heads import (
     require_order,
     with_kind,
 )
-from mhacli.patterns import parse_pattern
-from mhacli.record import Record
-from mhacli.survey import FOR_ALL_HEADS, OPTIONAL, PER_QUERY, Check, Corner, Kept, Survey, Wanted, survey_shapes
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import (
+    FOR_ALL_HEADS,
+    OPTIONAL,
+    PER_QUERY,
+    Check,
+    Corner,
+    Kept,
+    Survey,
+    Wanted,
+    survey_shapes,
+)
+from mhacli.spec.conditions import parse_pattern
 
 MASSES = {
     "sink": "sink", "previous": "previous-token", "diagonal": "diagonal", "induction": "induction",
@@ -473,8 +483,8 @@ def test_a_survey_of_huge_blocks_or_steps_takes_no_memory(records, tmp_path):
 
 
 def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
-    from mhacli.config import Config
-    from mhacli.studies.inspect import Options, inspect
+    from mhacli.compute.layer.run import Options, inspect
+    from mhacli.spec.config import Config
 
     record = inspect("the cat sat on the cat", Config(causal=True, device="cpu"), options=Options(repeat=1))
     record.save(str(tmp_path / "r"))

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.scores import Scores, VirtualPattern
-from mhacli.attention.stats import Asked, Statistics, distances_folded, summarise
-from mhacli.attention.tiled import attend_lse
+from mhacli.attention.tiled.forward import attend_lse
+from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.statistics import Asked, Statistics, distances_folded, summarise
 
 Normal = Callable[..., Tensor]
 LENGTH, HEADS, WIDTH, BLOCK, SCALE = 3000, 4, 48, 64, 48**-0.5

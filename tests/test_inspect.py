@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from mhacli.attention.routes import ROUTES
-from mhacli.config import Config
+from mhacli.checkpoints.mha_weights import read_layer_file
+from mhacli.compute.base import setup
+from mhacli.compute.layer.run import TOLERANCE, Options, inspect, largest_difference, weights_content
 from mhacli.errors import MhaError, UsageError
-from mhacli.layerfile import read_layer_file
-from mhacli.record import Record
-from mhacli.studies import setup
-from mhacli.studies.inspect import TOLERANCE, Options, inspect, largest_difference, weights_content
+from mhacli.results.record.record import Record
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
-from mhacli.text.vocabulary import Vocabulary
+from mhacli.text.tokenizers.vocabulary import Vocabulary
 
 CHOICES = {
     "d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2, "init": "uniform", "dtype": "float64",
@@ -192,7 +192,7 @@ def test_the_self_check_notices_an_output_that_is_not_of_the_pattern(change, mon
 
 
 def test_the_self_check_in_blocks_of_queries_sees_every_row(monkeypatch):
-    monkeypatch.setattr("mhacli.studies.inspect._BLOCK_CELLS", 1)
+    monkeypatch.setattr("mhacli.compute.layer.run._BLOCK_CELLS", 1)
 
     def wrong(layer, reading, tap):
         def spoil(site, tensor, **_):

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.intervals import CONFIDENCE, Interval, median_interval, paired_ratio, quartiles, reached_confidence
+from mhacli.results.bench.intervals import (
+    CONFIDENCE,
+    Interval,
+    median_interval,
+    paired_ratio,
+    quartiles,
+    reached_confidence,
+)
 
 numbers = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40)
 

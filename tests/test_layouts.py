@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.attention.layouts import from_ours, to_ours, with_all_biases
+from mhacli.attention.weights.layouts import from_ours, to_ours, with_all_biases
 from mhacli.checkpoints.choices import choices_of
 from mhacli.checkpoints.families import (
     FAMILIES,
@@ -17,8 +17,8 @@ from mhacli.checkpoints.families import (
     require_fitting_heads,
 )
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.headcounts import Sizes, sizes_of
-from mhacli.checkpoints.layerplaces import (
+from mhacli.checkpoints.head_counts import Sizes, sizes_of
+from mhacli.checkpoints.tensor_names import (
     chosen_stack,
     find_layer,
     find_table,
@@ -27,8 +27,8 @@ from mhacli.checkpoints.layerplaces import (
     sizes_from_shapes,
     stacks_in,
 )
+from mhacli.compute.checkpoint.convert import agreement
 from mhacli.errors import MhaError, UsageError
-from mhacli.studies.convert import agreement
 
 GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=7, d_model=11, d_input=13)
 FUSED_GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=5, d_model=11, d_input=13)

@@ -11,12 +11,12 @@ import families_made
 from safetensors.torch import load, load_file
 
 from mhacli.attention import masks
-from mhacli.attention.weights import new_attention
+from mhacli.attention.weights.layer_file import new_attention
 from mhacli.checkpoints.conversion import Wanted, plan_conversion
 from mhacli.checkpoints.families import FAMILIES
 from mhacli.checkpoints.folder import read_checkpoint
-from mhacli.layerfile import read_layer_file
-from mhacli.studies.convert import to_family_file, to_layer_file
+from mhacli.checkpoints.mha_weights import read_layer_file
+from mhacli.compute.checkpoint.convert import to_family_file, to_layer_file
 
 PRE_SCALED = {"opt", "whisper", "deberta-v2", "gpt_oss"}
 """Families whose queries or keys carry a factor that others put on the dot product."""

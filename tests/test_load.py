@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mhacli.studies import load
-from mhacli.studies.load import ForeignLoad, is_crowded, n_cpus
+from mhacli.compute.bench import cpu_load as load
+from mhacli.compute.bench.cpu_load import ForeignLoad, is_crowded, n_cpus
 
 
 def measured(

@@ -5,7 +5,7 @@ import pytest
 from layers_made import layered
 from test_render_layers import RECORDS, view
 
-from mhacli.layers import Generated
+from mhacli.results.record.checkpoint import Generated
 
 KEPT = layered(causal=True, generated=Generated((9,), 6, 5))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mhacli.attention.matches import matcher
-from mhacli.patterns import DUPLICATE, INDUCTION, parse_pattern
+from mhacli.attention.tiled.conditions import matcher
+from mhacli.spec.conditions import DUPLICATE, INDUCTION, parse_pattern
 
 VOCABULARY = {"a": 0, "b": 1, "c": 2, "d": 3}
 PADDING = -1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mhacli import memory
+from mhacli.io import memory
 
 GIB = 1 << 30
 

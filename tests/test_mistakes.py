@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from mutants import MUTANTS, OrdinaryAttention, Settings
 
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
-from mhacli.attention.replaced import Inapplicable
-from mhacli.attention.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
-from mhacli.studies.hypotheses import Made, stages_with
+from mhacli.attention.mistakes.replacements import Inapplicable
+from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
+from mhacli.compute.check.diagnosis.hypotheses import Made, stages_with
 
 NAMED = """split-without-transpose merge-without-transpose softmax-axis scale-missing scale-d-model scale-not-root scale-twice
 qk-swapped causal-missing causal-off-by-one causal-transposed causal-top-left mask-inverted mask-multiplied mask-added-as-01

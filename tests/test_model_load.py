@@ -22,16 +22,16 @@ import torch
 from model_families import FAMILIES, ids_of, made, run_plain, tiny
 from safetensors.torch import load_file, save_file
 
-from mhacli import memory
+from mhacli.adapters.hf import library
+from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.adapters.hf.tokenizer import first_tokens, load_tokenizer, require_ids, require_texts
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
-from mhacli.models import library
-from mhacli.models.inputs import make_inputs
-from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
-from mhacli.models.tokens import first_tokens, load_tokenizer, require_ids, require_texts
-from mhacli.parts import TokenSequence
-from mhacli.record import Record
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.survey import Wanted
+from mhacli.io import memory
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import TokenSequence
+from mhacli.results.record.tiled import Wanted
 from mhacli.text.chat import Message
 
 Saved = Callable[..., str]
@@ -183,7 +183,7 @@ CUT = """
 import os, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 import torch
-from mhacli.models.load import find_checkpoint, load_config, load_model
+from mhacli.adapters.hf.load import find_checkpoint, load_config, load_model
 checkpoint, revision = find_checkpoint({folder!r})
 model = load_model(
     {folder!r}, checkpoint, load_config(checkpoint), revision=revision, device=torch.device("cpu")

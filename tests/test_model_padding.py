@@ -13,9 +13,9 @@ import torch
 from heads_made import Texts, means, require_means
 from model_families import N_HEADS, PAIRS, calls_of, ids_of, loaded_of, matrices_of, sequence_of, tiny
 
-from mhacli.models.inputs import ModelInputs, make_inputs
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.survey import Wanted
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.results.record.tiled import Wanted
 
 LENGTHS, CONTEXTS = (4, 9, 1), (7, 9, 3)
 TOLERANCE, OF_T5 = 5e-6, 5e-5

@@ -24,14 +24,14 @@ from model_families import (
     tiny,
 )
 
+from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.compute.checkpoint import decode as modeldecode
+from mhacli.compute.checkpoint.decode import decode_checkpoint
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.inputs import make_inputs
-from mhacli.record import Record
-from mhacli.sections import CacheStep
-from mhacli.studies import modeldecode
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.studies.modeldecode import decode_checkpoint
-from mhacli.survey import Wanted
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep
+from mhacli.results.record.tiled import Wanted
 
 LAYER, BATCH, ITEM = 1, 2, 4
 FAMILIES = ("gpt2", "llama", "mistral", "t5")

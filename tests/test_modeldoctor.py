@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AttentionInterface, masking_utils
 
+from mhacli.compute.doctor import checkpoint as modeldoctor
+from mhacli.compute.doctor.bos import check_begin
+from mhacli.compute.doctor.checkpoint import MEANINGS, ORDER, examine_checkpoint, widened
+from mhacli.compute.doctor.comparisons import eager_in_place, implementation_of
+from mhacli.compute.doctor.inputs import numbered, rows_of
+from mhacli.compute.doctor.passes import distance, shaken_parts
 from mhacli.errors import MhaError, UsageError
-from mhacli.health import DoctorRequest, HealthCheck, Report
-from mhacli.studies import modeldoctor
-from mhacli.studies.modelbegin import check_begin
-from mhacli.studies.modelchecks import eager_in_place, implementation_of
-from mhacli.studies.modeldoctor import MEANINGS, ORDER, examine_checkpoint, widened
-from mhacli.studies.modelpasses import distance, shaken_parts
-from mhacli.studies.modelrows import numbered, rows_of
+from mhacli.results.doctor import DoctorRequest, HealthCheck, Report
 
 HEADS = {"t5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM"}
 

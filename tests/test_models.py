@@ -43,14 +43,14 @@ from model_families import (
 )
 from torch import Tensor
 
-from mhacli.commands.output import tell_notes
+from mhacli.adapters.hf.calls import ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.cli.shared.output import tell_notes
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
-from mhacli.layers import LayerWithout
-from mhacli.models.calls import ScoredCall, SoftmaxCall
-from mhacli.models.inputs import make_inputs
-from mhacli.record import Record
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.survey import Wanted
+from mhacli.results.record.checkpoint import LayerWithout
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import Wanted
 
 TOLERANCE, OF_T5 = 2e-6, 5e-5  # T5 does not scale its scores, which are larger
 Z_TOLERANCE = 2e-5  # z is a sum of a dozen values of size 10
@@ -525,7 +525,7 @@ def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str, said
     with pytest.raises(MhaError) as caught:
         make_inputs(model, sequences_of(ids_of(1, 3)), None, "right", 0)
     assert caught.value.message == f"model must read {said}"
-    assert caught.value.hint == "mhacli.models.capture watches any model from Python"
+    assert caught.value.hint == "mhacli.adapters.hf.capture watches any model from Python"
 
 
 def test_a_model_that_may_see_pictures_reads_text_alone() -> None:

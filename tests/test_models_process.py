@@ -37,10 +37,10 @@ from checkpoints_saved import (
 from model_families import N_HEADS, N_LAYERS, run_plain
 from processes import PATIENCE_S, WITH_TORCH, Launch, attempt, obeyed_or_hidden, shell_code, start, state_of
 
-from mhacli.cli import main
-from mhacli.commands.checkpoint import _ALLOWED_LAYER
-from mhacli.options import LayerOptions
-from mhacli.studies import checkpoint as study
+from mhacli.cli.app import main
+from mhacli.cli.options import LayerOptions
+from mhacli.cli.shared.checkpoint import _ALLOWED_LAYER
+from mhacli.compute.checkpoint import run as study
 
 COMMANDS = ("run", "heads", "trace", "decode")
 TOLERANCE = 5e-6
@@ -561,7 +561,7 @@ def test_ctrl_c_while_a_long_text_is_looked_at_ends_it(checkpoints: Checkpoints,
 STOPPING = """
 import time
 from pathlib import Path
-import mhacli.studies.checkpoint as study
+import mhacli.compute.checkpoint.run as study
 real, seen = study.CheckpointRun._look, []
 def slow(*given, **named):
     seen.append(1)
@@ -590,7 +590,7 @@ def test_the_layers_that_are_finished_are_told_at_ctrl_c(gpt2: str, tmp_path: Pa
 
 
 def test_outputs_that_inspection_would_change_end_with_3(mha: Mha, gpt2: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhacli.studies.checkpoint.are_identical", lambda one, other: False)
+    monkeypatch.setattr("mhacli.compute.checkpoint.run.are_identical", lambda one, other: False)
     said = mha("run", TEXT, "--model", gpt2, code=3)
     assert "outputs are NOT identical with and without inspection" in " ".join(said.out.split())
     assert said.err.startswith(

@@ -34,14 +34,14 @@ from model_families import (
 )
 from torch import Tensor, nn
 
+from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
-from mhacli.layers import AttentionKind
-from mhacli.models.inputs import make_inputs
-from mhacli.plan import Place
-from mhacli.record import Record
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.studies.modelwalk import walk_checkpoint
-from mhacli.survey import Wanted
+from mhacli.requests.plan import Place
+from mhacli.results.record.checkpoint import AttentionKind
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import Wanted
 
 BATCH, LAYER = 2, 1
 TOLERANCE = 5e-5

@@ -17,8 +17,8 @@ from mutants import MUTANTS, Mutant, OrdinaryAttention, Settings
 from torch import Tensor
 
 from mhacli.attention import masks
-from mhacli.attention.blocks import MultiHeadAttention
 from mhacli.attention.cache import ConcatCache, PreallocatedCache
+from mhacli.attention.layer import MultiHeadAttention
 from mhacli.attention.positions import sinusoidal
 
 Factory = Callable[[Settings, Mapping[str, Tensor]], Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mhacli.parts import Step
-from mhacli.record import Record
-from mhacli.schema import decode
-from mhacli.studies.ownwalk import walk_request
+from mhacli.compute.user_trace.trace import walk_request
+from mhacli.io.json_schema import decode
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import Step
 
 HEAD = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 SEPARATE = """

@@ -17,11 +17,11 @@ import pytest
 from layers_made import layered, text_of
 from records import make_record, walked, with_sinks
 
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.record import Record
-from mhacli.render.colours import RAMP
-from mhacli.render.options import ViewOptions
+from mhacli.render.base.colours import RAMP
+from mhacli.render.base.options import ViewOptions
 from mhacli.render.page.document import page
+from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.record import Record
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 

@@ -13,11 +13,11 @@ from hostile import HOSTILE, WEB, escaped
 from layers_made import layered, text_of
 from records import drawn
 
-from mhacli.render.cells import strongest_keys
-from mhacli.render.colours import ramp_colour
-from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.base.colours import ramp_colour
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.heads.cells import strongest_keys
 from mhacli.render.page.document import page
-from mhacli.survey import Corner, Kept, Wanted
+from mhacli.results.record.tiled import Corner, Kept, Wanted
 
 MEGABYTE = 1_048_576
 LONG, SHORT = "the cat sat on the red mat and ran off to see a dog", "a dog ran by"

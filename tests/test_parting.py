@@ -7,10 +7,10 @@ import textwrap
 import pytest
 import torch
 
+from mhacli.compute.check.against import compare
+from mhacli.compute.check.first_difference import factor_of, first_apart
 from mhacli.errors import MhaError
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.studies.against import compare
-from mhacli.studies.parting import factor_of, first_apart
+from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 SOURCE = '''
 import math

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhacli.errors import UsageError
-from mhacli.patterns import (
+from mhacli.spec.conditions import (
     DUPLICATE,
     INDUCTION,
     Absolute,
@@ -392,5 +392,7 @@ def test_no_number_is_larger_than_it_can_be(text: str, q: int, k: int) -> None:
 
 
 def test_patterns_are_read_without_torch() -> None:
-    code = "import sys; from mhacli.patterns import *; parse_pattern(INDUCTION); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from mhacli.spec.conditions import *; parse_pattern(INDUCTION); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from mhacli.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.facts import Facts
-from mhacli.plan import BASE_BYTES, array_bytes, foresee, make_plan
-from mhacli.trace import SITES
+from mhacli.requests.plan import BASE_BYTES, array_bytes, foresee, make_plan
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES
 
 MIB = 1 << 20
 CHOICES = {"d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2}
@@ -151,11 +151,11 @@ def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
 
 MEASURED = r"""
 import json, re, sys
-from mhacli.config import Config
-from mhacli.plan import make_plan
-from mhacli.studies.inspect import Options, inspect
+from mhacli.spec.config import Config
+from mhacli.requests.plan import make_plan
+from mhacli.compute.layer.run import Options, inspect
 from mhacli.text.encode import encode
-from mhacli.studies.setup import facts_of
+from mhacli.compute.base.setup import facts_of
 
 choices = json.loads(sys.argv[1])
 texts = [] if "random" in choices else ["word " * 1600, "word " * 1500]

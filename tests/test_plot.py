@@ -16,13 +16,13 @@ import pytest
 from benchmarks_made import CEILING, made_benchmark, made_control, made_row, size
 from processes import obeyed_or_hidden
 
-from mhacli.benchmark import Benchmark, Ceiling, read_benchmark
 from mhacli.errors import MhaError
-from mhacli.render import plot
-from mhacli.render.bench import family_name
-from mhacli.render.plot import MAX_FAMILIES, about, page, require_plots, svg
-from mhacli.sweep import BACKENDS
-from mhacli.workload import Workload
+from mhacli.render.reports import bench_plot as plot
+from mhacli.render.reports.bench import family_name
+from mhacli.render.reports.bench_plot import MAX_FAMILIES, about, page, require_plots, svg
+from mhacli.results.bench.result import Benchmark, Ceiling, read_benchmark
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import Workload
 
 LENGTHS = (8, 16, 64)
 HOSTILE = '<script>alert("1")</script>]]>--><image href="http://e/x.png"/>&lt;\x1b[2J\u202e'

@@ -13,8 +13,8 @@ from test_figures import FIVE, THREE, cells, images, of_tokens, shapes, texts
 
 from mhacli.errors import MhaError
 from mhacli.render import png as module
+from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
-from mhacli.render.options import ViewOptions
 from mhacli.render.png import png, require_png
 
 HEAD = ViewOptions(heads=(0,))

@@ -31,16 +31,16 @@ from checkpoints_saved import (
 )
 
 from mhacli.attention import masks
-from mhacli.attention.reducers import Between
-from mhacli.attention.scores import ComputedPattern
-from mhacli.attention.stats import Asked, summarise, with_sink
-from mhacli.attention.tiles import reduce_tiles
-from mhacli.config import DEFAULT_MAX_TOKENS
+from mhacli.attention.tiled.reducers import Between
+from mhacli.attention.tiled.scores import ComputedPattern
+from mhacli.attention.tiled.statistics import Asked, summarise, with_sink
+from mhacli.attention.tiled.tiles import reduce_tiles
+from mhacli.compute.checkpoint import prepare
+from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
-from mhacli.layers import Generated
-from mhacli.studies import prepare
-from mhacli.studies.checkpoint import CheckpointRun
-from mhacli.studies.prepare import prepare_checkpoint
+from mhacli.results.record.checkpoint import Generated
+from mhacli.spec.config import DEFAULT_MAX_TOKENS
 from mhacli.text.chat import Message
 
 HINT_SPAN = "--max-tokens may have cut it off"

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import pyte
 import pytest
 
+from mhacli.cli.streams import progress
 from mhacli.errors import MhaError
-from mhacli.streams import progress
 
 ROWS, COLUMNS = 6, 70
 

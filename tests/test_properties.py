@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhacli.attention import attend, masks
-from mhacli.attention.blocks import MultiHeadAttention
 from mhacli.attention.core import attention_pattern
+from mhacli.attention.layer import MultiHeadAttention
 
 some = settings(max_examples=25, derandomize=True)
 TOLERANCE = 1e-11

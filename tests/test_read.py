@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli import files
 from mhacli.errors import MhaError, UsageError
+from mhacli.io import files
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text, stream_text
 
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.modules.parameters import parts_of
-from mhacli.modules.readings import Reading, Widths, readings
+from mhacli.adapters.usercode.weights.parameters import parts_of
+from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 
 D, HEADS = 12, 3
 WIDTHS = Widths(D, D, HEADS, None)

@@ -14,13 +14,13 @@ from rich.console import Console, Group
 from safetensors.numpy import save
 
 from mhacli.errors import MhaError
-from mhacli.record import Record
 from mhacli.render import csv
 from mhacli.render import json as json_view
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.terminal import run_view
-from mhacli.render.walk import closing, step_blocks
-from mhacli.sections import Cell
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.run.trace import closing, step_blocks
+from mhacli.render.run.view import run_view
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import Cell
 
 DOG = ("a", "dog")
 RECORDS = {

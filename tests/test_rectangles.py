@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mhacli.attention import masks, rectangles
-from mhacli.attention.rectangles import (
+from mhacli.attention import masks
+from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled.rectangles import (
     CPU_TILES,
     DEVICE_TILES,
     PENALTY,

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention import masks, rectangles
-from mhacli.attention.matches import matcher
-from mhacli.attention.rectangles import PENALTY, TileShape
-from mhacli.attention.reducers import (
+from mhacli.attention import masks
+from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled.conditions import matcher
+from mhacli.attention.tiled.rectangles import PENALTY, TileShape
+from mhacli.attention.tiled.reducers import (
     Distance,
     Entropy,
     Lifted,
@@ -27,10 +28,10 @@ from mhacli.attention.reducers import (
     SameLabel,
     Squares,
 )
-from mhacli.attention.scores import ComputedPattern, Scores, VirtualPattern, uniform
-from mhacli.attention.stats import Asked, summarise
-from mhacli.attention.tiles import Reducer, Tile, n_cells, reduce_tiles, visible_keys
-from mhacli.patterns import DUPLICATE, INDUCTION, parse_pattern
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
+from mhacli.attention.tiled.statistics import Asked, summarise
+from mhacli.attention.tiled.tiles import Reducer, Tile, n_cells, reduce_tiles, visible_keys
+from mhacli.spec.conditions import DUPLICATE, INDUCTION, parse_pattern
 
 Normal = Callable[..., Tensor]
 BATCH, HEADS = 2, 3

@@ -14,9 +14,8 @@ from benchmarks_made import CEILING, made_benchmark, made_control, made_row, siz
 from processes import obeyed_or_hidden
 from records import drawn
 
-from mhacli.benchmark import Benchmark, Ceiling, Row, read_benchmark
-from mhacli.comparison import compare
-from mhacli.render.bench import (
+from mhacli.render.base.options import Screen
+from mhacli.render.reports.bench import (
     backend_text,
     bench_view,
     csv_pieces,
@@ -26,7 +25,8 @@ from mhacli.render.bench import (
     ratio_text,
     size_text,
 )
-from mhacli.render.options import Screen
+from mhacli.results.bench.compare import compare
+from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark
 
 WIDTHS = [40, 80, 120, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

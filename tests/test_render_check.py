@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from mhacli.findings import Argument, Choice, Comparison, Departure, Examination, Finding, ModeReport, Probe
-from mhacli.render.check import check_view
-from mhacli.render.options import Screen
+from mhacli.render.base.options import Screen
+from mhacli.render.reports.check import check_view
+from mhacli.results.check import Argument, Choice, Comparison, Departure, Examination, Finding, ModeReport, Probe
 
 AXIS = Finding(
     "softmax-axis",

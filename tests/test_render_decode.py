@@ -6,11 +6,11 @@ import pytest
 from records import decoded, drawn, make_record
 
 from mhacli.errors import UsageError
-from mhacli.parts import SelfCheck, Timing
-from mhacli.render.decode import MAX_STEPS, decode_view
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.terminal import MAX_SEQUENCES
-from mhacli.sections import Way
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.run.decode import MAX_STEPS, decode_view
+from mhacli.render.run.view import MAX_SEQUENCES
+from mhacli.results.record.sections import Way
+from mhacli.results.record.steps import SelfCheck, Timing
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

@@ -14,19 +14,19 @@ from records import drawn, make_record, make_sequence
 from rich.console import Console
 from rich.text import Text
 
-from mhacli.differences.compare import compare
 from mhacli.errors import UsageError
-from mhacli.record import Record
-from mhacli.render import diffjson
-from mhacli.render.diff import diff_view
-from mhacli.render.diffcolours import change_colour
-from mhacli.render.diffgrids import grids
-from mhacli.render.diffmaps import require_drawable
-from mhacli.render.diffwords import verdict_text
-from mhacli.render.drawable import drawable_heads
-from mhacli.render.headmaps import head_map
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.sections import OwnModule
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.diff import json as diffjson
+from mhacli.render.diff.colours import change_colour
+from mhacli.render.diff.grids import grids
+from mhacli.render.diff.maps import require_drawable
+from mhacli.render.diff.view import diff_view
+from mhacli.render.diff.words import verdict_text
+from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.heads.maps import head_map
+from mhacli.results.diff.compare import compare
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
 
 TEXT = ("the", "cat", "sat", "on", "it")
 WIDTHS = [20, 80, 200]

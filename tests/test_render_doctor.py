@@ -9,9 +9,9 @@ import pytest
 from processes import obeyed_or_hidden
 from rich.console import Console
 
-from mhacli.health import Device, HealthCheck, Kernel, Library, Numerics, Patient, Report
-from mhacli.render.doctor import doctor_view
-from mhacli.render.options import Screen
+from mhacli.render.base.options import Screen
+from mhacli.render.reports.doctor import doctor_view
+from mhacli.results.doctor import Device, HealthCheck, Kernel, Library, Numerics, Patient, Report
 
 EVIL = "x\x1b[31m\u202e[/b]"
 ABOUT = (("mha", "0.1.0"), ("python", "3.11"), ("platform", "Linux"), ("threads", "2"), ("torch", "2.13"))

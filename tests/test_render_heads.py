@@ -18,22 +18,22 @@ from rich.console import Console
 from safetensors.numpy import save
 
 from mhacli.errors import UsageError
-from mhacli.files import format_size
-from mhacli.heads import SORTS, Averages, Sink, in_order
-from mhacli.parts import SelfCheck
-from mhacli.patterns import parse_pattern
-from mhacli.plan import BASE_BYTES
+from mhacli.io.files import format_size
 from mhacli.render import csv
 from mhacli.render import json as json_view
-from mhacli.render.headmaps import FORBIDDEN, levels
-from mhacli.render.heads import heads_view
-from mhacli.render.kinds import KIND_SIGNS
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.pooled import renormalised
-from mhacli.render.stack import places_of
-from mhacli.render.terminal import run_view
-from mhacli.render.words import percent_text, share_text, short_text
-from mhacli.survey import Corner, Kept, Wanted
+from mhacli.render.base.format import percent_text, share_text, short_text
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.selection import places_of
+from mhacli.render.heads.maps import FORBIDDEN, levels
+from mhacli.render.heads.pooled import renormalised
+from mhacli.render.heads.view import heads_view
+from mhacli.render.run.view import run_view
+from mhacli.requests.plan import BASE_BYTES
+from mhacli.results.record.heads import SORTS, Averages, Sink, in_order
+from mhacli.results.record.steps import SelfCheck
+from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.spec.conditions import parse_pattern
 
 WIDTHS = [40, 80, 120, 200]
 CAT = "the cat sat on the mat and the dog sat on the cat"

@@ -8,10 +8,10 @@ from records import drawn, make_record
 from rich.color import ColorTriplet
 from rich.console import Console
 
-from mhacli.render.colours import RAMP, glyph, half_block, level_of, ramp_colour, shade
-from mhacli.render.heatmap import FORBIDDEN, NOT_A_NUMBER, heatmap, pooled, scale_caption
-from mhacli.render.matrix import Head
-from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.base.colours import RAMP, glyph, half_block, level_of, ramp_colour, shade
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.heads.heatmap import FORBIDDEN, NOT_A_NUMBER, heatmap, pooled, scale_caption
+from mhacli.render.heads.matrix import Head
 
 PLAIN, COLOUR = Screen(80, False), Screen(80, True)
 GLYPHS = "·░▒▓█"

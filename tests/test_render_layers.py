@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.text import Text
 
 from mhacli.errors import UsageError
-from mhacli.layers import Generated, LayerWithout, SpanTokens
-from mhacli.record import Record
 from mhacli.render import csv
 from mhacli.render import json as json_view
-from mhacli.render.kinds import KIND_SIGNS
-from mhacli.render.layers import layers_view
-from mhacli.render.merged import merged, words_with
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.stack import ranges
-from mhacli.render.words import flowing, share_text, short_text
+from mhacli.render.base.format import flowing, share_text, short_text
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.selection import ranges
+from mhacli.render.checkpoint.view import layers_view
+from mhacli.render.checkpoint.words import merged, words_with
+from mhacli.results.record.checkpoint import Generated, LayerWithout, SpanTokens
+from mhacli.results.record.record import Record
 
 WIDTHS = [40, 80, 120, 200]
 HOSTILE = (

@@ -3,10 +3,10 @@ import re
 import pytest
 from records import CAT, drawn, make_sequence
 
-from mhacli.config import Config
-from mhacli.masksurvey import MaskSurvey, SequenceMask
-from mhacli.render.mask import mask_view
-from mhacli.render.options import Screen
+from mhacli.render.base.options import Screen
+from mhacli.render.run.mask import mask_view
+from mhacli.results.mask import MaskSurvey, SequenceMask
+from mhacli.spec.config import Config
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

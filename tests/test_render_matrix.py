@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import drawn, make_record
 
-from mhacli.record import Record
-from mhacli.render.matrix import Head, largest_share, matrix
-from mhacli.render.options import Screen, ViewOptions
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.heads.matrix import Head, largest_share, matrix
+from mhacli.results.record.record import Record
 
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]", "…", "0")
 

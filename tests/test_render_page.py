@@ -18,20 +18,20 @@ from layers_made import WORDS, layered, text_of
 from records import decoded as decoding
 from records import make_record, walked, with_sinks
 
-from mhacli.config import Config
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.layers import Generated, LayerWithout
-from mhacli.record import Record
-from mhacli.render.drawable import drawable_heads
-from mhacli.render.options import ViewOptions
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.budget import Fineness, drawn_head, exact_maps, fitting_maps
 from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded
-from mhacli.render.page.markup import tag, text
+from mhacli.render.page.html import tag, text
 from mhacli.render.page.notes import quantised_text
-from mhacli.sections import OwnModule
-from mhacli.survey import Kept, Wanted
+from mhacli.results.record.checkpoint import Generated, LayerWithout
+from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.tiled import Kept, Wanted
+from mhacli.spec.config import Config
 
 MEGABYTE = 1_048_576
 LONG, SHORT, OTHER = (
@@ -691,7 +691,8 @@ def test_the_same_record_gives_the_same_bytes_in_any_process_and_without_torch(t
     record.save(str(tmp_path / "record"))
     loaded = page(Record.load(str(tmp_path / "record")), ViewOptions())
     program = (
-        "import hashlib, sys; from mhacli.record import Record; from mhacli.render.options import ViewOptions;"
+        "import hashlib, sys; from mhacli.results.record.record import Record;"
+        "from mhacli.render.base.options import ViewOptions;"
         "from mhacli.render.page.document import page; made = page(Record.load(sys.argv[1]), ViewOptions());"
         "assert 'torch' not in sys.modules; print(hashlib.sha256(made.encode()).hexdigest())"
     )

@@ -6,18 +6,18 @@ import pytest
 from records import drawn, make_record, walked
 
 from mhacli.errors import UsageError
-from mhacli.heads import HeadStatistics
-from mhacli.parts import SelfCheck, Step, Timing
-from mhacli.render.options import Screen, ViewOptions
-from mhacli.render.overview import overview
-from mhacli.render.terminal import (
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.tokens import token_table
+from mhacli.render.heads.table import overview
+from mhacli.render.run.view import (
     axes_text,
     run_view,
     self_check_line,
     shape_trace,
     timing_table,
 )
-from mhacli.render.tokens import token_table
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.steps import SelfCheck, Step, Timing
 
 WIDTHS = [40, 80, 200]
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]b[/bold]", "")

@@ -3,9 +3,9 @@ import re
 import pytest
 from records import drawn
 
-from mhacli.render.options import Screen
-from mhacli.render.vocabulary import vocabulary_table
-from mhacli.text.vocabulary import Entry
+from mhacli.render.base.options import Screen
+from mhacli.render.reports.vocabulary import vocabulary_table
+from mhacli.text.tokenizers.vocabulary import Entry
 
 
 def entries(count):

@@ -5,9 +5,9 @@ from math import exp
 import pytest
 from records import drawn, make_record, walked
 
-from mhacli.parts import Parameter, Step, Timing, Values
-from mhacli.render.options import Screen
-from mhacli.render.walk import closing, step_blocks
+from mhacli.render.base.options import Screen
+from mhacli.render.run.trace import closing, step_blocks
+from mhacli.results.record.steps import Parameter, Step, Timing, Values
 
 WIDTHS = [40, 80, 200]
 

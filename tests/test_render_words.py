@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import make_record
 
-from mhacli.config import Config
 from mhacli.errors import UsageError
-from mhacli.render.options import Selection, ViewOptions, balanced, chosen, require_choices
-from mhacli.render.words import (
+from mhacli.render.base.format import (
     bytes_text,
     configuration,
     count_of,
@@ -23,6 +21,8 @@ from mhacli.render.words import (
     sparkline,
     token_text,
 )
+from mhacli.render.base.options import Selection, ViewOptions, balanced, chosen, require_choices
+from mhacli.spec.config import Config
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from mhacli.studies import rounds
-from mhacli.studies.rounds import EventClock, Rounds, Timed, WallClock, clock_for, time_in_turns
+from mhacli.compute.bench import timing as rounds
+from mhacli.compute.bench.timing import EventClock, Rounds, Timed, WallClock, clock_for, time_in_turns
 
 
 class Wall:

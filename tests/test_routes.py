@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mhacli.attention import masks
-from mhacli.attention.blocks import MultiHeadAttention
+from mhacli.attention.layer import MultiHeadAttention
 from mhacli.attention.routes import ROUTES, Reading
-from mhacli.config import Config
-from mhacli.facts import Facts
-from mhacli.trace import SITES
+from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES
 
 COMBINATIONS = list(product([True, False], repeat=5))
 

@@ -7,20 +7,20 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from mhacli.benchmark import Benchmark, Row
-from mhacli.config import Config
+from mhacli.checkpoints.mha_weights import Metadata
+from mhacli.compute.user_trace.trace import WalkRequest
 from mhacli.errors import MhaError
-from mhacli.findings import Departure, Examination
-from mhacli.layerfile import Metadata
-from mhacli.layers import InspectedLayer, Model
-from mhacli.modules.request import CheckRequest, TargetRequest
-from mhacli.record import Record
-from mhacli.schema import _hint, decode, load_json, section
-from mhacli.sections import CacheStep, Cell, OwnModule
-from mhacli.studies.ownwalk import WalkRequest
-from mhacli.survey import Survey
-from mhacli.text.vocabulary import _File
-from mhacli.workload import Workload
+from mhacli.io.json_schema import _hint, decode, load_json, section
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.bench.result import Benchmark, Row
+from mhacli.results.bench.workload import Workload
+from mhacli.results.check import Departure, Examination
+from mhacli.results.record.checkpoint import InspectedLayer, Model
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep, Cell, OwnModule
+from mhacli.results.record.tiled import Survey
+from mhacli.spec.config import Config
+from mhacli.text.tokenizers.vocabulary import _File
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention import attend, masks, rectangles
+from mhacli.attention import attend, masks
 from mhacli.attention.positions import alibi
-from mhacli.attention.rectangles import PENALTY, Rectangle, TileShape
-from mhacli.attention.scores import (
+from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled.rectangles import PENALTY, Rectangle, TileShape
+from mhacli.attention.tiled.scores import (
     LOG2_E,
     ComputedPattern,
     Grid,
@@ -27,7 +28,7 @@ from mhacli.attention.scores import (
     tensor_bias,
     uniform,
 )
-from mhacli.attention.tiles import visible_keys
+from mhacli.attention.tiled.tiles import visible_keys
 
 Normal = Callable[..., Tensor]
 TILES = [TileShape(4, 7, 3), TileShape(8, 4, 2)]

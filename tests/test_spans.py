@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.parts import TokenSequence
+from mhacli.results.record.steps import TokenSequence
 from mhacli.text import search as searching
 from mhacli.text.chat import Turn
-from mhacli.text.pieces import Spelling, pieces_of
 from mhacli.text.search import Expression, search
 from mhacli.text.spans import Span, find_spans, tokens_of
+from mhacli.text.tokenizers.pieces import Spelling, pieces_of
 
 TEXT = "The Eiffel Tower is in Paris."
 CHAT_TEXT = "<sys>Be brief.<user>Where?<bot>Paris<user>Sure?<bot>"

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.attention import attend, masks, stages
-from mhacli.attention.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
+from mhacli.attention import attend, masks
+from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
 
 BATCH, D_IN, D_CONTEXT = 2, 5, 7
 SITES = ["q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out"]

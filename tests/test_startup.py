@@ -98,9 +98,9 @@ def test_the_viewer_says_without_torch_or_textual_that_it_needs_a_terminal(recor
 
 FIRST_SCREEN = """
 import asyncio, sys
-from mhacli.record import Record
+from mhacli.results.record.record import Record
 from mhacli.viewer.app import Viewer, ViewerOptions
-from mhacli.viewer.heads import Heads
+from mhacli.viewer.panes.heads import Heads
 first = []
 draw = Heads._draw_more
 def draw_more(heads):

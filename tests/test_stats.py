@@ -8,11 +8,13 @@ import jaxtyping
 import pytest
 import torch
 
-from mhacli.attention import attend, masks, rectangles, stats
-from mhacli.attention.rectangles import CPU_TILES, TileShape
-from mhacli.attention.reducers import Entropy
-from mhacli.attention.scores import ComputedPattern, Scores, VirtualPattern
-from mhacli.attention.tiles import reduce_tiles
+from mhacli.attention import attend, masks
+from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled import statistics as stats
+from mhacli.attention.tiled.rectangles import CPU_TILES, TileShape
+from mhacli.attention.tiled.reducers import Entropy
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern
+from mhacli.attention.tiled.tiles import reduce_tiles
 
 
 def shares(*rows):

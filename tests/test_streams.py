@@ -7,10 +7,10 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from mhacli import streams
+from mhacli.cli import streams
+from mhacli.cli.streams import draw, life, note, require_stdout, screen, wants_colour, write, write_pieces
 from mhacli.errors import MhaError
-from mhacli.render.options import Screen
-from mhacli.streams import draw, life, note, require_stdout, screen, wants_colour, write, write_pieces
+from mhacli.render.base.options import Screen
 
 
 class Stream(io.StringIO):

@@ -16,11 +16,11 @@ from variant_cases import (
     side_of,
 )
 
-from mhacli.config import Config
+from mhacli.compute.layer import mask as study
+from mhacli.compute.layer.mask import MAX_BLOCKS, MAX_CELLS, survey_mask
 from mhacli.errors import MhaError
-from mhacli.render import mask
-from mhacli.studies import survey as study
-from mhacli.studies.survey import MAX_BLOCKS, MAX_CELLS, survey_mask
+from mhacli.render.run import mask
+from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded, encode
 
 

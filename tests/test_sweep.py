@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mhacli.errors import EXIT_USAGE, UsageError
-from mhacli.sweep import BACKENDS, MAX_WORKLOADS, SCALES, Sweep
-from mhacli.workload import Workload
+from mhacli.results.bench.sweep import BACKENDS, MAX_WORKLOADS, SCALES, Sweep
+from mhacli.results.bench.workload import Workload
 
 KINDS = tuple(SCALES)
 

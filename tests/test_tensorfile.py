@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from mhacli import tensorfile
 from mhacli.errors import MhaError
-from mhacli.tensorfile import TensorInfo, read_tensor_file, shown_name, tensors_of
+from mhacli.io import safetensors as tensorfile
+from mhacli.io.safetensors import TensorInfo, read_tensor_file, shown_name, tensors_of
 
 LIMIT = 1 << 30
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention import attend, fused, masks, rectangles, tiled
-from mhacli.attention.rectangles import TileShape
-from mhacli.attention.scores import Scores, VirtualPattern, distance_bias, tensor_bias
-from mhacli.attention.stats import Asked, Statistics, summarise
-from mhacli.attention.tiled import attend_lse, pattern_of, tiled_attend
+from mhacli.attention import attend, fused, masks
+from mhacli.attention.tiled import forward as tiled
+from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled.forward import attend_lse, pattern_of, tiled_attend
+from mhacli.attention.tiled.rectangles import TileShape
+from mhacli.attention.tiled.scores import Scores, VirtualPattern, distance_bias, tensor_bias
+from mhacli.attention.tiled.statistics import Asked, Statistics, summarise
 
 Normal = Callable[..., Tensor]
 BATCH, HEADS, KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 23, 31, 5, 7

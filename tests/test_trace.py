@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mhacli.config import Config
-from mhacli.facts import Facts
-from mhacli.trace import SITES
+from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES
 
 AXIS_WORDS = {"batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_input"}
 CONFIG = Config(d_model=10, n_heads=9, n_kv_heads=3, d_head=5, d_v=2).resolved()

@@ -22,9 +22,9 @@ from variant_cases import (
     setup_of,
 )
 
-from mhacli.config import Config
-from mhacli.studies.inspect import Options, inspect
-from mhacli.studies.setup import make_setup
+from mhacli.compute.base.setup import make_setup
+from mhacli.compute.layer.run import Options, inspect
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
 GRID = grid()

@@ -169,7 +169,7 @@ def test_a_score_bias_that_does_not_fit_is_told_without_torch(tmp_path: Path) ->
 
 OWN_PEAK = r"""
 import re, sys
-from mhacli.cli import main
+from mhacli.cli.app import main
 sys.argv[0] = "mha"
 code = main()
 print(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1], file=sys.stderr)

@@ -25,9 +25,9 @@ pytest.importorskip("pyte")
 
 import pyte
 
-from mhacli.commands import view
+from mhacli.cli.commands import view
 from mhacli.errors import MhaError
-from mhacli.record import Record
+from mhacli.results.record.record import Record
 from tests.processes import MHA, NO_TORCH, Launch, attempt, shell_code, start
 from tests.records import make_record
 
@@ -318,7 +318,7 @@ def test_a_word_is_a_record_by_its_ending_or_its_header_and_never_after_two_dash
     assert view._is_record("missing.safetensors")
     assert not view._is_record("the cat sat")
     assert not view._is_record(str(tmp_path))
-    from mhacli.options import SourceOptions
+    from mhacli.cli.options import SourceOptions
 
     monkeypatch.setattr(sys, "argv", ["mha", "view", "--", str(saved)])
     assert view._record_path(SourceOptions(typed=[str(saved)])) is None

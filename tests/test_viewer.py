@@ -25,22 +25,22 @@ from textual import events
 from textual.geometry import Size
 from textual.screen import Screen
 
-from mhacli.heads import HeadStatistics, Sink
-from mhacli.layers import LayerWithout
-from mhacli.record import Record
-from mhacli.sections import OwnModule
+from mhacli.results.record.checkpoint import LayerWithout
+from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
 from mhacli.viewer.app import Viewer, ViewerOptions
-from mhacli.viewer.gallery import gallery
-from mhacli.viewer.heads import Heads
-from mhacli.viewer.headscreen import HeadScreen
-from mhacli.viewer.jump import matches
-from mhacli.viewer.keys import HEAD, OVERVIEW, READING
-from mhacli.viewer.matrix import Matrix
-from mhacli.viewer.overview import Overview
-from mhacli.viewer.reading import Reading
-from mhacli.viewer.strongest import bar
-from mhacli.viewer.tokens import Tokens, flow
-from mhacli.viewer.zoom import Zoom, fitting, ladder
+from mhacli.viewer.panes.heads import Heads
+from mhacli.viewer.panes.matrix import Matrix
+from mhacli.viewer.panes.search import matches
+from mhacli.viewer.panes.tokens import Tokens, flow
+from mhacli.viewer.panes.top_keys import bar
+from mhacli.viewer.pictures.gallery import gallery
+from mhacli.viewer.pictures.zoom import Zoom, fitting, ladder
+from mhacli.viewer.screens.head import HeadScreen
+from mhacli.viewer.screens.keys import HEAD, OVERVIEW, READING
+from mhacli.viewer.screens.overview import Overview
+from mhacli.viewer.screens.text import Reading
 from tests.heads_made import surveyed
 from tests.layers_made import layered
 from tests.records import make_record, walked, with_sinks
@@ -397,7 +397,7 @@ def test_lines_of_two_blocks_are_named_by_all_their_places() -> None:
 
 
 def test_many_cells_are_made_small_pictures_of_little_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhacli.viewer.heads._CELLS_AT_ONCE", 1)
+    monkeypatch.setattr("mhacli.viewer.panes.heads._CELLS_AT_ONCE", 1)
 
     async def wait(app: Viewer, pilot: Any) -> None:
         for _ in range(200):

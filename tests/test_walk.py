@@ -11,13 +11,13 @@ import safetensors.numpy
 import torch
 
 from mhacli.attention.routes import ROUTES
-from mhacli.config import Config
+from mhacli.compute.base import setup
+from mhacli.compute.base.recording_tap import summarise
+from mhacli.compute.layer.run import Options, weights_content
+from mhacli.compute.layer.trace import walk
 from mhacli.errors import UsageError
-from mhacli.plan import Place
-from mhacli.studies import setup
-from mhacli.studies.capture import summarise
-from mhacli.studies.inspect import Options, weights_content
-from mhacli.studies.walk import walk
+from mhacli.requests.plan import Place
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
 CONFIG = Config(d_model=6, n_heads=4, n_kv_heads=2, d_head=3, d_v=2, dtype="float64", device="cpu", init="uniform")

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import mhacli.modules.watching as watching
+import mhacli.adapters.usercode.watch.operations as watching
+from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.errors import MhaError
-from mhacli.modules.subject import Operation
-from mhacli.modules.watching import watch
 
 HERE = [__file__]
 A, B = torch.randn(2, 3, generator=torch.manual_seed(0)), torch.randn(3, 2)

@@ -14,14 +14,14 @@ import safetensors
 import safetensors.torch
 import torch
 
-from mhacli.attention import weights
-from mhacli.attention.weights import Layer, from_file, new_attention, to_bytes
-from mhacli.config import Config
+from mhacli.attention.weights import layer_file as weights
+from mhacli.attention.weights.layer_file import Layer, from_file, new_attention, to_bytes
+from mhacli.checkpoints.mha_weights import expected_shapes, read_layer_file
+from mhacli.compute.layer.run import inspect, weights_content
 from mhacli.errors import MhaError, UsageError
-from mhacli.layerfile import expected_shapes, read_layer_file
-from mhacli.studies.inspect import inspect, weights_content
+from mhacli.spec.config import Config
 from mhacli.text.encode import encode
-from mhacli.text.vocabulary import as_stored
+from mhacli.text.tokenizers.vocabulary import as_stored
 
 GROUPED = Config(d_model=10, n_heads=6, n_kv_heads=2, d_head=3, d_v=5, init="uniform", dtype="float64")
 LEARNED = {"positions": "learned", "max_positions": 6}
@@ -127,7 +127,7 @@ SCRIPT = """
 import hashlib, sys, torch
 sys.path.insert(0, sys.argv[1])
 from test_weights import GROUPED, WORDS, layer_of
-from mhacli.attention.weights import to_bytes
+from mhacli.attention.weights.layer_file import to_bytes
 print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hexdigest())
 """
 

@@ -14,9 +14,9 @@ from processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 from test_checkpoint import tensors
 
 from mhacli.checkpoints.families import LAYOUTS
-from mhacli.checkpoints.headcounts import Sizes
+from mhacli.checkpoints.head_counts import Sizes
+from mhacli.compute.checkpoint import convert
 from mhacli.errors import MhaError
-from mhacli.studies import convert
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "<unk>")
 D, HEADS = 24, 3

@@ -150,7 +150,7 @@ def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:
 def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> None:
     from importlib import metadata
 
-    from mhacli.extras import installing
+    from mhacli.io.extras import installing
 
     needed = {line.partition(";")[0].strip() for line in metadata.requires("mhacli") or ()}
     said = installing("transformers", "resvg-py", "torch")
@@ -160,8 +160,10 @@ def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> Non
 
 
 def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> None:
-    from mhacli.commands import ownmodule, sources, words
-    from mhacli.options import SourceOptions, TextOptions
+    from mhacli.cli.options import SourceOptions, TextOptions
+    from mhacli.cli.shared import request as sources
+    from mhacli.cli.shared import text_arguments as words
+    from mhacli.cli.shared import user_code as ownmodule
     from mhacli.text.read import Decoding
 
     with pytest.MonkeyPatch.context() as patch:

@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 import torch
 from model_families import ids_of, loaded_of, made, sequence_of
 
-from mhacli.models.inputs import make_inputs
-from mhacli.studies import checkpoint
-from mhacli.studies.checkpoint import CheckpointRun, ModelWanted
-from mhacli.studies.workers import one_thread, shared_out
-from mhacli.survey import Wanted
+from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.compute.base.threads import one_thread, shared_out
+from mhacli.compute.checkpoint import run as checkpoint
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.results.record.tiled import Wanted
 
 
 @pytest.fixture(params=[1, 2, 3])

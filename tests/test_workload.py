@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli.attention import attend
-from mhacli.config import Dtype
-from mhacli.workload import Direction, Workload, visible_pairs
+from mhacli.results.bench.workload import Direction, Workload, visible_pairs
+from mhacli.spec.config import Dtype
 
 DTYPES = get_args(Dtype)
 GROUPED = Workload(2, 9, 3, 11, 5, 7, "float32", False, "forward")

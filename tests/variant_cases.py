@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import oracle
 
-from mhacli.config import ROPE, Config
-from mhacli.studies.setup import Setup, make_setup
+from mhacli.compute.base.setup import Setup, make_setup
+from mhacli.spec.config import ROPE, Config
 from mhacli.text.encode import encode
 
 TEXTS = ["the cat | sat on the", "a | cat sat", "mat | on a cat"]

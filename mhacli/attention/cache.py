@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.blocks import MultiHeadAttention, Past
+from mhacli.attention.layer import MultiHeadAttention, Past
 
 Keys = Float[Tensor, "batch kv_head length d_head"]
 Values = Float[Tensor, "batch kv_head length d_v"]

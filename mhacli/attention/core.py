@@ -24,7 +24,7 @@ class Tap(Protocol):
     """Something that is told what the computation sees. It observes and never edits."""
 
     def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
-        """Called once per site of `mhacli.trace.SITES`, in the order of execution."""
+        """Called once per site of `mhacli.spec.sites.SITES`, in the order of execution."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.attention.blocks import KeyRows, MultiHeadAttention, Places, Rows, split_heads
 from mhacli.attention.core import Allowed, Tap
+from mhacli.attention.layer import KeyRows, MultiHeadAttention, Places, Rows, split_heads
 
 
 class Reading(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mhacli.checkpoints.families import Family, family_of
-from mhacli.checkpoints.headcounts import Sizes, part_of
+from mhacli.checkpoints.head_counts import Sizes, part_of
 
 
 class Choices(NamedTuple):

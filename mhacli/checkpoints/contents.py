@@ -10,13 +10,13 @@ from typing import Any
 
 from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.headcounts import HeadCounts, head_counts
-from mhacli.checkpoints.layerplaces import find_layer, layers_in, stacks_in
-from mhacli.config import Config
+from mhacli.checkpoints.head_counts import HeadCounts, head_counts
+from mhacli.checkpoints.mha_weights import EMBEDDING, FORMAT, Metadata
+from mhacli.checkpoints.tensor_names import find_layer, layers_in, stacks_in
 from mhacli.errors import MhaError
-from mhacli.layerfile import EMBEDDING, FORMAT, Metadata
-from mhacli.schema import decode
-from mhacli.tensorfile import ITEM_BITS
+from mhacli.io.json_schema import decode
+from mhacli.io.safetensors import ITEM_BITS
+from mhacli.spec.config import Config
 
 SCHEMA = "mha.weights-info/1"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mhacli import memory
 from mhacli.checkpoints.choices import choices_of
 from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.headcounts import Sizes, head_counts, sizes_of
-from mhacli.checkpoints.layerplaces import (
+from mhacli.checkpoints.head_counts import Sizes, head_counts, sizes_of
+from mhacli.checkpoints.mha_weights import DTYPES
+from mhacli.checkpoints.tensor_names import (
     FoundLayer,
     chosen_stack,
     find_layer,
@@ -20,11 +20,11 @@ from mhacli.checkpoints.layerplaces import (
     require_shapes,
     sizes_from_shapes,
 )
-from mhacli.config import Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.files import format_size
-from mhacli.layerfile import DTYPES
-from mhacli.tensorfile import shown_name
+from mhacli.io import memory
+from mhacli.io.files import format_size
+from mhacli.io.safetensors import shown_name
+from mhacli.spec.config import Config
 
 _WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -151,7 +151,7 @@ def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
     if checkpoint.tokenizer is None:
         said = "there is no tokenizer.json: --vocab FILE must name the words of the embedding"
         return _Words(n_tokens=rows, notes=(said,))
-    from mhacli.text.tokenizer_file import FileTokenizer
+    from mhacli.text.tokenizers.file import FileTokenizer
 
     try:
         vocabulary = FileTokenizer(checkpoint.tokenizer).vocabulary.tokens

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mhacli.checkpoints.headcounts import Sizes
+from mhacli.checkpoints.head_counts import Sizes
 from mhacli.errors import MhaError, UsageError
 
 Order = Literal["separate", "stack", "per-head", "per-group", "four-blocks", "kernels"]

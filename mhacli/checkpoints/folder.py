@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mhacli.checkpoints.headcounts import check_numbers
+from mhacli.checkpoints.head_counts import check_numbers
 from mhacli.errors import MhaError
-from mhacli.files import read_up_to, read_whole
-from mhacli.schema import load_json
-from mhacli.tensorfile import PICKLE_ENDINGS, read_tensor_header, shown_name
+from mhacli.io.files import read_up_to, read_whole
+from mhacli.io.json_schema import load_json
+from mhacli.io.safetensors import PICKLE_ENDINGS, read_tensor_header, shown_name
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

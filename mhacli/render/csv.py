@@ -12,9 +12,9 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.heads import Averages, HeadStatistics
-from mhacli.parts import TokenSequence
-from mhacli.record import Record
+from mhacli.results.record.heads import Averages, HeadStatistics
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import TokenSequence
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 

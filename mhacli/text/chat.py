@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, Final, NoReturn
 
 from mhacli.errors import MhaError
-from mhacli.files import read_whole
-from mhacli.schema import load_json
+from mhacli.io.files import read_whole
+from mhacli.io.json_schema import load_json
 
 MAX_FILE_BYTES: Final = 16 << 20
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from mhacli.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.errors import MhaError, UsageError
-from mhacli.parts import TokenSequence
-from mhacli.text import vocabulary as vocabularies
-from mhacli.text.tokenizer_file import FileTokenizer
-from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
-from mhacli.text.vocabulary import UNKNOWN, Vocabulary
+from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
+from mhacli.text.tokenizers import vocabulary as vocabularies
+from mhacli.text.tokenizers.builtin import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
+from mhacli.text.tokenizers.file import FileTokenizer
+from mhacli.text.tokenizers.vocabulary import UNKNOWN, Vocabulary
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from mhacli.config import DEFAULT_MAX_BYTES, OnBadBytes
 from mhacli.errors import MhaError, UsageError
-from mhacli.files import describe, read_chunks
+from mhacli.io.files import describe, read_chunks
+from mhacli.spec.config import DEFAULT_MAX_BYTES, OnBadBytes
 
 _UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 

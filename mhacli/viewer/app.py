@@ -19,21 +19,21 @@ from textual import events
 from textual.app import App
 from textual.screen import Screen
 
-from mhacli.arrays import are_read
-from mhacli.consistency import contradictions
 from mhacli.errors import MhaError
-from mhacli.interrupts import Terminated, more_time
-from mhacli.record import Record
-from mhacli.render.drawable import scale_of
-from mhacli.render.options import Scale, ViewOptions
+from mhacli.io.interrupts import Terminated, more_time
+from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.render.heads.drawable import scale_of
+from mhacli.results.record.arrays import are_read
+from mhacli.results.record.consistency import contradictions
+from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.driver import ForgivingDriver
-from mhacli.viewer.gallery import Entry, Gallery, gallery
-from mhacli.viewer.overview import Overview
-from mhacli.viewer.screen import ViewerScreen
+from mhacli.viewer.pictures.gallery import Entry, Gallery, gallery
+from mhacli.viewer.screens.base import ViewerScreen
+from mhacli.viewer.screens.overview import Overview
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
-    from mhacli.viewer.picture import Picture
+    from mhacli.viewer.pictures.picture import Picture
 
 _SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
@@ -155,7 +155,7 @@ class Viewer(App[None]):
 
     def new_picture_of(self, entry: Entry) -> Picture | None:
         """The picture of a head for whoever keeps nothing of it."""
-        from mhacli.viewer.picture import Picture
+        from mhacli.viewer.pictures.picture import Picture
 
         if entry.drawn is None:
             return None
@@ -211,7 +211,7 @@ class Viewer(App[None]):
 
     def open_head(self) -> None:
         """Looks into the head under the cursor."""
-        from mhacli.viewer.headscreen import HeadScreen
+        from mhacli.viewer.screens.head import HeadScreen
 
         self.push_screen(HeadScreen(colour=self.colour))
 
@@ -255,24 +255,24 @@ class Viewer(App[None]):
         self.push_screen(self._walk())
 
     def _walk(self) -> Screen[None]:
-        from mhacli.viewer.reading import Reading, walk_page
+        from mhacli.viewer.screens.text import Reading, walk_page
 
         return Reading("walkthrough", walk_page(self.record, colour=self.colour))
 
     def show_help(self) -> None:
         """All keys."""
-        from mhacli.viewer.reading import Reading, help_page
+        from mhacli.viewer.screens.text import Reading, help_page
 
         self.push_screen(Reading("keys", help_page()))
 
     def show_origin(self) -> None:
         """Where the numbers come from, and what is drawn of them."""
-        from mhacli.viewer.reading import Reading, origin_page
+        from mhacli.viewer.screens.text import Reading, origin_page
 
         self.push_screen(Reading("where this comes from", origin_page(self.record, self._drawn_words())))
 
     def _drawn_words(self) -> Sequence[tuple[str, str]]:
-        from mhacli.viewer.caption import scale_range, sink_words
+        from mhacli.viewer.pictures.caption import scale_range, sink_words
 
         shown = self.picture() if self.gallery.places else None
         if shown is None:

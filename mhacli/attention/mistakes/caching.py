@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from mhacli.attention.decoding import Arrangement, Change, Step, last_rows, with_rows
+from mhacli.attention.mistakes.decoding import Arrangement, Change, Step, last_rows, with_rows
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 # ------------------------------------------------------------------------------------------------------------------- positions

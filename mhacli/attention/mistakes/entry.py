@@ -24,9 +24,9 @@ class Way:
 class Mistake:
     """A mistake with its stable `code`.
 
-    `stage` is the one of `mhacli.attention.stages.Stages` that it changes, None where a probe finds it; `site` what is made
-    there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the result, `fix`
-    the corrected expression; `fix_in_torch` the same where torch's own fused function computes the stage.
+    `stage` is the one of `mhacli.attention.mistakes.stages.Stages` that it changes, None where a probe finds it; `site` what
+    is made there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the
+    result, `fix` the corrected expression; `fix_in_torch` the same where torch's own fused function computes the stage.
     """
 
     code: str

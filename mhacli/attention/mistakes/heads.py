@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from mhacli.attention import replacedheads
+from mhacli.attention.mistakes import head_replacements as replacedheads
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 HEADS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mhacli.attention import replacedmasks
+from mhacli.attention.mistakes import mask_replacements as replacedmasks
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 MASKS = (

@@ -6,9 +6,9 @@ from itertools import permutations
 
 import torch
 
-from mhacli.attention import replaced
+from mhacli.attention.mistakes import replacements as replaced
 from mhacli.attention.mistakes.entry import Mistake, Way
-from mhacli.attention.replaced import OTHER_ORDERS
+from mhacli.attention.mistakes.replacements import OTHER_ORDERS
 
 _USED_TWICE = tuple(permutations(("values", "keys", "queries"), 2))
 """What is taken from another's place, and whose: the likeliest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhacli.attention import replaced
+from mhacli.attention.mistakes import replacements as replaced
 from mhacli.attention.mistakes.entry import Mistake, Way
 
 SCORES = (

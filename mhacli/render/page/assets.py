@@ -7,7 +7,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from mhacli.render.colours import is_dark, ramp_colour
+from mhacli.render.base.colours import is_dark, ramp_colour
 
 N_SHADES = 16
 """Shades of the cells of tables: the policy allows no style of an element's own, so that each has a class."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mhacli.arrays import Array
-from mhacli.render.drawable import DrawableHead
-from mhacli.render.headmaps import HeadMap, head_map
-from mhacli.render.options import Rows
+from mhacli.render.base.options import Rows
+from mhacli.render.base.rows import first_produced, rows_in
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.maps import HeadMap, head_map
 from mhacli.render.page.encoding import bits
 from mhacli.render.page.maps import (
     EXACT,
@@ -25,7 +25,7 @@ from mhacli.render.page.maps import (
     with_keys,
     with_rows,
 )
-from mhacli.render.rows import first_produced, rows_in
+from mhacli.results.record.arrays import Array
 
 LIMIT_BYTES = 1 << 20
 """What a page weighs at most, if that can be: small enough for a mail, a ticket, a chat."""

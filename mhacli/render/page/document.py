@@ -8,21 +8,21 @@ from functools import cached_property
 
 from rich.console import RenderableType
 
-from mhacli.record import Record
-from mhacli.render.drawable import DrawableHead, drawable_heads, scale_of
-from mhacli.render.model import checks_view, model_header
-from mhacli.render.options import ViewOptions, chosen
-from mhacli.render.ownmodule import module_header
+from mhacli.render.base.format import configuration, count_of, fitted
+from mhacli.render.base.options import ViewOptions, chosen
+from mhacli.render.base.provenance import provenance
+from mhacli.render.checkpoint.header import checks_view, model_header
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.page import assets
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, drawn_head, exact_maps, fitting_maps
-from mhacli.render.page.kept import kept_cells
-from mhacli.render.page.markup import WIDE, Html, joined, lines_of, tag, text
+from mhacli.render.page.cells import kept_cells
+from mhacli.render.page.html import WIDE, Html, joined, lines_of, tag, text
 from mhacli.render.page.notes import notes, quantised_text
 from mhacli.render.page.payload import View, payload
 from mhacli.render.page.statistics import statistics
-from mhacli.render.page.walkthrough import walkthrough
-from mhacli.render.provenance import provenance
-from mhacli.render.words import configuration, count_of, fitted
+from mhacli.render.page.trace import walkthrough
+from mhacli.render.run.user_code import module_header
+from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 _RESERVE = 6 << 10

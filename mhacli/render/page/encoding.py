@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from mhacli.arrays import Array
+from mhacli.results.record.arrays import Array
 
 CodeName = Literal["f32", "u16", "u8"]
 _MISSING = {"u16": 65535, "u8": 255}

@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from mhacli.arrays import Array
-from mhacli.render.drawable import DrawableHead
-from mhacli.render.headmaps import FORBIDDEN, HeadMap
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.maps import FORBIDDEN, HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
+from mhacli.results.record.arrays import Array
 
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mhacli.parts import TokenSequence
-from mhacli.render.drawable import DrawableHead
-from mhacli.render.drawings import kv_head_of
-from mhacli.render.headmaps import DECADES
-from mhacli.render.kinds import KIND_SIGNS
-from mhacli.render.options import Scale
+from mhacli.render.base.format import token_text
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.options import Scale
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.drawing import kv_head_of
+from mhacli.render.heads.maps import DECADES
 from mhacli.render.page.budget import Maps
-from mhacli.render.page.markup import Html
-from mhacli.render.words import token_text
+from mhacli.render.page.html import Html
+from mhacli.results.record.steps import TokenSequence
 
 SCHEMA = "mha.page/1"
 

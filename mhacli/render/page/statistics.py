@@ -8,14 +8,14 @@ from dataclasses import replace
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.heads import HeadStatistics, in_order
-from mhacli.record import Record
-from mhacli.render.drawable import DrawableHead
-from mhacli.render.heads import legend
-from mhacli.render.options import ViewOptions
-from mhacli.render.overview import overview
-from mhacli.render.page.markup import WIDE, Html, joined, tag, text
-from mhacli.render.stack import chosen_heads, chosen_layers
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import chosen_heads, chosen_layers
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.table import overview
+from mhacli.render.heads.view import legend
+from mhacli.render.page.html import WIDE, Html, joined, tag, text
+from mhacli.results.record.heads import HeadStatistics, in_order
+from mhacli.results.record.record import Record
 
 DECIMALS = 3
 """Digits of a share that a page has at least: it has more room than a screen."""

@@ -1,0 +1,1 @@
+"""What others wrote: transformers models, and attention in Python files."""

@@ -1,0 +1,350 @@
+"""Seeing what the attention of a checkpoint computes, while it runs the path that it always runs.
+
+The functions in use are wrapped, never replaced by others: a new name in transformers' registry would have no mask
+function, and padding and causality would be lost without a word. What is wrapped is process-wide, and is put back on any exit.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhacli.adapters.hf.calls import Call, KernelWatch, Rung, ScoredCall, SoftmaxCall, unknown_keywords
+from mhacli.adapters.hf.forward import called
+from mhacli.adapters.hf.layer_names import Places, is_numbered
+
+Take = Callable[[Call], None]
+"""Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return."""
+
+_ONE_AT_A_TIME = threading.RLock()
+_ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
+
+
+@contextmanager
+def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
+    """While it is open, every attention of `model` is told to `take`, as it comes.
+
+    `batch` sequences tell the axes apart where code lays batch and heads into one. Other models of the process are left
+    alone; a second capture waits for the first. Nothing that the model computes is changed.
+    """
+    watch = _Watch(model, take, batch)
+    with _ONE_AT_A_TIME, ExitStack() as stack:
+        stack.enter_context(_hooked(model, watch))
+        for wrap in (_wrapped_registry, _wrapped_files):
+            stack.enter_context(wrap(model, watch))
+        if _writes_out(model):
+            stack.enter_context(_FunctionWatch(watch))
+        yield
+
+
+class _Watch:
+    """What is known while a model runs: whose attention is being computed, and who wants to hear of it."""
+
+    def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.batch, self.is_inside = batch, False
+        self.open: list[nn.Module] = []
+        self.blocks: list[nn.Module] = []
+        self.n_runs = 0
+        self._take, self._is_pair = take, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """A new forward pass counts its layers anew."""
+        self._places = Places(is_pair=self._is_pair)
+
+    def where(self) -> tuple[str | None, int]:
+        """The outermost module of a list that is being run, if any, and which run that is."""
+        return self.names[id(self.blocks[0])] if self.blocks else None, self.n_runs
+
+    def tell(self, kind: type[Call], module: nn.Module, rung: Rung, where: tuple[str | None, int], **seen: Any) -> None:
+        """A call that is complete, and was made `where`."""
+        name, (block, run) = self.names[id(module)], where
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
+        layer, of, part = self._places.next(name, block or name, run)
+        place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
+        call = kind(**place, rung=rung, implementation=implementation, **seen)
+        self.is_inside = True  # what is computed of a call is no attention of the model
+        try:
+            self._take(call)
+        finally:
+            self.is_inside = False
+
+    def watched(self, rung: Rung, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with every call of it by a module of the model told."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)  # whoever wraps this in turn asks for its signature
+        def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self.is_inside or id(module) not in self.names:
+                return original(module, *args, **kwargs)
+            self.is_inside, kernel = True, KernelWatch()
+            try:
+                with kernel:
+                    result = called(original, module, *args, **kwargs)
+            finally:
+                self.is_inside = False
+            given = _flat(signature.bind(module, *args, **kwargs), signature)
+            seen = _seen(module, given, result[0].transpose(1, 2), kernel, rung)
+            self.tell(ScoredCall, module, rung, self.where(), **seen)
+            return result
+
+        return watching
+
+
+def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[str, Any]:
+    """All arguments by name, those behind ** among them."""
+    given = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    return given
+
+
+def _seen(module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWatch, rung: Rung) -> dict[str, Any]:
+    """What a call of an attention function holds, by the fields of `ScoredCall`."""
+    q, scaling, mask = given["query"], given.get("scaling"), given.get("attention_mask")
+    is_causal = given.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
+    is_training = bool(given.get("dropout")) and (rung == "registry" or module.training)
+    return {
+        "q": q,
+        "k": given["key"],
+        "v": given["value"],
+        "z": z,
+        "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
+        "mask": mask,
+        "causal": rung == "registry" and mask is None and is_causal and q.shape[2] > 1,
+        "softcap": given.get("softcap"),
+        "bias": given.get("position_bias"),
+        "sinks": _sinks(given),
+        "lse": kernel.lse_of(q),
+        "kernel": kernel.kernel or ("math" if rung == "registry" else "eager"),
+        "unknown": unknown_keywords(given) + (("dropout",) if is_training else ()),
+    }
+
+
+def _sinks(given: Mapping[str, Any]) -> Tensor | None:
+    """The scores of sinks: one of each head, or of each query, in which case they come as one more key."""
+    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
+    return sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks
+
+
+# ------------------------------------------------------------------------------------------------ what is wrapped, and put back
+
+
+@contextmanager
+def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
+    """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last."""
+
+    def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
+        def enter(module: nn.Module, *_: Any) -> None:
+            if not watch.blocks:  # what begins outside of any block is a layer, or holds all
+                watch.n_runs += 1
+            running.append(module)
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            if running and running[-1] is module:  # else a hook before ours raised, and it was never entered
+                running.pop()
+
+        yield followed_module.register_forward_pre_hook(enter)
+        yield followed_module.register_forward_hook(leave, always_call=True)
+
+    handles = [model.register_forward_pre_hook(lambda *_: watch.begin_pass())]
+    for name, module in model.named_modules():
+        handles += followed(watch.open, module) if is_attention(name, module) else ()
+        handles += followed(watch.blocks, module) if is_numbered(name) else ()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_attention(name: str, module: nn.Module) -> bool:
+    """Whether a module is an attention, or holds one, by what it is called."""
+    return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
+
+
+@contextmanager
+def _wrapped_registry(model: nn.Module, watch: _Watch) -> Iterator[None]:
+    """The functions of the registry that the model's modules ask for, watched: those of all models, and of its own files."""
+    from transformers import AttentionInterface
+
+    configs = (getattr(module, "config", None) for module in model.modules())
+    wanted = {getattr(config, "_attn_implementation", None) for config in configs if config is not None}
+    registries: list[dict[str, Any]] = [AttentionInterface._global_mapping]
+    for file in _files(model):
+        own = getattr(getattr(file, "ALL_ATTENTION_FUNCTIONS", None), "_local_mapping", None)
+        registries += [own] if isinstance(own, dict) else []
+    changed = [(registry, name, registry[name]) for registry in registries for name in wanted if name in registry]
+    try:
+        for registry, name, original in changed:
+            registry[name] = watch.watched("registry", original)
+        yield
+    finally:
+        for registry, name, original in changed:
+            registry[name] = original
+
+
+@contextmanager
+def _wrapped_files(model: nn.Module, watch: _Watch) -> Iterator[None]:
+    """`eager_attention_forward` of the modelling files, watched."""
+    changed = [
+        (file, file.eager_attention_forward) for file in _files(model) if hasattr(file, "eager_attention_forward")
+    ]
+    try:
+        for file, original in changed:
+            file.eager_attention_forward = watch.watched("module", original)
+        yield
+    finally:
+        for file, original in changed:
+            file.eager_attention_forward = original
+
+
+def _files(model: nn.Module) -> list[Any]:
+    """The Python modules that the classes of the model's parts come from."""
+    names = dict.fromkeys(type(module).__module__ for module in model.modules())
+    return [sys.modules[name] for name in names if name in sys.modules and not name.startswith("torch.")]
+
+
+_LIBRARIES = ("torch.", "transformers.pytorch_utils")
+"""Where the layers come from that an attention is made of."""
+
+
+def _writes_out(model: nn.Module) -> bool:
+    """Whether some attention of the model goes past the registry, and has to be seen by torch's own functions."""
+    parts = (module for name, module in model.named_modules() if is_attention(name, module))
+    files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
+    return any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
+
+
+# --------------------------------------------------------------------------------------------------- torch's own functions
+
+
+_SDPA = nn.functional.scaled_dot_product_attention
+_SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
+_PRODUCTS = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__}
+_SAME_SHARES = {
+    Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.view, Tensor.reshape, torch.reshape,
+    Tensor.contiguous, Tensor.type_as, nn.functional.dropout, torch.dropout,
+}  # fmt: skip
+"""What leaves the shares of a pattern as they are: another dtype or shape, and dropout, which does nothing in evaluation."""
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Sees `scaled_dot_product_attention` and softmax where a modelling file calls them itself."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._pending: _Pending | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs the function, and looks at it if it is part of an attention."""
+        kwargs = kwargs or {}
+        if self._watch.is_inside or not self._watch.open:
+            return func(*args, **kwargs)
+        if func is _SDPA:
+            return self._sdpa(args, kwargs)
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and isinstance(result, Tensor):
+            self._softmax(args, kwargs, result)
+        elif self._pending is not None and args and isinstance(result, Tensor):
+            self._follow(func, args, result)
+        return result
+
+    def __exit__(self, *fault: Any) -> None:
+        """What was still waiting for its product is told without it."""
+        super().__exit__(*fault)  # type: ignore[no-untyped-call]
+        if fault[0] is None:
+            self._tell_pending()
+
+    def _sdpa(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        kernel = KernelWatch()
+        with kernel:
+            z = called(_SDPA, *args, **kwargs)
+        given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+        q, scale = given["query"], given.get("scale")
+        self._watch.tell(
+            ScoredCall,
+            self._watch.open[-1],
+            "sdpa",
+            self._watch.where(),
+            q=q,
+            k=given["key"],
+            v=given["value"],
+            z=z,
+            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            mask=given.get("attn_mask"),
+            causal=bool(given.get("is_causal")),
+            lse=kernel.lse_of(q),
+            kernel=kernel.kernel or "math",
+            unknown=("dropout_p",) if given.get("dropout_p") else (),
+        )
+        return z
+
+    def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
+        """A softmax over the last axis of something with a query and a key axis waits for its product."""
+        scores = args[0] if args else kwargs["input"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        rows = scores.shape[0] if scores.ndim == 3 else scores.shape[0] * scores.shape[1] if scores.ndim == 4 else 0
+        if rows and rows % self._watch.batch == 0 and dim in (-1, scores.ndim - 1):
+            self._tell_pending()
+            self._pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
+
+    def _follow(self, func: Any, args: Any, result: Tensor) -> None:
+        pending = self._pending
+        assert pending is not None
+        if not isinstance(args[0], Tensor) or args[0].untyped_storage().data_ptr() not in pending.storages:
+            return
+        if func in _PRODUCTS:
+            pending.v, pending.z = args[1], result
+            self._tell_pending()
+        elif func in _SAME_SHARES and result.numel() == pending.pattern.numel():
+            pending.hold(result)
+
+    def _tell_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+
+        def by_head(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(self._watch.batch, -1, *tensor.shape[-2:])
+
+        self._watch.tell(
+            SoftmaxCall,
+            pending.module,
+            "softmax",
+            pending.where,
+            **{name: by_head(getattr(pending, name)) for name in ("scores", "pattern", "v", "z")},
+            unknown=("dropout",) if pending.module.training else (),
+        )
+
+
+class _Pending:
+    """A pattern that waits for the product with its values; `storages` are those of the tensors that hold its shares."""
+
+    def __init__(self, module: nn.Module, where: tuple[str | None, int], scores: Tensor, pattern: Tensor) -> None:
+        self.module, self.where, self.scores, self.pattern = module, where, scores, pattern
+        self.v: Tensor | None = None
+        self.z: Tensor | None = None
+        self._held: list[Tensor] = []
+        self.storages: set[int] = set()
+        self.hold(pattern)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Another tensor with the same shares. It stays alive, so that its memory is not used again."""
+        self._held.append(tensor)
+        self.storages.add(tensor.untyped_storage().data_ptr())

@@ -1,0 +1,197 @@
+"""What a captured attention comes to: its mask as a predicate, what is added to its scores, and its pattern to ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.attention import masks
+from mhacli.attention.core import visible_cells
+from mhacli.attention.fused import Attended
+from mhacli.attention.masks import Mask
+from mhacli.attention.tiled.forward import attend_lse, pattern_of
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, Shares, VirtualPattern, tensor_bias
+
+FORBIDDING = -9e3
+"""What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+_MOST_LSE = 1e28
+"""A log-sum-exp beyond this is that of a query without keys, whose scores are all −∞ or the lowest number."""
+
+
+KEPT_MASKS = 4
+"""A model has one mask, or one for layers with a window and one for those without; a pair one for each kind of attention."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One attention, ready to be asked: the pattern, z, and the values, all heads of it.
+
+    `allowed` is None where everything is; padded queries are not. `bias` is what was added to the scores besides, None for
+    nothing. `lse` is over the keys alone, `sink_mass` the share that learned sinks take.
+    """
+
+    pattern: Shares
+    lse: Float[Tensor, "batch head query"]
+    allowed: Mask | None
+    bias: Float[Tensor, "..."] | None
+    sink_mass: Float[Tensor, "batch head query"] | None
+    kernel: str
+
+    @property
+    def n_kv_heads(self) -> int:
+        """How many heads of keys there are; as many as heads where only a pattern was seen."""
+        return self.pattern.scores.k.shape[1] if isinstance(self.pattern, VirtualPattern) else self.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        return self.pattern.shape
+
+    def of_heads(self, heads: range) -> Shares:
+        """The pattern of some neighbouring heads."""
+        if len(heads) == self.shape[1]:
+            return self.pattern
+        span = slice(heads.start, heads.stop)
+        if isinstance(self.pattern, VirtualPattern):
+            return replace(self.pattern, scores=self.pattern.scores.of_heads(heads), lse=self.pattern.lse[:, span])
+        assert isinstance(self.pattern, SeenPattern)
+        allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
+        return SeenPattern(self.pattern.pattern[:, span], allowed)
+
+
+Added = tuple[Mask | None, Tensor | None]
+"""Which cells may be attended to, and what else is added to the scores."""
+
+
+class KnownMasks:
+    """The masks of a pass, each made ready once: a model hands the same tensor to many layers. The last few are kept, for
+    others make a tensor for every layer, which is as large as its pattern."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Added, object]] = {}
+
+    def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
+        """The mask of a call. The tensors that it came from stay alive, so that their memory names them."""
+        held = (call.mask, call.bias)
+        rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
+        key = (*self.key(call), rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
+        if key not in self._known:
+            while len(self._known) >= KEPT_MASKS:
+                del self._known[next(iter(self._known))]
+            self._known[key] = (mask_of(call, real), held)
+        return self._known[key][0]
+
+    @staticmethod
+    def key(call: ScoredCall) -> tuple[object, ...]:
+        """What a mask depends on besides its tensors."""
+        return (call.causal, tuple(call.q.shape[:3]), call.k.shape[2])
+
+
+def see(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Sight:
+    """A captured attention to ask; `real` are the queries that are tokens."""
+    if isinstance(call, ScoredCall):
+        return _scored(call, *known.of(call, real))
+    assert isinstance(call, SoftmaxCall)
+    return _seen_softmax(call, real)
+
+
+def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sight:
+    scores = Scores(call.q, call.k, call.scale, call.softcap, None if bias is None else tensor_bias(bias), allowed)
+    if call.lse is not None:
+        lse = torch.where(call.lse.abs() < _MOST_LSE, call.lse, 0.0)
+        attended = Attended(call.z, lse, call.kernel)
+    else:
+        attended = attend_lse(scores, call.v)
+    pattern = pattern_of(scores, attended.lse)
+    lse = pattern.lse if pattern.scores.is_wide else attended.lse
+    if call.sink_scores is None:
+        return Sight(pattern, lse, allowed, bias, None, call.kernel)
+    sinks = call.sink_scores.to(pattern.lse.dtype)
+    with_sinks = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
+    sink_mass = (sinks - with_sinks.lse).exp()
+    return Sight(with_sinks, lse, allowed, bias, sink_mass, call.kernel)
+
+
+@dataclass(frozen=True)
+class SeenPattern(ComputedPattern):
+    """A pattern that a model computed whole, looked at in float32 at least: float64 would claim what its shares cannot hold."""
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor with the dtype of the maths, on the pattern's device."""
+        return self.pattern.new_empty(0, dtype=torch.promote_types(self.pattern.dtype, torch.float32))
+
+
+def _seen_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Sight:
+    """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down.
+
+    16-bit shares, of which a row does not add up, are made again from their scores.
+    """
+    hidden = (call.pattern == 0) & (call.scores <= FORBIDDING)
+    keep = _alike(~hidden) & real[:, None, :, None]
+    scores = call.scores.to(torch.promote_types(call.scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(dim=-1)
+    is_wide = call.pattern.dtype in (torch.float32, torch.float64)
+    shares = call.pattern if is_wide else (scores - lse[..., None]).exp()
+    allowed = masks.from_tensor(keep)
+    return Sight(SeenPattern(shares.masked_fill(~keep, 0.0), allowed), lse, allowed, None, None, "softmax")
+
+
+def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+    """With a head axis of 1 where all heads see the same."""
+    return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
+
+
+def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
+    """Which cells may be attended to, and what else is added to the scores."""
+    rules: list[Mask] = [masks.causal()] if call.causal else []
+    added: list[Tensor] = []
+    for tensor in (call.mask, call.bias):
+        if tensor is None:
+            continue
+        keep = tensor if tensor.dtype == torch.bool else tensor > FORBIDDING
+        keep = _alike(keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)))
+        if not bool(keep.all()):
+            rules.append(masks.from_tensor(keep))
+        if tensor.dtype != torch.bool:
+            rest = tensor.masked_fill(~keep, 0.0)
+            added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
+    if not bool(real.all()):
+        rules.append(masks.from_tensor(real[:, None, :, None]))
+    bias = None if not added else sum(added[1:], start=added[0])
+    return masks.both(*rules) if rules else None, bias
+
+
+def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
+    """The matrices of an attention, of which nobody made all: `qk`, `scores`, `pattern`, and what was `allowed`.
+
+    In float32 at least; the shares are those that statistics are made of. `scores` is −∞ where a cell is not allowed.
+    """
+    batch, n_heads, n_queries, n_keys = sight.shape
+    q_idx, k_idx = (torch.arange(n, device=sight.pattern.like.device) for n in (n_queries, n_keys))
+    keep = visible_cells(sight.allowed, q_idx, k_idx)
+    full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
+    full = full.expand(batch, -1, n_queries, n_keys)
+    if isinstance(call, SoftmaxCall):
+        assert isinstance(sight.pattern, SeenPattern)
+        scores = call.scores.to(sight.pattern.like.dtype).masked_fill(~full, -torch.inf)
+        return {"scores": scores, "pattern": sight.pattern.pattern, "allowed": full}
+    assert isinstance(call, ScoredCall)
+    wide, shown = sight.pattern.like.dtype, torch.promote_types(call.q.dtype, torch.float32)
+    group = n_heads // call.k.shape[1]
+    qk = call.q.to(wide) @ call.k.to(wide).repeat_interleave(group, dim=1).mT
+    scores = qk * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if sight.bias is not None:
+        scores = scores + sight.bias
+    scores = scores.masked_fill(~full, -torch.inf)
+    lse = scores.logsumexp(dim=-1)
+    if call.sink_scores is not None:
+        lse = torch.logaddexp(lse, call.sink_scores.to(wide))
+    pattern = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
+    return {"qk": qk.to(shown), "scores": scores.to(shown), "pattern": pattern.to(shown), "allowed": full}

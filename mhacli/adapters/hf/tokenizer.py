@@ -1,0 +1,218 @@
+"""The tokenizer that a checkpoint brings: texts and chats to tokens, and tokens that the model made to text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+from mhacli.adapters.hf.library import guarded, offline, transformers
+from mhacli.adapters.hf.templates import INSTEAD_OF_CHAT, render
+from mhacli.checkpoints.folder import Checkpoint
+from mhacli.errors import MhaError
+from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.config import Side
+from mhacli.text.chat import Message
+from mhacli.text.tokenizers.file import FileTokenizer, encoded
+from mhacli.text.tokenizers.pieces import BYTES, Spelling, pieces_of, spelling_of
+
+
+@dataclass(frozen=True)
+class ModelTokenizer:
+    """A tokenizer of `tokenizers`, with what transformers knows of it. `path` is where it came from."""
+
+    path: str
+    library: Any
+    spelling: Spelling
+    side: Side
+    bos_id: int | None
+    pad_id: int | None
+    template: Any = None
+
+    def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
+        """The tokens of a text, with the special ones that the tokenizer adds unless the text brings its own."""
+        encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
+        return pieces_of(text, encoding, self.spelling)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether it begins every text with its token for the beginning."""
+        return self.bos_id is not None and self.bos_id in self.sequence("a").ids[:1]
+
+    def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
+        """The sequence with more tokens, those that a model made of it."""
+        names = [self.library.id_to_token(i) or f"<{i}>" for i in ids]
+        special = [int(i in self.spelling.special) for i in ids]
+        encoding = SimpleNamespace(
+            ids=list(ids), tokens=names, offsets=[(0, 0)] * len(ids), special_tokens_mask=special
+        )
+        more = pieces_of("", encoding, self.spelling)
+        known = _texts(more)
+        ends = list(accumulate(map(len, known), initial=0))
+        return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        """What the checkpoint's template makes of a chat. Raises `MhaError` where it has none or refuses the messages."""
+        if self.template is None or not getattr(self.template, "chat_template", None):
+            raise MhaError(
+                f"{self.path} must have a chat template for --chat, got none",
+                hint=INSTEAD_OF_CHAT,
+                code="no-template",
+                path=self.path,
+            )
+        template = guarded("the chat template", self.path, self.template.get_chat_template)
+        return render(template, messages, self.template.special_tokens_map, self.path)
+
+
+def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
+    """Two sequences as one."""
+    shift = len(first.text)
+    words = max((piece.word for piece in first.pieces if piece.word is not None), default=-1) + 1
+    pieces = [replace(p, word=None if p.word is None else p.word + words) for p in second.pieces]
+    return TokenSequence(
+        first.text + second.text,
+        (*first.tokens, *second.tokens),
+        (*first.ids, *second.ids),
+        (*first.offsets, *((start + shift, end + shift) for start, end in second.offsets)),
+        pieces=(*first.pieces, *pieces),
+    )
+
+
+def _texts(sequence: TokenSequence) -> list[str]:
+    """What each token adds to the text: a character that is cut stands where its first part is."""
+    known = b"".join(bytes.fromhex(piece.bytes) for piece in sequence.pieces).decode("utf-8", "replace")
+    texts, done = [], b""
+    for piece in sequence.pieces:
+        before = len(done.decode("utf-8", "ignore"))
+        done += bytes.fromhex(piece.bytes)
+        texts.append(known[before : len(done.decode("utf-8", "ignore"))])
+    return texts
+
+
+def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
+    """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
+    if asked == "byte":
+        return _bytes()
+    if asked is not None:
+        return _from_library(FileTokenizer(asked).library, asked, None)
+    library, path = transformers(), checkpoint.path
+    if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+        raise _missing(path)  # transformers would make one without tokens
+    with offline():
+        try:
+            found = guarded(
+                "the tokenizer",
+                path,
+                lambda: library.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False),
+            )
+        except MhaError as fault:
+            if checkpoint.tokenizer is None:
+                raise _missing(path) from None
+            raise fault
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None or not backend.get_vocab_size():
+        raise _missing(path)
+    return _from_library(backend, path, found)
+
+
+_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""What a tokenizer can be made of."""
+
+
+def _missing(path: str) -> MhaError:
+    return MhaError(
+        f"{path} must have a tokenizer (tokenizer.json or the files of an older one), got none that can be used",
+        hint="--tokenizer FILE takes another tokenizer.json, --tokenizer byte the bytes of the text as ids",
+        code="no-tokenizer",
+        path=path,
+    )
+
+
+def _from_library(library: Any, path: str, found: Any) -> ModelTokenizer:
+    library.no_padding()
+    library.no_truncation()
+    side = "left" if getattr(found, "padding_side", "right") == "left" else "right"
+    return ModelTokenizer(
+        path,
+        library,
+        spelling_of(_described(library)),
+        side,  # type: ignore[arg-type]
+        getattr(found, "bos_token_id", None),
+        getattr(found, "pad_token_id", None),
+        found,
+    )
+
+
+def _described(library: Any) -> dict[str, Any]:
+    """The parts of the tokenizer's JSON that say how it spells tokens, without its vocabulary, which may be large."""
+    parts = {name: getattr(library, name) for name in ("decoder", "pre_tokenizer", "normalizer")}
+    described: dict[str, Any] = {
+        name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None
+    }
+    model = library.model
+    kind = type(model).__name__
+    named = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
+    described["model"] = {"type": kind, **{name: getattr(model, name, None) for name in named}}
+    described["added_tokens"] = [
+        {"id": i, "content": token.content, "special": token.special}
+        for i, token in library.get_added_tokens_decoder().items()
+    ]
+    return described
+
+
+def _bytes() -> ModelTokenizer:
+    """The bytes of the text as ids, for models without a tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    library = Tokenizer(models.BPE(dict(BYTES), []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return _from_library(library, "byte", None)
+
+
+def require_texts(
+    sequences: Sequence[TokenSequence], limit: int | None, most: int | None, path: str
+) -> list[TokenSequence]:
+    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more than the model's
+    positions."""
+    kept = []
+    for number, sequence in enumerate(sequences):
+        n = len(sequence.ids)
+        if not n:
+            raise MhaError("the text must have at least one token, got none", code="no-tokens")
+        if most is not None and min(n, limit or n) > most:
+            raise MhaError(
+                f"text {number} must have at most {most} tokens, the positions of {path}, got {min(n, limit or n)}",
+                hint=f"--max-tokens {most} takes its first {most} tokens",
+                code="too-large",
+            )
+        kept.append(first_tokens(sequence, limit) if limit is not None and n > limit else sequence)
+    return kept
+
+
+def first_tokens(sequence: TokenSequence, n: int) -> TokenSequence:
+    """The first `n` tokens of a sequence."""
+    return replace(
+        sequence,
+        tokens=sequence.tokens[:n],
+        ids=sequence.ids[:n],
+        offsets=sequence.offsets[:n],
+        documents=sequence.documents[:n],
+        pieces=sequence.pieces[:n],
+    )
+
+
+def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
+    """Raises `MhaError` for an id that the model has no row for: the tokenizer is another model's."""
+    largest = max(max(sequence.ids) for sequence in sequences)
+    if largest >= n_vocabulary:
+        raise MhaError(
+            f"token ids must be below {n_vocabulary}, the vocabulary of {path}, got {largest}",
+            hint="the tokenizer must be that of the model",
+            code="unknown-token",
+            path=path,
+        )

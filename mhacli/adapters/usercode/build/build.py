@@ -1,0 +1,386 @@
+"""Somebody's attention, built: from what was given, from the constructor's defaults, and from guesses that are told."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.adapters.usercode.arguments import Role, parse_value, role_of
+from mhacli.adapters.usercode.call.signature import ROWS, signature_of
+from mhacli.adapters.usercode.build.configs import GuessedConfig, UnknownAttribute, UnknownItem, is_config_class, make_config, values_in
+from mhacli.adapters.usercode.find.documentation import documentation_of, source_file
+from mhacli.adapters.usercode.errors import lacks_cuda, said_by, shown_path, their_error
+from mhacli.requests.user_code import TargetRequest
+from mhacli.adapters.usercode.build.constructor import (
+    EMPTY,
+    Parameters,
+    describe_unknown,
+    described,
+    parameters_of,
+    require_known,
+)
+from mhacli.adapters.usercode.build.sizes import Surroundings, guessed, why
+from mhacli.adapters.usercode.subject import Built, Guess
+from mhacli.adapters.usercode.find.target import Target
+
+
+class _Words(NamedTuple):
+    """What a constructor is called with: what was given and guessed. `configs` are those among them that are configs, each
+    with what was given for it, `guesses` what is guessed before it runs."""
+
+    values: dict[str, Any]
+    configs: dict[str, dict[str, Any]]
+    guesses: list[Guess]
+
+
+def build(target: Target, request: TargetRequest) -> Built:
+    """What is examined, in eval, on its device. A class is called, and a function that builds; any other function, or an
+    instance, is taken as it is.
+
+    Raises `MhaError` for a device that is not there, for arguments that are missing or unknown, for what cannot be built, and
+    for what its constructor raises.
+    """
+    _require_device(request.device)
+    thing = target.thing
+    given = _given(request)
+    if not inspect.isclass(thing) and not is_factory(thing, given):
+        return _as_it_is(target, request)
+    if inspect.isclass(thing) and issubclass(thing, torch.autograd.Function):
+        return _function(target, thing.apply, request)
+    if inspect.isclass(thing):
+        _require_buildable(target)
+    try:
+        return _built(target, request, given, frozenset(given))
+    except (KeyboardInterrupt, MhaError):
+        raise
+    except BaseException as fault:
+        raise _refusal(target, fault, given) from fault
+
+
+def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
+    """Whether a function builds attention and does not attend: its annotation says that a module comes back, or it takes no rows;
+    what `--arg` gives is none."""
+    if isinstance(thing, nn.Module) or not callable(thing):
+        return False
+    if _returns_a_module(thing):
+        return True
+    signature = signature_of(thing)
+    rows = [p for p in signature.parameters if p.role in (*ROWS, "rest") and p.name not in given]
+    return signature.known and not rows
+
+
+def _returns_a_module(thing: Callable[..., Any]) -> bool:
+    """Whether a function's annotation says that a module comes back."""
+    try:
+        returned = typing.get_type_hints(thing).get("return")
+    except Exception:  # whatever stands in somebody's annotations
+        return False
+    return inspect.isclass(returned) and issubclass(returned, nn.Module)
+
+
+def _given(request: TargetRequest) -> dict[str, object]:
+    """The values of `--arg`, by name."""
+    given: dict[str, object] = {}
+    for name, word in request.arguments:
+        if name in given:
+            raise UsageError(f"argument {name} must be given once, got it twice")
+        value = parse_value(word)
+        if role_of(name.rpartition(".")[2]) == "dtype" and isinstance(value, str):
+            value = getattr(torch, value, value)
+        given[name] = value
+    return given
+
+
+def _require_device(name: str) -> None:
+    """Raises `MhaError` for a device that torch cannot put anything on."""
+    try:
+        torch.empty(0, device=name)
+    except Exception as fault:  # torch has a kind of its own for each reason
+        raise MhaError(
+            f"device {name} must be present, got none: {said_by(fault)}",
+            hint="--device cpu works everywhere",
+            code="no-device",
+        ) from fault
+
+
+def _require_buildable(target: Target) -> None:
+    """Raises `MhaError` for a class of which nothing can be made that could be called."""
+    cls = target.thing
+    if inspect.isabstract(cls):
+        names = ", ".join(sorted(cls.__abstractmethods__))
+        raise MhaError(f"{target.name} must be complete, got an abstract class without {names}", code="no-target")
+    has_call = any("__call__" in vars(base) for base in cls.__mro__ if base is not nn.Module)
+    has_forward = hasattr(cls, "forward") and getattr(cls, "forward", None) is not nn.Module.forward
+    if not (has_call or has_forward):
+        raise MhaError(f"{target.name} must have a forward or __call__, got a class without", code="no-target")
+
+
+# ------------------------------------------------------------------------------------------------ what is taken as it is
+
+
+def _as_it_is(target: Target, request: TargetRequest) -> Built:
+    thing = target.thing
+    if not isinstance(thing, nn.Module):
+        return _function(target, thing if callable(thing) else thing.forward, request)
+    _require_no_arguments(target, request, "a module that is built already")
+    module = _placed(thing, request)
+    original = _copied(module)
+
+    def rebuild(changes: Mapping[str, Any]) -> Built:
+        _require_no_changes(target, changes)
+        return made(_copied(original))
+
+    def made(module: nn.Module) -> Built:
+        return _unbuilt(target, module, module, rebuild)
+
+    return made(module)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy of it, or itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # it may hold anything
+        return module
+
+
+def _function(target: Target, call: Callable[..., Any], request: TargetRequest) -> Built:
+    _require_no_arguments(target, request, "a function")
+
+    def rebuild(changes: Mapping[str, Any]) -> Built:
+        _require_no_changes(target, changes)
+        return built
+
+    built = _unbuilt(target, call, None, rebuild)
+    return built
+
+
+def _unbuilt(
+    target: Target,
+    call: Callable[..., Any],
+    module: nn.Module | None,
+    rebuild: Callable[[Mapping[str, Any]], Built],
+) -> Built:
+    return Built(
+        name=target.name,
+        thing=target.thing,
+        call=call,
+        module=module,
+        arguments={},
+        given=frozenset(),
+        guesses=(),
+        rebuild=rebuild,
+        documentation=target.documentation,
+        file=target.file,
+    )
+
+
+def _require_no_arguments(target: Target, request: TargetRequest, kind: str) -> None:
+    if request.arguments:
+        names = ", ".join(name for name, _ in request.arguments)
+        raise MhaError(
+            f"{target.name} must be a class to be built with arguments, got {kind} and --arg {names}",
+            hint="--call-arg NAME=VALUE is passed to each call",
+            code="argument",
+        )
+
+
+def _require_no_changes(target: Target, changes: Mapping[str, Any]) -> None:
+    if changes:
+        raise MhaError(f"{target.name} must be a class to be built with {', '.join(changes)}", code="argument")
+
+
+# -------------------------------------------------------------------------------------------------------- what is built
+
+
+def _built(
+    target: Target,
+    request: TargetRequest,
+    given: Mapping[str, Any],
+    told: frozenset[str],
+    earlier: tuple[Guess, ...] = (),
+) -> Built:
+    """The class called with `given`, of which `told` are the user's and `earlier` were guessed before. Raises what the
+    constructor raises."""
+    parameters, around = parameters_of(target.thing), Surroundings(request.causal, request.device)
+    words = _words(target.name, parameters, given, around)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(request.seed)
+        made = _called(target.thing, parameters, words.values)
+    asked, target = target, target if inspect.isclass(target.thing) else _of_what_came_back(target, made)
+    made = _placed(made, request) if isinstance(made, nn.Module) else made
+    guesses = [*earlier, *words.guesses]
+    arguments = {p.name: words.values.get(p.name, p.default) for p in parameters.named}
+    arguments |= {name: value for name, value in words.values.items() if name not in arguments}
+    for name, of_config in words.configs.items():
+        config = words.values[name]
+        guesses += config.every_guess() if isinstance(config, GuessedConfig) else []
+        arguments |= values_in(name, config, of_config)
+
+    def rebuild(changes: Mapping[str, Any]) -> Built:
+        kept = {guess.name: guess.value for guess in guesses}
+        left = tuple(guess for guess in guesses if guess.name not in changes)
+        return _built(asked, request, {**kept, **given, **changes}, told, left)
+
+    return Built(
+        name=target.name,
+        thing=target.thing,
+        call=made if callable(made) else made.forward,
+        module=made if isinstance(made, nn.Module) else None,
+        arguments=arguments,
+        given=told,
+        guesses=tuple(guesses),
+        rebuild=rebuild,
+        documentation=target.documentation,
+        file=target.file,
+    )
+
+
+def _of_what_came_back(target: Target, made: Any) -> Target:
+    """The target of a function that builds, as what it returned: that is what is examined. Raises `MhaError` for what cannot be
+    called."""
+    if inspect.isclass(made) or not (callable(made) or hasattr(made, "forward")):
+        got = f"the class {made.__name__}" if inspect.isclass(made) else f"a value of type {type(made).__name__}"
+        raise MhaError(
+            f"{target.name} takes no rows, so it must return a module, got {got}",
+            hint="name a class, a function that attends, or one that returns a module",
+            code="no-target",
+            path=target.file,
+        )
+    thing = made if inspect.isroutine(made) else type(made)
+    documentation = "\n\n".join(filter(None, (documentation_of(thing), target.documentation)))
+    return Target(target.name, thing, source_file(thing) or target.file, documentation)
+
+
+def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: Surroundings) -> _Words:
+    """What the constructor is called with. Raises `MhaError` for names that it does not know, and for what nobody knows."""
+    named = {p.name: p for p in parameters.named}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in _spread(given, named).items():
+        first, dot, rest = name.partition(".")
+        if first not in named and not (parameters.takes_any and not dot):
+            _require_known(name, named)
+        if dot:
+            inner.setdefault(first, {})[rest] = value
+    values = {name: value for name, value in given.items() if "." not in name and name not in inner}
+    known = _known(named, values, inner)
+    required = [p for p in parameters.required if p.name not in values]
+    configs = [p.name for p in required if _is_config(p)] + [n for n in inner if n not in values]
+    open_parameters = [p for p in required if p.name not in configs]
+    names = frozenset(named)
+    roles = {p.name: role for p in open_parameters if (role := _role(p, names)) is not None}
+    extra: set[Role] = {"n_kv_heads"} if configs else set()
+    guess = guessed({*roles.values(), *extra}, known, around)
+    unknown = [p.name for p in open_parameters if roles.get(p.name) not in guess]
+    if unknown:
+        raise describe_unknown(owner, unknown)
+    guesses = [Guess(name, guess[role], why(role, around)) for name, role in roles.items()]
+    guesses += _made_causal(parameters, values, around)
+    values |= {one.name: one.value for one in guesses}
+    settled = {**known, **{role: guess[role] for role in roles.values()}}
+    for name in dict.fromkeys(configs):
+        p = named[name]
+        config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled, around)
+        values[name] = config.config
+        guesses += config.guesses
+    return _Words(values, {name: inner.get(name, {}) for name in dict.fromkeys(configs)}, guesses)
+
+
+def _spread(given: Mapping[str, Any], named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """What was given, a dictionary given for a config as what it says: `config={"n_head": 4}` as `config.n_head=4`."""
+    spread: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in named and _is_config(named[name]) and type(value) is dict:
+            spread |= {f"{name}.{key}": held for key, held in value.items()}
+        else:
+            spread[name] = value
+    return spread
+
+
+def _require_known(name: str, named: Mapping[str, inspect.Parameter]) -> None:
+    """Raises `MhaError` for a name that the constructor does not have, with the way to name what a config has."""
+    config = next((p.name for p in named.values() if p.default is EMPTY and _is_config(p)), None)
+    asked = name.rpartition(".")[2]
+    if config is not None and role_of(asked) is not None:
+        raise MhaError(
+            f"argument {name} must be one of {described({n: p.default for n, p in named.items()})}, got {name}",
+            hint=f"--arg {config}.{asked}=VALUE sets it in the config",
+            code="argument",
+        )
+    require_known(name, {n: p.default for n, p in named.items()})
+
+
+def _is_config(parameter: inspect.Parameter) -> bool:
+    return role_of(parameter.name) == "config" or is_config_class(parameter.annotation, parameter.name)
+
+
+def _role(parameter: inspect.Parameter, names: frozenset[str]) -> Role | None:
+    """What a parameter stands for, where its annotation does not say that it is something else."""
+    role = role_of(parameter.name, names)
+    if parameter.annotation is bool and role not in ("bias", "causal", "batch_first"):
+        return None
+    if parameter.annotation not in (bool, EMPTY, "bool") and parameter.name == "mask":
+        return None
+    return role
+
+
+def _known(
+    named: Mapping[str, inspect.Parameter], values: Mapping[str, Any], inner: Mapping[str, Mapping[str, Any]]
+) -> dict[Role, Any]:
+    """What is settled of each role: by what was given, else by a default."""
+    names = frozenset(named)
+    stated: dict[str, Any] = {p.name: p.default for p in named.values() if p.default is not EMPTY}
+    stated |= dict(values) | {path: value for given in inner.values() for path, value in given.items()}
+    known: dict[Role, Any] = {}
+    for name, value in stated.items():
+        role = role_of(name.rpartition(".")[2], names)
+        if role is not None and value is not None and (role not in known or name in values):
+            known[role] = value
+    return known
+
+
+def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: Surroundings) -> list[Guess]:
+    """Parameters that make it causal, which are off unless somebody says otherwise, and `--causal` says so."""
+    return [
+        Guess(p.name, True, "--causal")
+        for p in parameters.named
+        if around.causal and p.default is False and p.name not in values and role_of(p.name) == "causal"
+    ]
+
+
+def _called(cls: Callable[..., Any], parameters: Parameters, values: Mapping[str, Any]) -> Any:
+    """What is built. Raises what the constructor raises."""
+    in_place = [p.name for p in parameters.named if p.kind is p.POSITIONAL_ONLY and p.name in values]
+    by_name = {name: value for name, value in values.items() if name not in in_place}
+    return cls(*(values[name] for name in in_place), **by_name)
+
+
+def _placed(module: nn.Module, request: TargetRequest) -> nn.Module:
+    """The module in eval, on its device."""
+    if request.device != "cpu":
+        module = module.to(request.device)
+    return module.eval()
+
+
+def _refusal(target: Target, fault: BaseException, given: Mapping[str, Any]) -> MhaError:
+    """The error for what a constructor raised."""
+    if isinstance(fault, UnknownAttribute | UnknownItem):
+        name = fault.name if isinstance(fault, UnknownAttribute) else fault.args[0]
+        config = next((p.name for p in parameters_of(target.thing).named if _is_config(p)), "config")
+        return describe_unknown(target.name, [f"{config}.{name}"])
+    where = "" if target.file is None else f" of {shown_path(target.file)}"
+    words = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
+    subject = f"{target.name.rpartition(':')[2]}({words}){where}"
+    if lacks_cuda(said_by(fault)):
+        subject = f"{subject} needs a CUDA device, which this machine lacks"
+        return their_error(subject, fault, target.file, code="no-device")
+    named = {} if given else {p.name: p.default for p in parameters_of(target.thing).named}
+    advice = f"its arguments are {described(named)}" if named else None
+    return their_error(f"{subject} must be buildable", fault, target.file, code="build", advice=advice)

@@ -1,0 +1,1 @@
+"""Finds out how a target is called: its inputs, masks and results."""

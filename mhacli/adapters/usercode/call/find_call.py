@@ -1,0 +1,324 @@
+"""Finding out how somebody's attention is called, by its signature, its names, its documentation and by experiment."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.usercode.arguments import parse_value, role_of
+from mhacli.adapters.usercode.call.choice import Call, found_trial
+from mhacli.adapters.usercode.call.convention import Way, Written, answer_of, raw, sides_of
+from mhacli.adapters.usercode.call.extras import Recipe, Setting, told_rotation
+from mhacli.adapters.usercode.call.modes import Masked, masked, modes_of, paired
+from mhacli.adapters.usercode.call.results import at, told
+from mhacli.adapters.usercode.call.search import Failure, Laboratory, Trial, close, is_lazy, of_each
+from mhacli.adapters.usercode.call.signature import signature_of
+from mhacli.adapters.usercode.call.sizes import known_of
+from mhacli.adapters.usercode.call.untried import untried
+from mhacli.adapters.usercode.casting import cast, cast_dtype
+from mhacli.adapters.usercode.errors import is_on_cuda, lacks_cuda, shortened
+from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Sizes
+from mhacli.errors import MhaError
+from mhacli.requests.user_code import TargetRequest
+from mhacli.results.check import Mode
+
+_MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
+_NUDGE, _ROUGH = 1e-9, 1e-11
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody's attention that can be asked; it fulfils `Subject`.
+
+    `way` is how it is called; `tensors` are the weights that a function is given, by the names of its parameters, empty for all
+    else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `way.causal_yields`, a call with a mask leaves the
+    switch `causal_by` out, for it does not bear both: such a mask must be causal itself.
+    """
+
+    built: Built
+    sizes: Sizes
+    is_function: bool
+    n_heads: int
+    takes_context: bool
+    n_rows: int
+    causal_by: str | None
+    mask_forms: tuple[MaskForm, ...]
+    padding_forms: tuple[MaskForm, ...]
+    dtype: torch.dtype
+    device: torch.device
+    described: str
+    way: Way
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
+    mode: Mode | None = None
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+    ) -> Answer:
+        """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
+        form has no axis for."""
+        setting = Setting(sides_of(inputs, self.way), self.dtype, self.device, training, self.tensors)
+        return answer_of(raw(self.built.call, self.way, inputs, setting, Written(mask, padding)), self.way)
+
+    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
+        """The same way of asking for another copy of it."""
+        module = call if isinstance(call, nn.Module) else None
+        tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
+        return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
+
+
+def find_subject(built: Built, request: TargetRequest) -> Caller:
+    """How `built` is called, found with a few dozen calls of copies of it: with a context where it takes one.
+
+    Raises MhaError where no way of calling works.
+    """
+    call, lab, trial = _found(built, request)
+    trial = _with_pattern(call, lab, _with_causal(call, lab, trial))
+    return _caller(call, lab, masked(call, lab, trial), None)
+
+
+def find_modes(built: Built, request: TargetRequest) -> tuple[Caller, ...]:
+    """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
+    belong to it. Raises MhaError where no way of calling works."""
+    call, lab, trial = _found(built, request)
+    labs, found = {}, {}
+    for mode, one in modes_of(lab, trial):
+        labs[mode] = Laboratory(built, lab.device, lab.seed)
+        found[mode] = masked(call, labs[mode], _with_pattern(call, labs[mode], _with_causal(call, labs[mode], one)))
+    return tuple(_caller(call, labs[mode], one, mode) for mode, one in paired(call, found, labs).items())
+
+
+def _found(built: Built, request: TargetRequest) -> tuple[Call, Laboratory, Trial]:
+    """What is known of the call, where it is tried, and a first way that works."""
+    device = torch.device(request.device)
+    fixed = {name: parse_value(value) for name, value in request.call_arguments}
+    call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
+    call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
+    lab = Laboratory(built, device, request.seed)
+    trial = found_trial(call, lab)
+    if trial is None:
+        raise _refusal(call, device, lab.failures)
+    return call, Laboratory(built, device, request.seed) if is_lazy(built.module) else lab, trial
+
+
+def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Caller:
+    trial, device = found.trial, lab.device
+    asked, dtype = _in_float64(lab, trial)
+    way, lengths = trial.way, trial.lengths
+    tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
+    setting = Setting(sides_of_trial(trial), dtype, device, False, tensors)
+    return Caller(
+        built=asked,
+        sizes=Sizes(lengths.batch, lengths.q_len, lengths.k_len, trial.d_in, trial.d_context),
+        is_function=way.is_function,
+        n_heads=way.n_heads if way.is_function else 1,
+        takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
+        n_rows=len({slot.part for slot in way.slots}),
+        causal_by=way.causal_by,
+        mask_forms=found.masks,
+        padding_forms=found.paddings,
+        dtype=dtype,
+        device=device,
+        described=_described(call, found, setting),
+        way=way,
+        tensors=tensors,
+        untried=untried(call.signature, lab, trial, (*found.masks, *found.paddings)),
+        mode=mode,
+    )
+
+
+def sides_of_trial(trial: Trial) -> Any:
+    """The sizes of a trial's calls."""
+    empty = torch.empty(
+        trial.lengths.batch, *((trial.way.n_heads,) if trial.way.is_function else ()), trial.lengths.q_len, 1
+    )
+    keys = torch.empty(*empty.shape[:-2], trial.lengths.k_len, 1)
+    return sides_of(Inputs(empty, keys), trial.way)
+
+
+def _with_causal(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+    """The trial with the switch that makes it causal, where that is asked for and the call bears it."""
+    if not call.causal:
+        return trial
+    for parameter in call.free(*call.signature.of_role("causal")):
+        others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
+        extras = (*others, Recipe(parameter.name, "literal", True))
+        found = lab.located(replace(trial, way=replace(trial.way, extras=extras, causal_by=parameter.name)))
+        if found is not None:
+            return found
+    return trial
+
+
+def _with_pattern(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+    """The trial with the switches that bring the pattern, of each head by preference, where the output stays what it was."""
+    switches = [Recipe(p.name, "literal", True) for p in call.free(*call.signature.of_role("pattern"))]
+    means = [Recipe(p.name, "literal", False) for p in call.free(*call.signature.of_role("mean"))]
+    before = lab.answer(trial, lab.rows(trial)) if switches or means else None
+    for chosen in ([*switches, *means], switches, means) if before is not None else ():
+        names = {recipe.parameter for recipe in chosen}
+        kept = tuple(recipe for recipe in trial.way.extras if recipe.parameter not in names)
+        found = lab.located(replace(trial, way=replace(trial.way, extras=(*kept, *chosen)))) if chosen else None
+        if found is None or found.way.pattern is None or before is None:
+            continue
+        after = lab.answer(found, lab.rows(found))
+        if after is not None and close(before.out, after.out):
+            return found
+    return trial
+
+
+def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
+    """A copy in float64 where it computes in float64 throughout, else what was built and its own dtype."""
+    built = lab.built
+    if is_lazy(built.module):
+        return built, lab.dtype
+    try:
+        call = doubled(built.call)
+    except Exception:
+        return built, lab.dtype
+    whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
+    other = Laboratory(whole, lab.device, lab.seed)
+    other.dtype = torch.float64
+    inputs = other.rows(trial)
+    asked = other.ask(trial, inputs)
+    out = None if asked is None else at(asked.results[0], trial.way.output.path)
+    if out is None or out.dtype != torch.float64 or _is_rough(other, trial, inputs):
+        return built, lab.dtype
+    return whole, torch.float64
+
+
+def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
+    """Whether the output moves in steps, as it does where something inside is rounded to float32: twice the nudge must move it
+    twice as far."""
+    if lab.is_slow:
+        return False
+    answers = [lab.answer(trial, of_each(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    if any(answer is None for answer in answers):
+        return False
+    still, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
+    bend = (twice - 2 * once + still).abs().max()
+    return bool(bend > _ROUGH * still.abs().max())
+
+
+def doubled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a module or an instance whose floating tensors are float64 and complex ones complex128, those that are registered
+    nowhere too; a function as it is. Raises what copying raises."""
+    if inspect.isroutine(call):
+        return call
+    other = copy.deepcopy(call)
+    held = vars(other).values() if hasattr(other, "__dict__") else ()
+    roots = [other] if isinstance(other, nn.Module) else [part for part in held if isinstance(part, nn.Module)]
+    parts: list[Any] = [part for root in roots for part in cast(root, torch.float64).modules()]
+    for part in parts if isinstance(other, nn.Module) else [other, *parts]:
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if isinstance(value, Tensor):
+                part.__dict__[name] = value.to(cast_dtype(value, torch.float64))
+    return other
+
+
+def _described(call: Call, found: Masked, setting: Setting) -> str:
+    """The call in one line of Python, and behind it what the line does not show."""
+    way = found.trial.way
+    shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in way.slots]
+    shown += [f"{name}={value!r}" for name, value in way.fixed.items()]
+    shown += [
+        f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
+        for recipe in way.extras
+    ]  # fmt: skip
+    named = [*(name for name, _ in way.idle), *(form.parameter for form in (*found.masks, *found.paddings))]
+    shown += [f"{name}=…" for name in dict.fromkeys(named)]
+    name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
+    words = {"row": "seq", "width": "d", "head": "1" if not way.is_function else "head"}
+    notes = [told_rotation(recipe, setting) for recipe in way.extras if recipe.kind == "rope"]
+    usual = way.axes in (("batch", "row", "width"), ("batch", "head", "row", "width")) and way.is_function == (
+        "head" in way.axes
+    )
+    if not usual:
+        notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in way.axes)}]")
+    if found.trial.fails_with is not None:
+        others = ", ".join(words.get(axis, axis) for axis in found.trial.fails_with)
+        notes.append(f"with [{others}] it is no attention")
+    if way.output.axes != way.axes:
+        notes.append(f"result [{', '.join(words.get(axis, axis) for axis in way.output.axes)}]")
+    return f"{name}({', '.join(shown)}){told(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+_SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
+
+
+def _refusal(call: Call, device: torch.device, failures: list[Failure]) -> MhaError:
+    """The error that says why no way works: what is known to be the cause, or else the commonest of the exceptions."""
+    built, failures = call.built, failures or [Failure("no rows", "no rows of a size that fits")]
+    for failure in failures:
+        if lacks_cuda(failure.said):
+            message = f"{built.name} needs a CUDA device, which this machine lacks, got {_short(failure)}"
+            return MhaError(message, code="no-device", path=built.file)
+        if device.type == "cpu" and is_on_cuda(failure.said):
+            message = f"{built.name} must be on the device of its rows, cpu, got {_short(failure)}"
+            return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
+    message, hint = _ended(built, failures) or _indivisible(built, failures) or _commonest(built, failures)
+    return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
+
+
+def _short(failure: Failure) -> str:
+    """What was said, and the line, no longer than some two lines of a terminal."""
+    where = f" (line {failure.line[0]}: {shortened(failure.line[1], _MOST_SOURCE)})" if failure.line else ""
+    return shortened(failure.said, _MOST_SAID) + where
+
+
+def _ended(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+    """What to say of a call, the likeliest one, that ends the program or waits for somebody at the keyboard."""
+    rules = {"SystemExit": "return when it is called", "EOFError": "read nothing from stdin when it is called"}
+    rule = rules.get(failures[0].said.partition(":")[0])
+    return None if rule is None else (f"{built.name} must {rule}, got {_short(failures[0])}", None)
+
+
+def _indivisible(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+    """What to say where every call fails for its shapes, and the sizes that it was built with do not divide each other."""
+    sized: dict[str | None, tuple[str, int]] = {}
+    for name, value in built.arguments.items():
+        if type(value) is int and value > 0:
+            sized.setdefault(role_of(name.rpartition(".")[2]), (name, value))
+    whole = "d_out" if "d_out" in sized else "d_model"
+    pairs = [("n_heads", "n_kv_heads"), *([(whole, "n_heads")] if "d_head" not in sized else [])]
+    if not all(_SHAPES.search(failure.said) for failure in failures):
+        return None
+    for large, small in pairs:
+        if large in sized and small in sized and sized[large][1] % sized[small][1]:
+            (name, size), (of, part) = sized[large], sized[small]
+            fits = [f"--arg {name}={n}" for n in (size // part * part, size // part * part + part) if n]
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            below = [n for n in divisors if n < part][-1:]
+            fits += [f"--arg {of}={n}" for n in (*below, *[n for n in divisors if n > part][:1])]
+            rule = f"argument {name} of {built.name} must be a multiple of {of}, {part}, got {size}"
+            return f"{rule}: {_short(failures[0])}", f"{' or '.join(fits)} would fit"
+    return None
+
+
+def _commonest(built: Built, failures: list[Failure]) -> tuple[str, str | None]:
+    """What to say where nothing better is known: one of the errors that come most often but for the numbers in them."""
+    alike: dict[object, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((re.sub(r"\d+", "0", failure.said)[:_MOST_SAID], failure.line), []).append(failure)
+    most = max(alike.values(), key=len)
+    ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
+    rule = f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each"
+    more = f"; and {len(alike) - 1} other error{'s' * (len(alike) > 2)}" if len(alike) > 1 else ""
+    message = f"{rule}: {ways}: {_short(most[0])}{more}"
+    guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
+    hints = [f"guessed were {', '.join(guessed)}: give others with --arg NAME=VALUE"] if guessed else []
+    if any("scalar types: Long" in failure.said for failure in failures):
+        hints.append("it looks up token ids: name the attention in it, which takes rows")
+    return message, "; ".join(hints) or None

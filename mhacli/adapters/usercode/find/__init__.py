@@ -1,0 +1,1 @@
+"""Finds a target in a file or a package."""

@@ -1,0 +1,337 @@
+"""A class or function that a user names, found in a file or a module of theirs. torch comes in only with what they import."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import pkgutil
+import sys
+import tokenize
+from collections.abc import Callable, Iterable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final, NamedTuple
+
+from mhacli.adapters.usercode.errors import shown_path, their_error
+from mhacli.adapters.usercode.find.documentation import documentation_of, source_file
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import read_whole
+
+MAX_SOURCE_BYTES: Final = 16 << 20
+_MOST_LISTED: Final = 12
+_FORM: Final = "FILE.py:NAME or package.module:NAME"
+
+
+class Target(NamedTuple):
+    """What a user named: `name` as they wrote it, the class, function or instance that it means, the absolute path of the file
+    that it is written in (None where that is no Python), and what its author says of it."""
+
+    name: str
+    thing: Any
+    file: str | None
+    documentation: str
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The file or module and the dotted name in it. Raises `UsageError` for what has not the form of a target."""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        raise UsageError(f"target must be {_FORM}, got {target[:200]!r}", hint=_without_colon(target))
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"target must end in the name of a class or function, got {name[:200]!r}", hint=_FORM)
+    if not is_file(place) and not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"target must begin with a file or a module, got {place[:200]!r}", hint=_FORM)
+    return place, name
+
+
+def is_file(place: str) -> bool:
+    """Whether the part before the colon means a file, not a module."""
+    return place.endswith(".py") or "/" in place or os.sep in place
+
+
+def require_readable(target: str) -> None:
+    """Raises what can be known of a wrong target without importing anything: `UsageError` for its form, `MhaError` for a file
+    that cannot be read."""
+    place, _ = split_target(target)
+    if is_file(place):
+        _require_source(place)
+
+
+def find_target(target: str) -> Target:
+    """The class, function or instance that `target` names. Imports its file, which runs what stands in it.
+
+    Raises `UsageError` for what has not the form of a target, and `MhaError` that says what is missing, or what their code raised
+    and where.
+    """
+    place, name = split_target(target)
+    module = _import_file(place) if is_file(place) else _import_module(place)
+    thing = _found(module, place, name)
+    if inspect.ismodule(thing):
+        raise MhaError(
+            f"{name} of {place} must be a class or function, got a module",
+            hint=f"{thing.__name__}:NAME",
+            code="no-target",
+        )
+    if not (callable(thing) or hasattr(thing, "forward")):
+        raise MhaError(
+            f"{name} of {place} must be a class or function, got a value of type {type(thing).__name__}",
+            hint=_listed(module, place),
+            code="no-target",
+        )
+    return Target(target, thing, source_file(thing), documentation_of(thing))
+
+
+def is_module_instance(thing: object) -> bool:
+    """Whether it is an `nn.Module` that is built already."""
+    base = _module_class()
+    return base is not None and isinstance(thing, base)
+
+
+# ---------------------------------------------------------------------------------------------------------- the form
+
+
+def _without_colon(target: str) -> str:
+    """What to write instead of a target without a colon."""
+    names = _classes_of(target) if target.endswith(".py") else []
+    if names:
+        more = [f"and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
+        return "; ".join([*(f"{target}:{name}" for name in names[:_MOST_LISTED]), *more])
+    module, dot, last = target.rpartition(".")
+    return f"{module}:{last}" if dot and last.isidentifier() and last != "py" else _FORM
+
+
+def _classes_of(path: str) -> list[str]:
+    """The classes of a file, or else its functions, read without running it."""
+    try:
+        body = ast.parse(read_whole(path, MAX_SOURCE_BYTES)).body
+    except (MhaError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+    return classes or [node.name for node in body if isinstance(node, ast.FunctionDef)]
+
+
+# --------------------------------------------------------------------------------------------------------- the import
+
+
+class _Source(SourceFileLoader):
+    """Runs a file as it stands: a compiled copy beside it may be of an earlier second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The file, compiled now."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def _import_file(place: str) -> ModuleType:
+    _require_source(place)
+    path = os.path.abspath(place)
+    root, names = _package_of(Path(path))
+    _put_first(_here(), root)
+    sys.path.append(os.path.dirname(path))  # siblings that a file of a package imports as if it were none
+    name = ".".join(names)
+    try:
+        if len(names) > 1 or Path(path).name == "__init__.py":
+            module = importlib.import_module(name)
+        else:
+            module = _run_file(name, path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:
+        advice = None
+        if isinstance(fault, ImportError) and "relative import" in str(fault):
+            advice = "name it as PACKAGE.MODULE:NAME from the folder that holds its package"
+        raise their_error(f"{place} must be importable", fault, path, code="import", advice=advice) from fault
+    loaded = getattr(module, "__file__", None)
+    if loaded is None or not os.path.samefile(loaded, path):
+        raise MhaError(
+            f"{place} must be the module {name}, got {shown_path(str(loaded))}, which is imported under that name",
+            hint="another name for its folder tells them apart",
+            code="import",
+            path=place,
+        )
+    return module
+
+
+def _run_file(name: str, path: str) -> ModuleType:
+    """The file as a module that others find under its name, or under another where the name is taken."""
+    base, number = name, 1
+    while name in sys.modules:
+        if getattr(sys.modules[name], "__file__", None) == path:
+            return sys.modules[name]
+        number += 1
+        name = f"{base}_{number}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up while it runs
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _import_module(place: str) -> ModuleType:
+    _put_first(_here())
+    try:
+        return importlib.import_module(place)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as fault:
+        missing = fault.name or ""
+        if place != missing and not place.startswith(f"{missing}."):
+            raise their_error(f"{place} must be importable", fault, None, code="import") from fault
+        near = difflib.get_close_matches(missing, _modules_beside(missing), n=3)
+        raise MhaError(
+            f"module {place} must exist, got no module {missing}",
+            hint=f"did you mean {' or '.join(near)}?"
+            if near
+            else "a file is named by its path, such as folder/file.py:NAME",
+            code="no-target",
+        ) from fault
+    except BaseException as fault:
+        raise their_error(f"{place} must be importable", fault, None, code="import") from fault
+
+
+def _modules_beside(missing: str) -> list[str]:
+    """The modules that stand where a missing one was looked for."""
+    parent, _, _ = missing.rpartition(".")
+    folders: Iterable[str] | None = getattr(sys.modules.get(parent), "__path__", None) if parent else [_here()]
+    found = [name for _, name, _ in pkgutil.iter_modules(list(folders or ()))]
+    return [f"{parent}.{name}" for name in found] if parent else [*found, "torch"]
+
+
+def _require_source(place: str) -> None:
+    """Raises `MhaError` unless the place is a Python file that can be read and decoded."""
+    if not os.path.lexists(place):
+        folder, name = os.path.split(place)
+        near = difflib.get_close_matches(name, [path.name for path in _python_files(folder)], n=3)
+        hint = f"did you mean {' or '.join(os.path.join(folder, other) for other in near)}?" if near else None
+        raise MhaError(f"{place} does not exist", hint=hint, code="unreadable", path=place)
+    source = read_whole(place, MAX_SOURCE_BYTES)
+    if not place.endswith(".py"):
+        raise MhaError(f"{place} must be a Python file, *.py, got another kind", code="unreadable", path=place)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        source.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as fault:
+        raise MhaError(
+            f"{place} must be UTF-8, or say in its first line what it is, got {fault}", code="encoding", path=place
+        ) from fault
+
+
+def _python_files(folder: str) -> list[Path]:
+    try:
+        return sorted(Path(folder or ".").glob("*.py"))[:1000]
+    except OSError:
+        return []
+
+
+def _package_of(path: Path) -> tuple[str, list[str]]:
+    """The folder from which the file is imported, and its dotted name from there."""
+    names = [] if path.stem == "__init__" else [path.stem.replace(".", "_")]
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return str(folder), names or [path.stem]
+
+
+def _put_first(*folders: str) -> None:
+    """Lets imports look into the folders first, into the last one before the others."""
+    for folder in filter(None, folders):
+        if sys.path[:1] != [folder]:
+            sys.path.insert(0, folder)
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # deleted
+        return ""
+
+
+# ----------------------------------------------------------------------------------------------------------- the name
+
+
+def _found(module: ModuleType, place: str, name: str) -> Any:
+    thing: Any = module
+    for depth, part in enumerate(name.split(".")):
+        try:
+            thing = getattr(thing, part)
+        except AttributeError:
+            raise _missing(module, thing, place, name.split(".")[: depth + 1]) from None
+        except Exception as fault:
+            raise their_error(f"{part} of {place} must be readable", fault, None, code="import") from fault
+    return thing
+
+
+def _missing(module: ModuleType, owner: Any, place: str, parts: list[str]) -> MhaError:
+    names = _offered(owner)
+    public = [name for name in _public(owner) if not inspect.ismodule(vars(owner)[name])]
+    near = difflib.get_close_matches(parts[-1], list(dict.fromkeys([*names, *public])), n=3)
+    holder = place if owner is module else f"{'.'.join(parts[:-1])} of {place}"
+    listed = ", ".join(names[:_MOST_LISTED]) + (
+        f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    )
+    before = "".join(f"{part}." for part in parts[:-1])
+    return MhaError(
+        f"{holder} must have {parts[-1]}, got {listed or 'no class or function'}",
+        hint=f"did you mean {' or '.join(f'{place}:{before}{other}' for other in near)}?" if near else None,
+        code="no-target",
+        path=getattr(module, "__file__", None),
+    )
+
+
+def _listed(module: ModuleType, place: str) -> str | None:
+    names = _offered(module)[:_MOST_LISTED]
+    return "; ".join(f"{place}:{name}" for name in names) or None
+
+
+def _public(owner: Any) -> list[str]:
+    return [name for name in vars(owner) if not name.startswith("_")] if hasattr(owner, "__dict__") else []
+
+
+def _offered(owner: Any) -> list[str]:
+    """The names that could be meant: modules first, then other classes, then functions; those of the file itself, if any."""
+    home = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None)
+    things = {name: vars(owner)[name] for name in _public(owner)}
+    ranked = {name: _rank(thing) for name, thing in things.items()}
+    kept = [name for name, rank in ranked.items() if rank < len(_RANKS)]
+    own = [name for name in kept if _is_of(things[name], str(home)) or is_module_instance(things[name])]
+    return sorted(own or kept, key=lambda name: ranked[name])
+
+
+def _is_of(thing: object, home: str) -> bool:
+    module = str(getattr(thing, "__module__", None))
+    return module == home or module.startswith(f"{home}.")
+
+
+def _module_class() -> Any:
+    """`torch.nn.Module`, where torch is loaded."""
+    return getattr(sys.modules.get("torch.nn"), "Module", None)
+
+
+def _is_module(thing: object) -> bool:
+    base = _module_class()
+    return base is not None and (isinstance(thing, base) or (inspect.isclass(thing) and issubclass(thing, base)))
+
+
+_RANKS: Final[tuple[Callable[[object], bool], ...]] = (
+    _is_module,
+    inspect.isclass,
+    lambda thing: inspect.isroutine(thing) or isinstance(thing, functools.partial | staticmethod),
+)
+
+
+def _rank(thing: object) -> int:
+    return next((rank for rank, is_such in enumerate(_RANKS) if is_such(thing)), len(_RANKS))

@@ -1,0 +1,281 @@
+"""Somebody's code in a process of its own, because it may print, hang, crash, or end the process that it runs in.
+
+What it prints is kept, no more than its end; what lasts too long is ended, with every process that it started. It never outlives
+this process, however that ends. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+from mhacli.adapters.usercode.errors import place_in_dump
+from mhacli.errors import MhaError
+
+LOADING_LIMIT_S: Final = 120.0
+"""For Python and torch, which on a cold disk have taken half of it."""
+KEPT_BYTES: Final = 64 << 10
+_MOST_ON_DISK: Final = 1 << 20
+_LOADING: Final = "loading torch"
+_TICK_S: Final = 0.05
+_DUMP_S: Final = 0.3
+_LAST_LINES: Final = 3
+_PROCESS: Final = Path(__file__).with_name("child.py")
+
+
+class Outcome(NamedTuple):
+    """What a job gave, and the end of what the code printed meanwhile, to stdout and stderr alike."""
+
+    result: bytes
+    printed: str
+
+
+class Stage(Protocol):
+    """Tells what is going on, from now until the next word."""
+
+    def __call__(self, what: str, *, limited: bool = True) -> None:
+        """`what` begins a sentence, such as `calling Attention`. Limited is what runs code of theirs: it is ended when it takes
+        longer than the time limit, which begins anew with each word. What is ours takes its time."""
+
+
+Job = Callable[[dict[str, Any], Stage], bytes]
+"""What runs in the process: takes the request, and a way to tell its stages. An `MhaError` that it raises is raised here."""
+
+
+def run_apart(
+    job: str, request: Mapping[str, Any], *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
+) -> Outcome:
+    """What the job `module:function` gives for the request, run in a process of its own with torch loaded.
+
+    `request` is what JSON can hold; `on_stage` hears of each stage when it begins. Raises the `MhaError` that the job raises, and
+    one that says what was going on for a stage that takes longer than `time_limit_s`, and for a process that ends by itself.
+    """
+    with _started(json.dumps({"job": job, "request": request}).encode() + b"\n") as child:
+        return Outcome(_result(child, time_limit_s, on_stage or _hears_nothing), child.printed.text())
+
+
+def _hears_nothing(what: str) -> None:
+    """Nobody asked to hear it."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the process
+
+
+class _Printed:
+    """What a process prints: in a file without a name, of which only the end is kept when it grows."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._fd, self._kept, self._is_cut = file.fileno(), b"", False
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)  # so that the file can be emptied under its writer
+
+    def bound(self) -> None:
+        """Empties the file where it has grown too large."""
+        if os.fstat(self._fd).st_size > _MOST_ON_DISK:
+            self._kept, self._is_cut = self._end(), True
+            os.ftruncate(self._fd, 0)
+
+    def text(self) -> str:
+        """The end of it, in whole lines where there are any; an ellipsis stands for what is left out."""
+        read = self._kept + self._end()
+        written = read[-KEPT_BYTES:]
+        if self._is_cut or len(written) < max(len(read), os.fstat(self._fd).st_size):
+            written = b"\xe2\x80\xa6\n" + (written.partition(b"\n")[2] or written)
+        return written.decode("utf-8", "backslashreplace")
+
+    def last_lines(self) -> str:
+        """Its last lines in one."""
+        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
+        return " / ".join(line[:100] for line in lines[-_LAST_LINES:])
+
+    def _end(self) -> bytes:
+        size = os.fstat(self._fd).st_size
+        return os.pread(self._fd, KEPT_BYTES, max(0, size - KEPT_BYTES))
+
+
+class _Child(NamedTuple):
+    """The process: `answers` is where it tells its stages and its result, `dump` the file where it leaves its stack."""
+
+    process: subprocess.Popen[bytes]
+    answers: int
+    printed: _Printed
+    dump: IO[bytes]
+
+    def place(self) -> str | None:
+        """The line of theirs at which it stood when it left its stack."""
+        place = place_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
+        return None if place is None else place.told
+
+
+@contextlib.contextmanager
+def _started(asked: bytes) -> Iterator[_Child]:
+    """The process, which has been told what it is to do. It is gone afterwards, with all that it started."""
+    with contextlib.ExitStack() as stack:
+        output, dump = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        printed = _Printed(output)
+        (hears, asks), (answers, tells) = _pipe(stack), _pipe(stack)
+        fds = (hears.fileno(), tells.fileno(), dump.fileno())
+        flags = ("-P", "-u")  # no module of the working directory is ours; what is printed is in the file at once
+        words = [sys.executable, *flags, str(_PROCESS), *map(str, fds)]
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        except OSError as fault:
+            reason = fault.strerror or "unknown error"
+            raise MhaError(f"a process must start that runs the code, got: {reason}") from fault
+        try:
+            hears.close()
+            tells.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is told later
+                _write(asks.fileno(), asked)
+            yield _Child(process, answers.fileno(), printed, dump)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
+    """Both ends of a pipe, closed in the end: the one to read from, the one to write to."""
+    reading, writing = os.pipe()
+    return stack.enter_context(FileIO(reading, "r")), stack.enter_context(FileIO(writing, "w"))
+
+
+def _write(fd: int, message: bytes) -> None:
+    view = memoryview(message)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# ---------------------------------------------------------------------------------------------------------- the answers
+
+
+class _Answers:
+    """The answers of a process, taken apart as they come: a line of JSON each, and behind it as many bytes as it says.
+
+    `what` is the stage that the process is at."""
+
+    def __init__(self) -> None:
+        self.what = _LOADING
+        self._bytes, self._line = bytearray(), None
+
+    _line: dict[str, Any] | None
+
+    def fed(self, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """The answers that are whole now. Raises `ValueError` for what is none."""
+        self._bytes += chunk
+        while True:
+            if self._line is None:
+                end = self._bytes.find(b"\n")
+                if end < 0:
+                    return
+                self._line = dict(json.loads(bytes(self._bytes[:end])))
+                del self._bytes[: end + 1]
+            n = int(self._line.get("n_bytes", 0))
+            if len(self._bytes) < n:
+                return
+            line, self._line = self._line, None
+            payload = bytes(self._bytes[:n])
+            del self._bytes[:n]
+            yield line, payload
+
+
+def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None]) -> bytes:
+    """The result, once it has come. Raises `MhaError` for every other end."""
+    answers, limit_s = _Answers(), LOADING_LIMIT_S
+    on_stage(answers.what)
+    began = time.monotonic()
+    while True:
+        ended = child.process.poll()  # before the last answers are read, which may have come until then
+        is_ready = bool(select.select([child.answers], [], [], 0 if ended is not None else _TICK_S)[0])
+        chunk = os.read(child.answers, 1 << 20) if is_ready else b""
+        for line, payload in _understood(answers, chunk):
+            if "n_bytes" in line:
+                return payload
+            if "error" in line:
+                raise _passed_on(line)
+            if line["stage"] != answers.what:
+                on_stage(line["stage"])
+            answers.what, limit_s = line["stage"], time_limit_s if line["limited"] else float("inf")
+            began = time.monotonic()
+        child.printed.bound()
+        if ended is not None and not chunk:
+            raise _end(child, answers.what, ended)
+        if is_ready and not chunk:  # it has closed its end, and goes on
+            time.sleep(_TICK_S)
+        if time.monotonic() - began > limit_s:
+            raise _too_slow(child, answers.what, limit_s)
+
+
+def _understood(answers: _Answers, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    try:
+        yield from answers.fed(chunk)
+    except (ValueError, TypeError, RecursionError) as fault:
+        raise MhaError(
+            f"{answers.what} must leave the pipe of its process alone, got something else written into it",
+            code="crashed",
+        ) from fault
+
+
+def _passed_on(line: Mapping[str, Any]) -> MhaError:
+    if os.environ.get("MHA_DEBUG") and line.get("traceback"):
+        raise RuntimeError(line["traceback"])
+    return MhaError(**line["error"])
+
+
+def _end(child: _Child, what: str, ended: int) -> MhaError:
+    """The error for a process that ended before it gave a result."""
+    if ended < 0:
+        name = _signal_name(-ended)
+        got = f"its end by {name}"
+        advice = "the system ends a process so that takes too much memory" if -ended == signal.SIGKILL else None
+    else:
+        got, advice = f"its end with exit status {ended}", None
+    return MhaError(f"{what} must not end the process, got {got}", hint=_hints(child, advice), code="crashed")
+
+
+def _too_slow(child: _Child, what: str, limit_s: float) -> MhaError:
+    """The error for a stage that lasts too long."""
+    if what == _LOADING:
+        return MhaError(f"{what} must end within {limit_s:g} seconds, got no end", hint=_hints(child), code="too-slow")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.process.pid, signal.SIGUSR1)  # it writes its stack
+    until = time.monotonic() + _DUMP_S
+    while child.place() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return MhaError(
+        f"{what} must end within {limit_s:g} seconds, got no end",
+        hint=_hints(child, "--time-limit SECONDS allows more"),
+        code="too-slow",
+    )
+
+
+def _hints(child: _Child, advice: str | None = None) -> str | None:
+    """Where it stood, what to do, and what it printed last."""
+    lines = child.printed.last_lines()
+    return "; ".join(filter(None, [child.place(), advice, lines and f"it printed last: {lines}"])) or None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

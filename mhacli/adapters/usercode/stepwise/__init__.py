@@ -1,0 +1,1 @@
+"""Calls a target step by step, with its cache."""

@@ -1,0 +1,198 @@
+"""Somebody's attention as a question: rows in, output out, in one layout whatever its own is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mhacli.results.check import Mode
+
+
+class Guess(NamedTuple):
+    """An argument that nobody gave: its `name`, the `value` that was taken, and `why`, in a few words."""
+
+    name: str
+    value: object
+    why: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """What is examined, ready to be called.
+
+    `thing` is the class or function that the target names, `call` what is called: an `nn.Module`, an instance of another
+    class, or the function itself. `module` is `call` where it is an `nn.Module`, else None. `arguments` are those that the
+    constructor ran with, defaults included; `given` those that the user gave; `guesses` those that nobody gave and that have no
+    default. `rebuild(changes)` builds it anew with some arguments changed; it raises what the constructor raises.
+    `documentation` is what its author says: docstrings and comments of the class or function, and of its file. `file` is where
+    its source stands, None where there is none to read.
+    """
+
+    name: str
+    thing: Any
+    call: Callable[..., Any]
+    module: nn.Module | None
+    arguments: Mapping[str, Any]
+    given: frozenset[str]
+    guesses: tuple[Guess, ...]
+    rebuild: Callable[[Mapping[str, Any]], Built]
+    documentation: str = ""
+    file: str | None = None
+
+
+class MaskForm(NamedTuple):
+    """A way to write a mask for a parameter of somebody's attention.
+
+    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
+    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, how many tokens
+    each sequence has. `true_means` says what True or 1 stands for; of additive and lengths it is always keep. `n_shared`: along
+    the batch the mask has one in so many, which serve the sequences in turn, as masks of windows serve several images.
+    """
+
+    parameter: str
+    axes: tuple[str, ...]
+    kind: Literal["bool", "01", "whole", "additive", "lengths"]
+    true_means: Literal["keep", "hide"] = "keep"
+    n_shared: int = 1
+
+
+class Inputs(NamedTuple):
+    """What attention is asked about.
+
+    Rows `[batch, query, d_in]` and `[batch, key, d_in]`; of a function of q, k and v, `[batch, head, query, d_head]` and
+    `[batch, kv_head, key, d_head]`. `keys` of None are the queries' own rows, `values` of None those of the keys. `allowed`, bool
+    `[batch or 1, 1, query, key]`, is what a mask argument is to say, `real`, bool `[batch, key]`, what a padding argument is to
+    say: True = may attend, True = a token.
+    """
+
+    queries: Float[Tensor, "..."]
+    keys: Float[Tensor, "..."] | None = None
+    values: Float[Tensor, "..."] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    real: Bool[Tensor, "batch key"] | None = None
+
+
+class Answer(NamedTuple):
+    """What attention answered: `out` `[batch, query, d_out]`, of a function `[batch, head, query, d_v]`; and the pattern that
+    it returned besides, `[batch, head, query, key]`, with one head where it is their mean, None where it returns none."""
+
+    out: Float[Tensor, "..."]
+    pattern: Float[Tensor, "batch head query key"] | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that it is asked with. Pairwise different, and different from its own, as far as it lets them be."""
+
+    batch: int
+    q_len: int
+    k_len: int
+    d_in: int
+    d_context: int
+
+
+class Subject(Protocol):
+    """Somebody's attention that can be asked.
+
+    `built` is what is asked, `sizes` what it can be asked with; `k_len` is `q_len` where keys must be the queries' own rows.
+    `is_function`: q, k and v come cut into heads, and nothing is projected; `n_heads` is then how many heads it can be asked with
+    (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `n_rows`: how
+    many of queries, keys and values it is given rows for, in arguments of their own. `causal_by`
+    names the argument that was set to make it causal, None where there is none. `mask_forms` and `padding_forms` are the ways to
+    write a mask that it accepts without raising, both meanings of True of each, the likeliest first. `described` tells how it is
+    called, in one line of Python. `untried` are the arguments that are never given another value than their default. `mode` says
+    which of its two modes this is, None where it has one.
+    """
+
+    @property
+    def built(self) -> Built:
+        """What is asked."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What it can be asked with."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether q, k and v come cut into heads."""
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads a function can be asked with."""
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether keys may be other rows."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many different rows it is given."""
+
+    @property
+    def causal_by(self) -> str | None:
+        """The argument that makes it causal."""
+
+    @property
+    def mask_forms(self) -> tuple[MaskForm, ...]:
+        """The ways to write a mask."""
+
+    @property
+    def padding_forms(self) -> tuple[MaskForm, ...]:
+        """The ways to write padding."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def described(self) -> str:
+        """How it is called."""
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """The arguments that stay at their defaults."""
+
+    @property
+    def mode(self) -> Mode | None:
+        """Whose rows its keys are."""
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+    ) -> Answer:
+        """Asks it. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what it raises."""
+
+    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Subject:
+        """The same way of asking for another copy of it, such as one with other weights, or in another dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call of a torch function while somebody's attention ran, in order.
+
+    `name` is torch's own, such as `softmax`, `matmul`, `linear`, `masked_fill`; `inputs` are the tensors that went in, `output`
+    what came out, `arguments` those that are no tensors, by name where the name is known, else by place ("0", "1", …).
+    `file` and `line` say where the author's own code asked for it, None where it was not the author's code; `source` is that
+    line.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str | None = None
+    line: int | None = None
+    source: str = ""

@@ -1,0 +1,1 @@
+"""Watches which torch functions a target calls."""

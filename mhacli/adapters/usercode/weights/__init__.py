@@ -1,0 +1,1 @@
+"""Reads the parameters of a target as projections."""

@@ -1,0 +1,329 @@
+"""Somebody's parameters read as the projections of a layer, in every way that its names and shapes leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.usercode.weights.parameters import Part
+from mhacli.attention.mistakes.stages import Projection, Projections
+from mhacli.results.check import Choice
+
+_LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
+"""How rows of a fused matrix are numbered: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
+
+
+class Widths(NamedTuple):
+    """What is known of the sizes."""
+
+    d_in: int
+    d_context: int
+    n_heads: int
+    n_kv_heads: int | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read parameters: projections whose rows lie head after head, and what of it another author would have done
+    otherwise. `order` is the order in which a fused matrix has queries, keys and values, where its name says it, else None;
+    `parts` are the parameters read, and `unused` those that nothing reads."""
+
+    weights: Projections
+    n_heads: int
+    n_kv_heads: int
+    choices: tuple[Choice, ...] = ()
+    order: str | None = None
+    parts: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+class _Role(NamedTuple):
+    """A projection of one letter, and the choices that it takes to be that."""
+
+    letter: str
+    projection: Projection
+    names: tuple[str, ...]
+    choices: tuple[Choice, ...] = ()
+    order: str | None = None
+
+
+def readings(parts: Sequence[Part], widths: Widths) -> Iterator[Reading]:
+    """Every reading, the most natural first. None where queries, keys and values cannot be told."""
+    for sources, outputs in _assignments(tuple(parts), widths):
+        for roles in product(*sources):
+            flat = {role.letter: role for group in roles for role in group}
+            yield from _with_outputs(flat, outputs, parts, widths)
+
+
+def _assignments(
+    parts: tuple[Part, ...], widths: Widths
+) -> Iterator[tuple[list[list[tuple[_Role, ...]]], list[_Role | None]]]:
+    """Which parts are queries, keys and values, by their names where they have any, and what is left for the output."""
+    for chosen in _choices_of_inputs(parts, widths):
+        used = {part.name for group in chosen for part in group}
+        left = [part for part in parts if part.name not in used]
+        sources = [list(_roles(group, widths)) for group in chosen]
+        if all(sources):
+            yield sources, list(_outputs(left))
+
+
+def _choices_of_inputs(parts: tuple[Part, ...], widths: Widths) -> Iterator[tuple[tuple[Part, ...], ...]]:
+    """Groups of parts that together are q, k and v; a group is what belongs to the same letters, such as a list of heads."""
+    by_letters: dict[str, list[Part]] = {}
+    for part in parts:
+        by_letters.setdefault(part.letters, []).append(part)
+    for wanted in (("q", "k", "v"), *((order,) for order in by_letters if set(order) == set("qkv"))):
+        if all(letters in by_letters for letters in wanted):
+            yield tuple(tuple(by_letters[letters]) for letters in wanted)
+    for pair in (order for order in by_letters if len(order) == 2):
+        single = next(letter for letter in "qkv" if letter not in pair)
+        if single in by_letters:
+            yield tuple(by_letters[single]), tuple(by_letters[pair])
+    unnamed = [part for part in parts if not part.letters]
+    for part in unnamed:
+        yield ((part._replace(letters="qkv?"),),)
+    if len(unnamed) in (3, 4):
+        for order in permutations(unnamed, 3):
+            yield tuple((part._replace(letters=letter + "?"),) for letter, part in zip("qkv", order, strict=True))
+
+
+def _roles(group: tuple[Part, ...], widths: Widths) -> Iterator[tuple[_Role, ...]]:
+    """The projections that a group of parts can be."""
+    first = group[0]
+    letters, is_named = first.letters.rstrip("?"), not first.letters.endswith("?")
+    if len(letters) == 1:
+        for projection, choices in _singles(group, letters, widths):
+            said = choices if is_named else (*choices, Choice("unnamed", f"{first.name} makes the {_NAMES[letters]}"))
+            yield (_Role(letters, projection, tuple(part.name for part in group), said),)
+    elif len(group) == 1:
+        yield from _fused(first, letters, is_named, widths)
+    elif all(part.number is not None and part.weight.ndim == 2 for part in group):
+        yield from _fused_per_head(group, letters, widths)
+
+
+_NAMES = {"q": "queries", "k": "keys", "v": "values"}
+
+
+def _singles(group: tuple[Part, ...], letter: str, widths: Widths) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
+    """A projection of its own, or one for each head."""
+    if len(group) > 1:
+        made = [
+            next(_matrices(part, widths, letter), None) for part in sorted(group, key=lambda part: part.number or 0)
+        ]
+        if all(one is not None for one in made):
+            weights = [one[0] for one in made if one is not None]
+            biases = [part.bias for part in sorted(group, key=lambda part: part.number or 0)]
+            bias = None if any(b is None for b in biases) else torch.cat([b for b in biases if b is not None])
+            yield Projection(torch.cat(weights), bias), (Choice("per-head", "each head has projections of its own"),)
+        return
+    for weight, choices in _matrices(group[0], widths, letter):
+        bias = None if group[0].bias is None else group[0].bias.flatten()
+        if bias is not None and bias.numel() < weight.shape[0]:
+            bias = bias.repeat(weight.shape[0] // bias.numel())
+        yield Projection(weight, bias), choices
+
+
+def _matrices(part: Part, widths: Widths, letter: str) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
+    """The matrix as `[width, d_in]`, head after head."""
+    d_in = widths.d_in if letter == "q" else widths.d_context
+    n_heads = widths.n_heads if letter == "q" else widths.n_kv_heads or widths.n_heads
+    weight, is_free = part.weight, part.orientation == "free"
+    if weight.ndim == 3:
+        yield from _kernels(weight, d_in, n_heads)
+    if weight.ndim != 2:
+        return
+    if n_heads > 1 and tuple(weight.shape) == (d_in / n_heads, d_in / n_heads):
+        shared = Choice(
+            "shared-projections", f"{part.name} projects a slice of the row for each head, the same for all"
+        )
+        for block in (weight, weight.mT)[: 2 if is_free else 1]:
+            yield torch.block_diag(*[block] * n_heads), (shared,)
+    if part.orientation != "in-out" and weight.shape[1] == d_in:
+        yield weight, ()
+    if part.orientation != "out-in" and weight.shape[0] == d_in:
+        yield weight.mT, (Choice("orientation", f"{part.name} is applied as x W"),) if is_free else ()
+
+
+def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
+    """A kernel of three axes, one of which is read: the other two are heads and their columns."""
+    for axis in range(3):
+        if weight.shape[axis] == d_in:
+            rest = weight.movedim(axis, 2)
+            for heads_first in (rest, rest.transpose(0, 1)):
+                if heads_first.shape[0] == n_heads:
+                    yield heads_first.flatten(0, 1), (Choice("kernel", "weights have an axis for heads"),)
+
+
+def _fused(part: Part, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
+    """The projections that lie in one matrix, by every order and layout that is left open."""
+    if part.weight.ndim == 3 and part.weight.shape[0] == len(letters):
+        said = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
+        biases = [None] * len(letters) if part.bias is None else list(part.bias.reshape(len(letters), -1))
+        for pieces in (list(part.weight), [weight.mT for weight in part.weight]):
+            yield from _ordered(part, letters, is_named, pieces, biases, said)
+        return
+    for matrix, applied in _matrices(part, widths, letters[0]):
+        for shared, layout in product(_widths_of_fused(matrix, letters, widths), _LAYOUTS):
+            pieces_of = _cut(matrix, layout, letters, shared)
+            biases_of = None if part.bias is None else _cut(part.bias, layout, letters, shared)
+            if pieces_of is not None:
+                chosen = (*applied, *(() if layout == "3hd" else (_layout_choice(layout),)))
+                yield from _ordered(part, letters, is_named, pieces_of, biases_of or [None] * len(letters), chosen)
+
+
+def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Widths]:
+    """The widths with as many kv heads as are known, else as many as query heads, and first as many as the rows of queries, keys
+    and values together leave room for where all queries are as wide as the rows that are read."""
+    if len(letters) < 3 or widths.n_kv_heads is not None or widths.d_in % widths.n_heads:
+        return [widths]
+    n_kv, left = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
+    is_shared = not left and 0 < n_kv < widths.n_heads and widths.n_heads % n_kv == 0
+    return [widths._replace(n_kv_heads=n_kv), widths] if is_shared else [widths]
+
+
+def _fused_per_head(group: tuple[Part, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
+    """The projections where every head has a fused matrix of its own."""
+    ordered = sorted(group, key=lambda part: part.number or 0)
+    matrices = [next(_matrices(part, widths, letters[0]), None) for part in ordered]
+    if any(one is None or one[0].shape[0] % len(letters) for one in matrices):
+        return
+    cut = [one[0].chunk(len(letters)) for one in matrices if one is not None]
+    biases = [None if part.bias is None else part.bias.chunk(len(letters)) for part in ordered]
+    said, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
+    made = []
+    for place, letter in enumerate(letters):
+        own = [bias[place] for bias in biases if bias is not None]
+        bias = torch.cat(own) if len(own) == len(ordered) else None
+        made.append(_Role(letter, Projection(torch.cat([pieces[place] for pieces in cut]), bias), names, said, letters))
+    yield tuple(made)
+
+
+def _layout_choice(layout: str) -> Choice:
+    if layout == "h3d":
+        return Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
+    return Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})")
+
+
+def _ordered(
+    part: Part,
+    letters: str,
+    is_named: bool,
+    pieces: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    said: tuple[Choice, ...],
+) -> Iterator[tuple[_Role, ...]]:
+    """The pieces as the letters that the name says, or where it says none as any."""
+    orders = [tuple(letters)] if is_named else list(permutations(letters))
+    for order in orders:
+        choice = () if is_named else (Choice("fused-order", f"{part.name} holds {', '.join(order)} in this order"),)
+        yield tuple(
+            _Role(letter, Projection(piece, bias), (part.name,), (*said, *choice), letters if is_named else None)
+            for letter, piece, bias in zip(order, pieces, biases, strict=True)
+        )
+
+
+def _cut(rows: Tensor, layout: str, letters: str, widths: Widths) -> list[Tensor] | None:
+    """The rows of a fused matrix or bias as pieces, each head after head; None where they do not come out even."""
+    n_heads, n_kv = widths.n_heads, widths.n_kv_heads or widths.n_heads
+    n_parts, total = len(letters), rows.shape[0]
+    counts = [n_heads if letter == "q" else n_kv for letter in letters]
+    if layout == "3hd" and "q" not in letters:
+        return None if total % n_parts else list(rows.chunk(n_parts))
+    if layout == "3hd":
+        if total % sum(counts):
+            return None
+        return list(rows.split([count * (total // sum(counts)) for count in counts]))
+    if len(set(counts)) > 1:
+        return _per_group(rows, letters, n_heads, n_kv) if layout == "h3d" else None
+    if total % (n_parts * counts[0]):
+        return None
+    sizes = {"3": n_parts, "h": counts[0], "d": total // (n_parts * counts[0])}
+    numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
+    moved = numbered.movedim([layout.index(axis) for axis in "3hd"], [0, 1, 2])
+    return [piece.flatten(0, 1) for piece in moved]
+
+
+def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tensor] | None:
+    """Queries of a group, its key and its value, group after group."""
+    counts = [n_heads // n_kv if letter == "q" else 1 for letter in letters]
+    if rows.shape[0] % (n_kv * sum(counts)):
+        return None
+    grouped = rows.unflatten(0, (n_kv, sum(counts), -1)).split(counts, dim=1)
+    return [piece.flatten(0, 2) for piece in grouped]
+
+
+def _outputs(left: Sequence[Part]) -> Iterator[_Role | None]:
+    """What can be the output projection; None where nothing is called so."""
+    named = [part for part in left if part.letters == "o"]
+    candidates = named or [part for part in left if not part.letters]
+    if not candidates:
+        yield None
+    if len(named) > 1 and all(part.number is not None for part in named):
+        ordered = sorted(named, key=lambda part: part.number or 0)
+        biases = [part.bias for part in ordered if part.bias is not None]
+        bias = torch.stack(biases).sum(dim=0) if biases else None
+        weights = [part.weight.mT if part.orientation == "in-out" else part.weight for part in ordered]
+        if len({weight.shape[0] for weight in weights}) == 1:
+            yield _Role("o", Projection(torch.cat(weights, dim=1), bias), tuple(part.name for part in ordered))
+    for part in candidates:
+        bias = None if part.bias is None else part.bias.flatten()
+        for weight in _output_matrices(part):
+            yield _Role("o", Projection(weight, bias), (part.name,))
+
+
+def _output_matrices(part: Part) -> Iterator[Tensor]:
+    """The output matrix as `[d_out, head·d_v]`."""
+    if part.weight.ndim == 3:
+        for axis in range(3):
+            rest = part.weight.movedim(axis, 0)
+            yield rest.flatten(1)
+            yield rest.transpose(1, 2).flatten(1)
+    elif part.weight.ndim == 2:
+        if part.orientation != "in-out":
+            yield part.weight
+        if part.orientation != "out-in":
+            yield part.weight.mT
+
+
+def _with_outputs(
+    roles: dict[str, _Role],
+    outputs: Sequence[_Role | None],
+    parts: Sequence[Part],
+    widths: Widths,
+) -> Iterator[Reading]:
+    """The readings that these inputs make, with every output that fits."""
+    q, k, v = (roles[letter].projection for letter in "qkv")
+    for output in outputs:
+        out = None if output is None else output.projection
+        for n_kv in _kv_heads(q, k, widths):
+            if q.weight.shape[0] % widths.n_heads or v.weight.shape[0] % n_kv:
+                continue
+            used = (*roles["q"].names, *roles["k"].names, *roles["v"].names, *(() if output is None else output.names))
+            said = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
+            yield Reading(
+                Projections(q, k, v, out),
+                widths.n_heads,
+                n_kv,
+                tuple(dict.fromkeys(said)),
+                roles["q"].order,
+                tuple(dict.fromkeys(used)),
+                tuple(part.name for part in parts if part.name not in used),
+            )
+
+
+def _kv_heads(q: Projection, k: Projection, widths: Widths) -> Iterator[int]:
+    """How many kv heads there are: what is known, else what the widths say."""
+    if q.weight.shape[0] % widths.n_heads or q.weight.shape[0] < widths.n_heads:
+        return
+    d_head = q.weight.shape[0] // widths.n_heads
+    if (
+        k.weight.shape[0] >= d_head
+        and k.weight.shape[0] % d_head == 0
+        and widths.n_heads % max(1, k.weight.shape[0] // d_head) == 0
+    ):
+        yield k.weight.shape[0] // d_head

@@ -1,0 +1,1 @@
+"""The implementations that `mha bench` times."""

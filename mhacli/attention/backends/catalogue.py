@@ -1,0 +1,188 @@
+"""The backends of `mha bench`, each made ready for one size: the same inputs, one call to time, one exact answer.
+
+Names and descriptions stand in `mhacli.results.bench.sweep.BACKENDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mhacli.attention import masks
+from mhacli.attention.core import attend
+from mhacli.attention.fused import KERNELS, fused_attend, only
+from mhacli.attention.layer import merge_heads, split_heads
+from mhacli.attention.tiled.forward import tiled_attend
+from mhacli.attention.tiled.scores import Scores
+from mhacli.results.bench.workload import Direction, Workload
+
+_Queries = Float[Tensor, "batch head query d_head"]
+_Keys = Float[Tensor, "batch kv_head key d_head"]
+Projected = tuple[_Queries, _Keys, _Keys]
+"""q, k and v, cut into heads."""
+
+
+class UnsupportedError(Exception):
+    """This backend cannot do this work on this device; the text says why."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A backend ready to run: `forward` is what is timed, within `around`, and `leaves` are what gradients go to.
+
+    The exact answer is `joined(attention(*heads(*leaves)))`, in float64: `heads` and `joined` are what the backend does
+    besides attention, with its own weights. `mask_bytes` is what it keeps because it must be given a mask as a tensor.
+    """
+
+    leaves: tuple[Tensor, ...]
+    forward: Callable[[], Tensor]
+    mask_bytes: int = 0
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    heads: Callable[..., Projected] = lambda q, k, v: (q, k, v)
+    joined: Callable[[Tensor], Tensor] = lambda z: z
+
+    @contextmanager
+    def running(self, direction: Direction) -> Iterator[None]:
+        """What must surround a call: the choice of a kernel, and gradients where the direction wants them."""
+        with self.around(), torch.set_grad_enabled(direction != "forward"):
+            yield
+
+    def once(self, direction: Direction) -> object:
+        """The whole pass: forward, and then backward where the direction has it. What is returned keeps the results alive."""
+        with self.running(direction):
+            out = self.forward()
+            return (
+                (out,) if direction == "forward" else (out, torch.autograd.grad(out, self.leaves, torch.ones_like(out)))
+            )
+
+
+def prepare(backend: str, workload: Workload, heads: Projected, seed: int) -> Prepared:
+    """The backend ready for this size. Raises `UnsupportedError` where it cannot do this on the heads' device."""
+    return _MAKERS[backend](workload, heads, seed)
+
+
+def draw_heads(workload: Workload, device: torch.device, seed: int) -> Projected:
+    """q, k and v for every backend: independent normal numbers in the size's dtype, never zeros, which run too fast."""
+    generator = torch.Generator(device).manual_seed(seed)
+    sizes = ((workload.n_heads, workload.q_len), *[(workload.n_kv_heads, workload.k_len)] * 2)
+    q, k, v = (_draw((workload.batch, *size, workload.d_head), workload, generator) for size in sizes)
+    return q, k, v
+
+
+def _draw(shape: tuple[int, ...], workload: Workload, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, workload.dtype)
+    numbers = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+    return numbers.requires_grad_(workload.direction != "forward")
+
+
+def _explicit(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    return Prepared(
+        heads, partial(attend, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None)
+    )
+
+
+def _compiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    call = torch.compile(attend, fullgraph=True, dynamic=False)
+    return Prepared(heads, partial(call, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None))
+
+
+def _sdpa(workload: Workload, heads: Projected, seed: int, kernel: str | None = None) -> Prepared:
+    if workload.is_masked and workload.offset:
+        raise UnsupportedError("scaled_dot_product_attention takes the first query for the first token")
+    around = nullcontext if kernel is None else partial(only, kernel)
+    return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
+
+
+def _tiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    if workload.direction != "forward":
+        raise UnsupportedError("our tiles write into buffers and have no backward pass")
+    q, k, v = heads
+    allowed = masks.causal(workload.offset) if workload.is_masked else None
+    return Prepared(heads, lambda: tiled_attend(Scores(q, k, workload.d_head**-0.5, allowed=allowed), v).z)
+
+
+def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
+    device = heads[0].device
+    if device.type != "cuda":
+        raise UnsupportedError(
+            f"FlexAttention is measured on CUDA, where it compiles to one kernel, not on {device.type}"
+        )
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask, mask_bytes, offset = None, 0, workload.offset
+    if workload.is_masked:
+        blocks_of = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
+        mask = blocks_of(
+            lambda batch, head, q_idx, k_idx: q_idx + offset >= k_idx,
+            None, None, workload.q_len, workload.k_len, device=str(device),
+        )  # fmt: skip
+        mask_bytes = sum(part.nbytes for part in mask.as_tuple() if isinstance(part, Tensor))
+    call = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    shares = workload.n_kv_heads != workload.n_heads
+    return Prepared(heads, partial(call, *heads, block_mask=mask, enable_gqa=shares), mask_bytes)
+
+
+def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool) -> Prepared:
+    """`nn.MultiheadAttention` as a layer: it projects its rows before attention and its result after."""
+    if workload.n_kv_heads != workload.n_heads:
+        raise UnsupportedError("nn.MultiheadAttention has no shared kv heads")
+    if workload.q_len != workload.k_len:
+        raise UnsupportedError("nn.MultiheadAttention keeps no past to decode with")
+    device, n_heads = heads[0].device, workload.n_heads
+    generator = torch.Generator(device).manual_seed(seed)
+    layer = _new_layer(workload, generator)
+    rows = _draw((workload.batch, workload.q_len, layer.embed_dim), workload, generator)
+    mask = None
+    if workload.is_masked:
+        mask = nn.Transformer.generate_square_subsequent_mask(workload.q_len, device, rows.dtype)
+    choices = {"need_weights": weights, "average_attn_weights": False, "attn_mask": mask, "is_causal": mask is not None}
+
+    def forward() -> Tensor:
+        out: Tensor = layer(rows, rows, rows, **choices)[0]
+        return out
+
+    def projected(x: Tensor) -> Projected:
+        flat = _project(x, layer.in_proj_weight, layer.in_proj_bias)
+        q, k, v = (split_heads(part, n_heads) for part in flat.chunk(3, dim=-1))
+        return q, k, v
+
+    def joined(z: Tensor) -> Tensor:
+        return _project(merge_heads(z), layer.out_proj.weight, layer.out_proj.bias)
+
+    mask_bytes = 0 if mask is None else mask.nbytes
+    return Prepared((rows,), forward, mask_bytes, heads=projected, joined=joined)
+
+
+def _project(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A projection with fixed weights, in the dtype and on the device of the rows; the device first, which may lack the dtype."""
+    fixed = [part.detach().to(rows.device).to(rows.dtype) for part in (weight, bias)]
+    return nn.functional.linear(rows, *fixed)
+
+
+def _new_layer(workload: Workload, generator: torch.Generator) -> nn.MultiheadAttention:
+    """A layer whose projections keep the size of normal rows."""
+    width, dtype = workload.n_heads * workload.d_head, getattr(torch, workload.dtype)
+    layer = nn.MultiheadAttention(width, workload.n_heads, batch_first=True, device=generator.device, dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=width**-0.5, generator=generator)
+    return layer.eval()
+
+
+_MAKERS: Mapping[str, Callable[[Workload, Projected, int], Prepared]] = {
+    "explicit": _explicit,
+    "compiled": _compiled,
+    "sdpa": _sdpa,
+    "flex": _flex,
+    "tiled": _tiled,
+    "torch-mha": partial(_torch_mha, weights=False),
+    "torch-mha-weights": partial(_torch_mha, weights=True),
+    **{name: partial(_sdpa, kernel=name) for name in KERNELS},
+}

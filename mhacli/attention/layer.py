@@ -1,0 +1,372 @@
+"""The layer around `attend`: projections, heads, output. A trainable module, made of functions that can be read alone."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells_of, weighted_sum
+from mhacli.attention.positions import alibi, rotate, sinusoidal
+from mhacli.errors import UsageError
+from mhacli.spec.config import ROPE, Config, Init, LayerPositions, Positions
+
+Rows = Float[Tensor, "batch query d_input"]
+KeyRows = Float[Tensor, "batch key d_input"]
+Places = Int[Tensor, "*#batch length"]
+"""The place of each row in its text, 0 first: `[length]` where all sequences of the batch agree, else `[batch, length]`."""
+
+
+@runtime_checkable
+class Past(Protocol):
+    """Keys and values of the tokens before, as `mhacli.attention.cache` keeps them: state in, state out."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens are kept."""
+
+    @property
+    def k(self) -> Float[Tensor, "batch kv_head length d_head"]:
+        """The keys, turned already where positions are rotary."""
+
+    @property
+    def v(self) -> Float[Tensor, "batch kv_head length d_v"]:
+        """The values."""
+
+    def extended(self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]) -> Past:
+        """The state with the keys and values of new tokens behind it."""
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values by head."""
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_v"]
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention whose every intermediate tensor can be observed, and which can be trained.
+
+    Parameters are named as on disk: `q_proj.weight [n_heads·d_head, d_input]`, `k_proj.weight [n_kv_heads·d_head, d_input]`,
+    `v_proj.weight [n_kv_heads·d_v, d_input]`, `o_proj.weight [d_model, n_heads·d_v]`, and a `.bias` of each. `d_head`
+    defaults to `d_model / n_heads`, `d_v` to `d_head`, `n_kv_heads` to `n_heads`, `d_input` to `d_model`. Without
+    `out_proj` the result is the heads side by side. `positions` are those that act inside the layer, `rope`,
+    `rope-interleaved` and `alibi`; others are added to the rows before it (`added_positions`). `dropout` acts on the
+    pattern, in training mode only; its randomness, and that of the initial weights, comes from `generator` (None:
+    torch's own). Raises `UsageError` for sizes that do not fit together.
+
+    Source: Vaswani et al. 2017, section 3.2.2; `d_head` is the paper's d_k.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        d_v: int | None = None,
+        d_input: int | None = None,
+        bias: bool = True,
+        out_proj: bool = True,
+        positions: LayerPositions = "none",
+        rope_theta: float = 10_000.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        init: Init = "xavier",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = Config(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_v=d_v, d_input=d_input,
+            positions=positions, rope_theta=rope_theta, scale=scale, softcap=softcap, dropout=dropout, init=init,
+        ).resolved()  # fmt: skip
+        self.n_heads, self.n_kv_heads = n_heads, sizes.n_kv_heads or n_heads
+        self.d_head, self.d_v = sizes.d_head or 0, sizes.d_v or 0
+        self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
+        if sizes.layer_positions != positions:
+            raise UsageError(
+                f"positions must act inside the layer: none, rope, rope-interleaved or alibi, got {positions!r}",
+                hint="sinusoidal and learned ones are added to the rows before it (added_positions)",
+            )
+        self.positions, self.rope_theta = positions, rope_theta
+        width = sizes.d_input or d_model
+        self.q_proj = _linear(width, n_heads * self.d_head, bias)
+        self.k_proj = _linear(width, self.n_kv_heads * self.d_head, bias)
+        self.v_proj = _linear(width, self.n_kv_heads * self.d_v, bias)
+        self.o_proj = _linear(n_heads * self.d_v, d_model, bias) if out_proj else None
+        self.reset_parameters(init, generator)
+
+    def reset_parameters(self, init: Init, generator: torch.Generator | None) -> None:
+        """New random weights by one of the schemes of `initialise`."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            if linear is not None:
+                initialise(linear, init, generator)
+
+    def forward(
+        self,
+        query: Rows,
+        key: KeyRows | None = None,
+        value: KeyRows | None = None,
+        *,
+        allowed: Allowed | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        places: Places | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"]]:
+        """`(out, pattern)`: the result, and the shares before dropout. `key` defaults to `query`, `value` to `key`.
+
+        `allowed` and `bias` as for `attend`. `places` are the queries' places for rotary positions and ALiBi, by default
+        0, 1, 2, …; keys that are not the queries count from 0.
+        """
+        tap = no_tap if tap is None else tap
+        rows = query if key is None else key
+        q, k, v = self._heads(query, rows, rows if value is None else value, tap)
+        key_places = places if rows is query else None
+        z, pattern = self.attend_placed(
+            q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap
+        )
+        return self.joined(z, tap), pattern
+
+    def decode(
+        self,
+        new: Rows,
+        past: Past,
+        *,
+        allowed: Allowed | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        places: Places | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], Past]:
+        """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values kept so far.
+
+        Only the new rows are projected. `places` turn new queries and keys; ALiBi counts rows, which is the same wherever
+        places count from the same beginning. `allowed` is asked with the new rows as queries 0, 1, … and all tokens as keys:
+        `masks.causal(past.length)`, or `masks.shifted(mask, past.length)` for any other. One new token needs no causal
+        mask: there is nothing later. `places` default to those that follow the past. Source: Shazeer 2019, "Fast
+        Transformer Decoding", section 2.4.
+        """
+        tap = no_tap if tap is None else tap
+        rows = past.length + torch.arange(new.shape[1], device=new.device)
+        places = rows if places is None else places
+        q, k, v = self.projected(new, places=places, tap=tap)
+        past = past.extended(k, v)
+        costs = self.distances(rows, None, q, past.k, tap)
+        z, pattern = self.attend_heads(q, past.k, past.v, allowed=allowed, bias=bias, distances=costs, tap=tap)
+        return self.joined(z, tap), pattern, past
+
+    def projected(
+        self, query: Rows, key: KeyRows | None = None, *, places: Places | None = None, tap: Tap = no_tap
+    ) -> Projected:
+        """Queries, keys and values by head, turned where positions are rotary: all that attention reads.
+
+        `key` and `places` as for `forward`.
+        """
+        rows = query if key is None else key
+        q, k, v = self._heads(query, rows, rows, tap)
+        key_places = places if key is None else None
+        return Projected(self.turned("q", q, places, tap), self.turned("k", k, key_places, tap), v)
+
+    def attend_placed(
+        self,
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_v"],
+        *,
+        places: Places | None,
+        key_places: Places | None,
+        allowed: Allowed | None,
+        bias: Float[Tensor, "..."] | None,
+        tap: Tap,
+    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
+        """`attend_heads` of queries and keys that know their places: the same for every way of projecting."""
+        q, k = self.turned("q", q, places, tap), self.turned("k", k, key_places, tap)
+        distances = self.distances(places, key_places, q, k, tap)
+        return self.attend_heads(q, k, v, allowed=allowed, bias=bias, distances=distances, tap=tap)
+
+    def turned(
+        self, name: Literal["q", "k"], heads: Float[Tensor, "batch head length d_head"], places: Places | None, tap: Tap
+    ) -> Float[Tensor, "batch head length d_head"]:
+        """Queries or keys turned by their places where positions are rotary, else as they are."""
+        if self.positions not in ROPE:
+            return heads
+        if places is None:
+            places = torch.arange(heads.shape[2], device=heads.device)
+        turned = rotate(heads, places, theta=self.rope_theta, interleaved=self.positions == "rope-interleaved")
+        tap(f"{name}_rot", turned)
+        return turned
+
+    def distances(
+        self,
+        q_places: Places | None,
+        k_places: Places | None,
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        tap: Tap,
+    ) -> Float[Tensor, "*#batch head query key"] | None:
+        """What distance costs, where positions are ALiBi: to be added to the scores. Places default to 0, 1, 2, …"""
+        if self.positions != "alibi":
+            return None
+        places = [
+            torch.arange(heads.shape[2], device=heads.device) if given is None else given
+            for given, heads in ((q_places, q), (k_places, k))
+        ]
+        costs = alibi(self.n_heads, *places, dtype=torch.promote_types(q.dtype, torch.float32))
+        tap("alibi", costs)
+        return costs
+
+    def attend_heads(
+        self,
+        q: Float[Tensor, "batch head query d_head"],
+        k: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_v"],
+        *,
+        allowed: Allowed | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        distances: Float[Tensor, "*#batch head query key"] | None = None,
+        tap: Tap,
+    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
+        """`attend` with this layer's scale, and with dropout between its halves in training: `(z, pattern)`.
+
+        `bias` and `distances` are both added to the scores; only the bias may forbid a cell, with −∞.
+        """
+        keep = visible_cells_of(q, k, allowed, bias)
+        if bias is not None:
+            tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+            bias = bias if distances is None else bias + distances
+        pattern = attention_pattern(
+            q, k, keep=keep, bias=distances if bias is None else bias, scale=self.scale, softcap=self.softcap, tap=tap
+        )
+        shares = pattern
+        if self.training and self.dropout:
+            shares = drop(pattern, self.dropout, self.generator)
+            tap("dropped", shares)
+        return weighted_sum(shares, v, keep=keep, tap=tap), pattern
+
+    def joined(self, z: Float[Tensor, "batch head query d_v"], tap: Tap) -> Float[Tensor, "batch query d_out"]:
+        """The heads side by side, and through the output projection where there is one."""
+        concat = merge_heads(z)
+        tap("concat", concat)
+        out: Tensor = concat if self.o_proj is None else self.o_proj(concat)
+        tap("out", out)
+        return out
+
+    def _heads(self, query: Rows, key: KeyRows, value: KeyRows, tap: Tap) -> Projected:
+        """Queries, keys and values by head, in the order of execution."""
+        q = self._by_head("q", self.q_proj, query, self.n_heads, tap)
+        k = self._by_head("k", self.k_proj, key, self.n_kv_heads, tap)
+        v = self._by_head("v", self.v_proj, value, self.n_kv_heads, tap)
+        return Projected(q, k, v)
+
+    def _by_head(
+        self,
+        name: Literal["q", "k", "v"],
+        proj: nn.Linear,
+        rows: Float[Tensor, "batch length d_input"],
+        n_heads: int,
+        tap: Tap,
+    ) -> Tensor:
+        flat = proj(rows)
+        tap(f"{name}_proj", flat)
+        heads = split_heads(flat, n_heads)
+        tap(name, heads)
+        return heads
+
+
+def split_heads(
+    rows: Float[Tensor, "batch length width"], n_heads: int
+) -> Float[Tensor, "batch {n_heads} length width//{n_heads}"]:
+    """Each head's own columns: first cut the width, then move the head axis before the length. A view, no copy."""
+    batch, length, width = rows.shape
+    return rows.view(batch, length, n_heads, width // n_heads).transpose(1, 2)
+
+
+def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query head*d_v"]:
+    """The heads side by side again: the reverse of `split_heads`. A copy, unless there is one head or one query."""
+    return z.transpose(1, 2).flatten(2)
+
+
+def drop(pattern: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
+    """Each share set to 0 with probability `p`, the others divided by `1 − p` to keep the expected sum.
+
+    Source: Srivastava et al. 2014, "Dropout", section 10 (inverted form).
+    """
+    keep = torch.rand(pattern.shape, generator=generator, device=pattern.device) >= p
+    return pattern * keep / (1 - p)
+
+
+def embed_tokens(
+    ids: Int[Tensor, "batch query"], embedding: Float[Tensor, "vocabulary d_input"], *, tap: Tap = no_tap
+) -> Rows:
+    """Rows of the embedding for ids. Padding (id −1) gets zeros. Taps `ids` and `embed`."""
+    tap("ids", ids)
+    rows = embedding[ids.clamp(min=0)].masked_fill((ids < 0)[..., None], 0.0)
+    tap("embed", rows)
+    return rows
+
+
+def place_rows(
+    rows: Rows,
+    added: Float[Tensor, "*#batch query d_input"] | None,
+    *,
+    real: Bool[Tensor, "batch query"],
+    tap: Tap = no_tap,
+) -> Rows:
+    """Rows plus the `added_positions` where there are any. What is not `real` is padding and stays zeros. Taps to `x`."""
+    x = rows
+    if added is not None:
+        tap("positions", added)
+        x = (rows + added).masked_fill(~real[..., None], 0.0)
+    tap("x", x)
+    return x
+
+
+def added_positions(
+    places: Places,
+    width: int,
+    *,
+    positions: Positions,
+    dtype: torch.dtype,
+    table: Float[Tensor, "place d_input"] | None = None,
+) -> Float[Tensor, "*#batch length d_input"] | None:
+    """What is added to the row of each place: sinusoidal waves or, for `learned`, rows of the `table`; None for other schemes."""
+    if positions == "sinusoidal":
+        return sinusoidal(places, width, dtype=dtype)
+    return table[places] if positions == "learned" and table is not None else None
+
+
+def new_embedding(n_rows: int, width: int, generator: torch.Generator | None) -> Float[Tensor, "{n_rows} {width}"]:
+    """Rows of independent normal numbers with deviation 1, as `torch.nn.Embedding` begins. float64, for rounding once."""
+    return torch.randn(n_rows, width, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+def initialise(linear: nn.Linear, init: Init, generator: torch.Generator | None) -> None:
+    """New random numbers in a projection, drawn in float64 and rounded once.
+
+    `xavier`: uniform within `±√(6 / (d_in + d_out))`, biases 0 (Glorot and Bengio 2010, equation 16). `normal`: deviation
+    0.02, biases 0 (Radford et al. 2018, GPT, section 4.1). `uniform`: weights and biases within `±1/√d_in`, as `torch.nn.Linear`.
+    """
+    d_out, d_in = linear.weight.shape
+    if init == "normal":
+        weight = 0.02 * torch.randn(d_out, d_in, generator=generator, dtype=torch.float64)
+    else:
+        bound = (6 / (d_in + d_out)) ** 0.5 if init == "xavier" else d_in**-0.5
+        weight = _uniform((d_out, d_in), bound, generator)
+    linear.weight.copy_(weight)
+    if linear.bias is not None:
+        linear.bias.copy_(_uniform((d_out,), d_in**-0.5, generator) if init == "uniform" else torch.zeros(d_out))
+
+
+def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
+    """A projection without numbers yet: `nn.Linear` alone would draw some from torch's global generator."""
+    linear: nn.Linear = nn.utils.skip_init(nn.Linear, d_in, d_out, bias=bias)
+    return linear
+
+
+def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:
+    return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * bound

@@ -1,0 +1,1 @@
+"""Statistics of attention in tiles, without its matrix."""

@@ -1,0 +1,1 @@
+"""Weights of a layer: its file, and the layouts of other libraries."""

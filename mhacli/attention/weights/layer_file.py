@@ -1,0 +1,171 @@
+"""A layer's weights to bytes and back, with the probe that notices a transposed matrix.
+
+The probe is what the layer answers to a fixed input: a transposed square matrix has the right shape, but not the right
+answer. The format is described in `mhacli.checkpoints.mha_weights`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mhacli.attention.layer import MultiHeadAttention, new_embedding
+from mhacli.checkpoints.mha_weights import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
+from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.io.safetensors import METADATA_KEY, tensors_of
+from mhacli.spec.config import Config
+
+PROBE_TOLERANCE = 1e-6
+"""Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""
+
+_POSITION_STREAM = 1 << 62
+"""Added to the seed for the table of learned positions."""
+
+
+class Layer(NamedTuple):
+    """An embedding, the attention that reads it, and the table of learned positions where there is one."""
+
+    embedding: Float[Tensor, "vocabulary d_input"]
+    attention: MultiHeadAttention
+    position_table: Float[Tensor, "place d_input"] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every weight by its name on disk."""
+        tables = {EMBEDDING: self.embedding}
+        tables |= {} if self.position_table is None else {POSITION_EMBEDDING: self.position_table}
+        return tables | {name: p.detach() for name, p in self.attention.state_dict().items()}
+
+    def to(self, device: torch.device) -> Layer:
+        """The same on a device."""
+        table = None if self.position_table is None else self.position_table.to(device)
+        return Layer(self.embedding.to(device), self.attention.to(device), table)
+
+
+def new_layer(config: Config, n_tokens: int) -> Layer:
+    """The layer that a resolved config describes, with random weights from its seed, on the CPU.
+
+    The embedding is drawn last, so that other words leave everything else alone; learned positions have a stream of their
+    own, so that other positions do.
+    """
+    generator, dtype = torch.Generator().manual_seed(config.seed), getattr(torch, config.dtype)
+    attention = new_attention(config, generator)
+    width, table = config.d_input or config.d_model, None
+    if config.positions == "learned":
+        own_stream = torch.Generator().manual_seed((config.seed + _POSITION_STREAM) % 2**64)
+        table = new_embedding(config.max_positions, width, own_stream).to(dtype)
+    return Layer(new_embedding(n_tokens, width, generator).to(dtype), attention, table)
+
+
+def new_attention(config: Config, generator: torch.Generator | None = None) -> MultiHeadAttention:
+    """The attention that a resolved config describes, with random weights, in its dtype, on the CPU, not in training."""
+    attention = MultiHeadAttention(
+        config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, d_v=config.d_v,
+        d_input=config.d_input, bias=config.bias, out_proj=config.out_proj, positions=config.layer_positions,
+        rope_theta=config.rope_theta, scale=config.scale, softcap=config.softcap, dropout=config.dropout,
+        init=config.init, generator=generator,
+    )  # fmt: skip
+    return attention.to(getattr(torch, config.dtype)).train(config.train)
+
+
+def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes:
+    """The file's content: the same layer gives the same bytes. Raises `MhaError` for weights that are not finite."""
+    from safetensors.torch import save
+
+    tensors = layer.tensors()
+    require_finite(tensors, "the weights")
+    choices = {name: value for name, value in asdict(config).items() if name not in RUN_CHOICES}
+    metadata = {
+        "format": FORMAT,
+        "config": choices,
+        "vocabulary": vocabulary,
+        "tokenizer": config.tokenizer,
+        "probe": asdict(probe(layer, config)),
+    }
+    header = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
+
+
+def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
+    """The layer in a checked file, in the dtype of its config.
+
+    Raises `MhaError` for numbers that are not finite, and, with exit code 3, when the stored probe says that the weights
+    are not what was saved.
+    """
+    from safetensors.torch import load
+
+    tensors = dict(tensors_of(source.file, load))
+    if not allow_nonfinite:
+        require_finite(tensors, source.path)
+    embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)
+    attention = new_attention(source.config, torch.Generator()).double()  # holds every saved dtype exactly
+    attention.load_state_dict(tensors)
+    if source.metadata is not None and not allow_nonfinite:
+        found = probe(Layer(embedding, attention, table), source.metadata.config.resolved())
+        _require_probe(found, source.metadata.probe, source.path)
+    dtype = getattr(torch, source.config.dtype)
+    if table is None or source.config.positions != "learned":
+        return Layer(embedding.to(dtype), attention.to(dtype))
+    return Layer(embedding.to(dtype), attention.to(dtype), table.to(dtype))
+
+
+def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
+    """Raises `MhaError` with the count and the first place of NaN or Inf in the first tensor that has any."""
+    for name, tensor in tensors.items():
+        bad = ~tensor.isfinite()
+        if bad.any():
+            raise MhaError(
+                f"{subject}: {name} must be finite, got {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
+                hint="--allow-nonfinite looks anyway",
+                code="not-finite",
+            )
+
+
+@torch.no_grad()
+def probe(layer: Layer, config: Config) -> Probe:
+    """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
+
+    `config` is the one that the weights are saved with: a run may look at them with another scale, or other positions.
+
+    One row of each projection and of the output, and a blend of all rows of each embedding, are enough to notice any
+    exchange of rows or columns.
+    """
+    embedding = layer.embedding.detach().double().cpu()
+    rows = embedding[[0, len(embedding) // 2, -1]] if len(embedding) else 0.0
+    waves = torch.sin(1.0 + torch.arange(3 * embedding.shape[1], dtype=torch.float64)).view(3, -1)
+    seen: dict[str, Tensor] = {}
+    attention = copy.deepcopy(layer.attention).double().cpu().eval()
+    attention.scale, attention.softcap = config.scale, config.softcap
+    attention.positions, attention.rope_theta = config.layer_positions, config.rope_theta
+    attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
+    answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
+    if layer.position_table is not None:
+        answers["embed_positions"] = _blend(layer.position_table.detach().double().cpu())
+    return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()})
+
+
+def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
+    return torch.sin(1.0 + torch.arange(len(table), dtype=torch.float64)) @ table
+
+
+def _require_probe(found: Probe, stored: Probe, path: str) -> None:
+    names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
+    for name in ("embed", "embed_positions", "q", "k", "v", "out"):
+        a, b = (torch.tensor(getattr(side, name), dtype=torch.float64) for side in (found, stored))
+        if a.shape == b.shape and not a.numel():
+            continue
+        difference = float((a - b).abs().max()) if a.shape == b.shape else float("inf")
+        if difference > PROBE_TOLERANCE * max(float(b.abs().max()) if b.numel() else 0.0, 1e-30):
+            weight = names.get(name, f"{name}_proj.weight")
+            raise MhaError(
+                f"{path}: {weight} must give the stored probe outputs, got a difference of {difference:.3g}",
+                hint="the numbers were changed after saving; a transposed square matrix looks like this",
+                code="probe-mismatch",
+                exit_code=EXIT_CHECK,
+                path=path,
+            )

@@ -1,0 +1,187 @@
+"""How many heads of which width a checkpoint has, in our words, whatever its family calls them.
+
+The names are those of `config.json` in Hugging Face checkpoints. Nothing is guessed from shapes: what a config does not say
+is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.spec.config import MAX_HEADS, MAX_WIDTH
+
+MAX_LAYERS = 10_000
+MAX_TABLE_ROWS = 1 << 31
+"""Most entries of a vocabulary and most positions that a config may claim."""
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),
+    "d_head": ("head_dim", "d_kv", "d_head"),
+    "d_v": ("v_head_dim", "d_v"),
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "vocabulary": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+_ENCODER = {
+    "n_layers": ("encoder_layers",),
+    "n_heads": ("encoder_attention_heads",),
+    "positions": ("max_source_positions",),
+}
+_DECODER = {
+    "n_layers": ("decoder_layers", "num_decoder_layers"),
+    "n_heads": ("decoder_attention_heads",),
+    "positions": ("max_target_positions",),
+}
+_OF_STACK: Mapping[str, Mapping[str, tuple[str, ...]]] = {"encoder": _ENCODER, "decoder": _DECODER, "cross": _DECODER}
+"""Names that a model of two halves has for one of them; they come before the common ones."""
+_LIMITS = {"n_layers": MAX_LAYERS, "n_heads": MAX_HEADS, "n_kv_heads": MAX_HEADS, "d_head": MAX_WIDTH, "d_v": MAX_WIDTH,
+           "d_model": MAX_WIDTH, "vocabulary": MAX_TABLE_ROWS, "positions": 1 << 53}  # fmt: skip
+_NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
+_MAX_INT = 1 << 63
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """Counts and widths of the attention of a checkpoint; None for what its config does not say.
+
+    `vocabulary` and `positions` are the entries of its tables.
+    """
+
+    n_layers: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    d_v: int | None = None
+    d_model: int | None = None
+    vocabulary: int | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """All that tells how the rows of projections fall into heads. `d_input` is the width of the rows that are projected."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_v: int
+    d_model: int
+    d_input: int
+
+
+def part_of(config: Mapping[str, Any], stack: str | None) -> Mapping[str, Any]:
+    """The config of one tower (`text`, `vision`) of a model that has several, else of its language model, else itself."""
+    own = config.get(f"{stack}_config") if stack in ("text", "vision") else None
+    nested = config.get("text_config")
+    if isinstance(own, Mapping):
+        return own
+    if stack is None and isinstance(nested, Mapping) and name_in(config, "n_heads", None) is None:
+        return nested
+    return config
+
+
+def head_counts(config: Mapping[str, Any], stack: str | None = None) -> HeadCounts:
+    """What a checkpoint's config says of its attention, for one `stack` (encoder, decoder, cross, text, vision) or alone.
+
+    A family without kv heads of its own has as many as heads; `d_head` is `d_model / n_heads` where nothing else is said,
+    and `d_v` is `d_head`.
+    """
+    config = part_of(config, stack)
+    found: dict[str, int | None] = {}
+    for ours in _NAMES:
+        name = name_in(config, ours, stack)
+        found[ours] = None if name is None or not isinstance(config[name], int) else config[name]
+    n_heads, d_model = found["n_heads"], found["d_model"]
+    found["n_kv_heads"] = _kv_heads(config, found["n_kv_heads"], n_heads)
+    if found["d_head"] is None and n_heads and d_model and d_model % n_heads == 0:
+        found["d_head"] = d_model // n_heads
+    if found["d_v"] is None:
+        found["d_v"] = found["d_head"]
+    return HeadCounts(**found)
+
+
+def _kv_heads(config: Mapping[str, Any], said: int | None, n_heads: int | None) -> int | None:
+    """Falcon and GPT-BigCode say by flags whether the count that stands in their config is meant.
+
+    Source: transformers, FalconAttention and GPTBigCodeAttention.
+    """
+    if config.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in config:
+        if config.get("new_decoder_architecture"):
+            return said if said is not None else n_heads
+        return 1 if config.get("multi_query", True) else n_heads
+    if config.get("model_type") == "gpt_bigcode":
+        return 1 if config.get("multi_query", True) else n_heads
+    return said if said is not None else n_heads
+
+
+def name_in(config: Mapping[str, Any], ours: str, stack: str | None) -> str | None:
+    """The name under which a config holds one of our sizes; None where it has none."""
+    names = (*_OF_STACK.get(stack or "", {}).get(ours, ()), *_NAMES[ours])
+    if stack is None:  # a model of two halves: those of the first one stand for it
+        names += (*_ENCODER.get(ours, ()), *_DECODER.get(ours, ()))
+    return next((name for name in names if config.get(name) is not None), None)
+
+
+def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, int]) -> Sizes:
+    """The sizes of a layer by config, with what the command line gave instead (`n_heads`, `n_kv_heads`, `d_head`).
+
+    Raises `UsageError` for a size that nobody names, with our name and the family's.
+    """
+    said = head_counts(config, stack)
+    n_heads = given.get("n_heads", said.n_heads)
+    n_kv_heads = given.get("n_kv_heads", n_heads if "n_heads" in given else said.n_kv_heads)
+    d_head = given.get("d_head", said.d_head)
+    if "n_heads" in given and "d_head" not in given and said.d_model and said.d_model % given["n_heads"] == 0:
+        d_head = said.d_model // given["n_heads"]
+    values = {"n_heads": n_heads, "d_head": d_head, "d_model": said.d_model}
+    for ours, value in values.items():
+        if value is None:
+            raise UsageError(
+                f"{ours} ({' or '.join(_NAMES[ours])} in config.json) must be known to cut the rows into heads, got none",
+                hint="--heads N and --d-head N give what a config does not say",
+            )
+    width = said.d_model or 0
+    d_v = (d_head if "d_head" in given or "n_heads" in given else said.d_v) or d_head
+    return Sizes(n_heads or 0, n_kv_heads or n_heads or 0, d_head or 0, d_v or 0, width, width)
+
+
+def check_numbers(config: Mapping[str, Any], path: str) -> None:
+    """Raises `MhaError` for a size of the config that no model has, with both names, and for whole numbers beyond 64 bits."""
+    ours_of = {
+        theirs: ours for table in (_NAMES, _ENCODER, _DECODER) for ours, names in table.items() for theirs in names
+    }
+    for where, part in [("", config)] + [(f"{name}.", config[name]) for name in _NESTED if name in config]:
+        for name, value in part.items() if isinstance(part, Mapping) else ():
+            if name in ours_of and not isinstance(value, (Mapping, type(None))):
+                for one in value if isinstance(value, list) else [value]:
+                    _require_count(one, f"{where}{name}", ours_of[name], path)
+    for where, value in _numbers(config):
+        if isinstance(value, int) and abs(value) >= _MAX_INT:
+            raise MhaError(f"{path}: {where} must be a number of 64 bits, got a larger one", code="bad-file", path=path)
+
+
+def _require_count(value: Any, theirs: str, ours: str, path: str) -> None:
+    if type(value) is not int or not 1 <= value <= _LIMITS[ours]:
+        both = ours if ours == theirs else f"{ours} ({theirs})"
+        raise MhaError(
+            f"{path}: {both} must be a whole number from 1 to {_LIMITS[ours]}, got {value!r:.80}",
+            code="bad-file",
+            path=path,
+        )
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every number with its place, such as `a.b[3]`; without recursion, so that depth costs nothing."""
+    waiting = [("", value)]
+    while waiting:
+        where, one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += [(f"{where}.{name:.80}".lstrip("."), item) for name, item in one.items()]
+        elif isinstance(one, list):
+            waiting += [(f"{where}[{i}]", item) for i, item in enumerate(one)]
+        else:
+            yield where, one

@@ -1,0 +1,212 @@
+"""What a weights file says before any tensor is made: its config, its vocabulary, and whether its tensors fit them.
+
+Format `mha.weights/1`: safetensors with Hugging Face names, one metadata key with `{format, config, vocabulary,
+tokenizer, probe}`. A file without that metadata is read too; then shapes and options must give the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.json_schema import decode
+from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
+from mhacli.spec.config import Config
+
+FORMAT = "mha.weights/1"
+MAX_FILE_BYTES = 64 << 30
+EMBEDDING = "embed.weight"
+POSITION_EMBEDDING = "embed_positions.weight"
+"""The table of learned positions; a file may hold one that a run with other positions leaves alone."""
+DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+RUN_CHOICES = (
+    "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
+)  # fmt: skip
+"""Choices of a run, not of its weights: they are not saved."""
+_SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions")
+_OPTION_OF = {
+    "d_model": "--d-model",
+    "n_heads": "--heads",
+    "n_kv_heads": "--kv-heads",
+    "d_head": "--d-head",
+    "d_v": "--d-v",
+    "d_input": "--d-input",
+    "max_positions": "--max-positions",
+    "bias": "--bias",
+    "out_proj": "--no-out-proj",
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The answers of a layer to a fixed input, one row each, in float64 rounded to 9 digits."""
+
+    embed: tuple[float, ...]
+    q: tuple[float, ...]
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+    out: tuple[float, ...]
+    embed_positions: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Our header entry."""
+
+    format: str
+    config: Config
+    vocabulary: tuple[str, ...]
+    tokenizer: str
+    probe: Probe
+
+
+@dataclass(frozen=True)
+class LayerFile:
+    """A checked file with the config that it and the options come to. `metadata` is None where the file has none."""
+
+    file: TensorFile
+    config: Config
+    metadata: Metadata | None
+
+    @property
+    def path(self) -> str:
+        """Where it was read from."""
+        return self.file.path
+
+
+def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
+    """The file, its config settled with the options that were `given` (by field name). Nothing of torch is needed.
+
+    Raises `MhaError` when the file is damaged or its tensors do not fit, all misfits listed; `UsageError` when an option
+    contradicts the file, or is needed and missing.
+    """
+    file = read_tensor_file(path, MAX_FILE_BYTES)
+    metadata = _metadata(file)
+    _require_floats(file)
+    config = _settled(file, metadata, given).resolved()
+    _require_tensors(file, config)
+    return LayerFile(file, config, metadata)
+
+
+def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer by name, with their shapes."""
+    q_width, k_width = config.n_heads * (config.d_head or 0), (config.n_kv_heads or 0) * (config.d_head or 0)
+    v_width, z_width = (config.n_kv_heads or 0) * (config.d_v or 0), config.n_heads * (config.d_v or 0)
+    d_input = config.d_input or config.d_model
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
+    if config.positions == "learned":
+        shapes[POSITION_EMBEDDING] = (config.max_positions, d_input)
+    for name, width in (("q_proj", q_width), ("k_proj", k_width), ("v_proj", v_width)):
+        shapes[f"{name}.weight"] = (width, d_input)
+        shapes |= {f"{name}.bias": (width,)} if config.bias else {}
+    if config.out_proj:
+        shapes["o_proj.weight"] = (config.d_model, z_width)
+        shapes |= {"o_proj.bias": (config.d_model,)} if config.bias else {}
+    return shapes
+
+
+def _metadata(file: TensorFile) -> Metadata | None:
+    if file.metadata is None:
+        return None
+    kind = file.metadata.get("format", file.metadata.get("schema")) if isinstance(file.metadata, dict) else None
+    if kind != FORMAT:
+        raise MhaError(
+            f"{file.path} must be a weights file (format {FORMAT}), got {kind!r:.80}",
+            hint="mha show draws a record" if kind == "mha.record/1" else None,
+            code="bad-file",
+            path=file.path,
+        )
+    return decode(Metadata, file.metadata, file.path)
+
+
+def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, Any]) -> Config:
+    found = metadata.config if metadata is not None else _config_from_shapes(file, given)
+    for name in _SHAPE_CHOICES:
+        if name in given and given[name] != getattr(found, name):
+            raise UsageError(
+                f"{name} must be that of {file.path}, {getattr(found, name)}, got {given[name]}",
+                hint=f"leave {_OPTION_OF.get(name, name)} out: the file decides",
+            )
+    return replace(found, **given)
+
+
+def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
+    _require_matrices(file)
+    rows = {name: file.tensors[f"{name}.weight"].shape[0] for name in ("q_proj", "k_proj", "v_proj")}
+    if "n_heads" not in given:
+        raise UsageError(
+            f"n_heads must be given for {file.path}, whose header does not say how its {rows['q_proj']} query rows "
+            "are cut into heads",
+            hint="add --heads N",
+        )
+    n_heads = given["n_heads"]
+    d_head = given.get("d_head", max(1, rows["q_proj"] // max(1, n_heads)))
+    n_kv_heads = given.get("n_kv_heads", max(1, rows["k_proj"] // d_head))
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    d_input, table, w_o = (shapes.get(name, ()) for name in (EMBEDDING, POSITION_EMBEDDING, "o_proj.weight"))
+    return Config(
+        d_model=w_o[0] if w_o else d_input[1],
+        d_input=d_input[1],
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        d_v=max(1, rows["v_proj"] // max(1, n_kv_heads)),
+        bias="q_proj.bias" in file.tensors,
+        out_proj=bool(w_o),
+        positions="learned" if table else "sinusoidal",
+        max_positions=table[0] if table else Config.max_positions,
+        dtype=DTYPES[file.tensors["q_proj.weight"].dtype],  # type: ignore[arg-type]
+    )
+
+
+def _require_matrices(file: TensorFile) -> None:
+    """Raises `MhaError` where a matrix that every layer has is missing, or is none."""
+    names = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
+    missing = [name for name in names if name not in file.tensors]
+    flat = [name for name in names if name in file.tensors and len(file.tensors[name].shape) != 2]
+    if missing or flat:
+        raise MhaError(
+            f"{file.path} must hold the matrices {', '.join(missing + flat)}, got {_listed(file.tensors)}",
+            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, o_proj.weight",
+            code="bad-file",
+            path=file.path,
+        )
+
+
+def _require_floats(file: TensorFile) -> None:
+    for name, info in file.tensors.items():
+        if info.dtype not in DTYPES:
+            raise MhaError(
+                f"{file.path}: tensor {shown_name(name)} must be one of {', '.join(DTYPES)}, got {info.dtype}",
+                code="bad-file",
+                path=file.path,
+            )
+
+
+def _require_tensors(file: TensorFile, config: Config) -> None:
+    """Every misfit at once: what is missing, what is too much, and each shape against the one expected."""
+    n_tokens = (file.tensors[EMBEDDING].shape or (0,))[0] if EMBEDDING in file.tensors else 0
+    expected = expected_shapes(config, n_tokens)
+    faults = [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in file.tensors]
+    unknown = file.tensors.keys() - expected.keys() - {POSITION_EMBEDDING}
+    faults += [f"{shown_name(name)} is not expected" for name in sorted(unknown)[:20]]
+    table, width = file.tensors.get(POSITION_EMBEDDING), config.d_input or config.d_model
+    if table is not None and (len(table.shape) != 2 or table.shape[1] != width):
+        faults.append(f"{POSITION_EMBEDDING} must be [places, {width}], got {list(table.shape)}")
+    faults += [
+        f"{name} must be {list(shape)}, got {list(file.tensors[name].shape)}"
+        for name, shape in expected.items()
+        if name in file.tensors and file.tensors[name].shape != shape
+    ]
+    if faults:
+        raise MhaError(
+            f"{file.path} must hold the tensors of its layer; {'; '.join(faults)}", code="bad-file", path=file.path
+        )
+
+
+def _listed(tensors: Mapping[str, TensorInfo]) -> str:
+    names = sorted(tensors)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (", ".join(map(shown_name, names[:8])) + more) if names else "no tensor"

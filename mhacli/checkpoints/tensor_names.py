@@ -1,0 +1,228 @@
+"""Where in a checkpoint the tensors of one attention are, found by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_fitting_heads
+from mhacli.checkpoints.folder import Checkpoint, StoredTensor
+from mhacli.checkpoints.head_counts import Sizes
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.safetensors import shown_name
+
+_LANGUAGE = ("language_model.", "text_model.")
+_BUFFERS = frozenset(
+    (
+        "bias",
+        "masked_bias",
+        "rotary_emb.inv_freq",
+        "attention.bias",
+        "attention.masked_bias",
+        "attention.rotary_emb.inv_freq",
+    )
+)
+"""What old files store of masks and angles, which the config gives too: not weights."""
+_MEANINGS: Mapping[str, str] = {
+    "q_norm": "it normalises queries before the dot product",
+    "k_norm": "it normalises keys before the dot product",
+    "q_ln": "it normalises queries before the dot product",
+    "k_ln": "it normalises keys before the dot product",
+    "sinks": "it adds a learned score to every softmax",
+    "relative_attention_bias": "it adds a learned score for each distance",
+    "pos_key_proj": "it scores keys by distance",
+    "pos_query_proj": "it scores queries by distance",
+    "LayerNorm": "it normalises what comes after the output",
+    "layer_norm": "it normalises what comes after the output",
+    "bias_k": "it is a learned key that every query sees",
+    "bias_v": "it is the value of a learned key",
+}
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True)
+class FoundLayer:
+    """One attention in a checkpoint: its prefix, its tensors by their names in the layout, and what else has the prefix."""
+
+    prefix: str
+    tensors: Mapping[str, StoredTensor]
+    unused: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the attention no layer of ours can hold."""
+        said = []
+        for name in self.unused[:_MOST_LISTED]:
+            why = next((meaning for part, meaning in _MEANINGS.items() if part in name.split(".")), None)
+            said.append(f"{name} is not part of the layer" + (f": {why}" if why else ""))
+        more = len(self.unused) - _MOST_LISTED
+        return tuple(said) + ((f"{more} more tensors of the prefix are not part of the layer",) if more > 0 else ())
+
+
+def stacks_in(checkpoint: Checkpoint, layout: Layout) -> tuple[str, ...]:
+    """The stacks of a layout of which the checkpoint has any layer."""
+    return tuple(stack for stack in layout.stacks if layers_in(checkpoint, layout, stack))
+
+
+def layers_in(checkpoint: Checkpoint, layout: Layout, stack: str) -> tuple[int, ...]:
+    """The numbers of a stack's layers; (0,) where the names do not count them."""
+    for stem in layout.stacks[stack].stems:
+        before, counts, after = _dotted(stem + layout.qkv[0]).partition("{layer}")
+        number = r"(\d{1,6})" if counts else "()"
+        pattern = re.compile(rf"(?:.*\.)?{re.escape(before)}{number}{re.escape(after)}", re.DOTALL)
+        found = {int(match[1] or 0) for name in checkpoint.tensors if (match := pattern.fullmatch(_dotted(name)))}
+        if found:
+            return tuple(sorted(found))
+    return ()
+
+
+def find_layer(
+    checkpoint: Checkpoint, layout: Layout, layer: int, *, stack: str | None = None, prefix: str | None = None
+) -> FoundLayer:
+    """The tensors of one attention. Raises `MhaError` where they are missing, or where several could be meant."""
+    where = (
+        prefix if prefix is not None else _prefix(checkpoint, layout, layer, chosen_stack(checkpoint, layout, stack))
+    )
+    dotted = _dotted(where)
+    under = {
+        _dotted(name)[len(dotted) :]: tensor
+        for name, tensor in checkpoint.tensors.items()
+        if _dotted(name).startswith(dotted)
+    }
+    needed = (*layout.qkv, layout.out)
+    missing = [where + name for name in needed if _dotted(name) not in under]
+    if missing:
+        raise MhaError(
+            f"{checkpoint.path} must hold the tensors of layout {layout.name} under {shown_name(where)}; missing: "
+            f"{', '.join(map(shown_name, missing))}",
+            code="bad-file",
+            path=checkpoint.path,
+        )
+    known = (*needed, *(name for name in (*layout.qkv_bias, layout.out_bias) if name))
+    tensors = {name: under[_dotted(name)] for name in known if _dotted(name) in under}
+    unused = sorted(under.keys() - {_dotted(name) for name in known} - _BUFFERS)
+    return FoundLayer(where, tensors, tuple(unused))
+
+
+def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> str:
+    """The stack that is meant. Raises `UsageError` where the layout has none of the name, or several and none is named."""
+    if stack is not None and stack not in layout.stacks:
+        raise UsageError(f"stack must be one of {', '.join(layout.stacks)} in layout {layout.name}, got {stack!r}")
+    found = stacks_in(checkpoint, layout) if stack is None else (stack,)
+    if len(found) > 1 and "self" not in found:
+        raise UsageError(
+            f"stack must be given for {checkpoint.path}, which has {', '.join(found)}", hint=f"add --stack {found[0]}"
+        )
+    return found[0] if found else next(iter(layout.stacks))
+
+
+def require_shapes(found: FoundLayer, layout: Layout, sizes: Sizes, path: str) -> None:
+    """Raises `MhaError` where shapes in the headers are not those that the config's sizes give, all misfits listed."""
+    require_fitting_heads(layout, sizes)
+    shapes = expected_shapes(layout, sizes)
+    expected = {**shapes.weights, **shapes.biases}
+    faults = [
+        f"{found.prefix}{name} must be {list(expected[name])}, got {list(tensor.shape)}"
+        for name, tensor in found.tensors.items()
+        if tensor.shape != expected[name]
+    ]
+    if faults:
+        heads = f"{sizes.n_heads} heads, {sizes.n_kv_heads} kv heads, d_head {sizes.d_head}, d_model {sizes.d_model}"
+        raise MhaError(
+            f"{path} must hold tensors of the sizes that its config says ({heads}); {'; '.join(faults)}",
+            code="bad-file",
+            path=path,
+        )
+
+
+def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int]) -> Sizes:
+    """The sizes of a layer whose file has no config, from the command line and, where they can tell, from shapes.
+
+    Raises `UsageError` where `n_heads` is needed and not given: kernels alone say how rows fall into heads.
+    """
+    shapes = {name: tensor.shape for name, tensor in found.tensors.items()}
+    first, out = shapes[layout.qkv[0]], shapes[layout.out]
+    if layout.order == "kernels":
+        if not all(len(shapes[name]) == 3 for name in (*layout.qkv, layout.out)):
+            raise MhaError(
+                f"{found.prefix}{layout.qkv[0]} must be [d_model, head, d_head], got {list(first)}", code="bad-file"
+            )
+        kv, d_v = shapes[layout.qkv[1]][1], shapes[layout.qkv[2]][2]
+        return Sizes(first[1], kv, first[2], d_v, out[2], first[0])
+    if len(first) != 2 or len(out) != 2:
+        raise MhaError(f"{found.prefix}{layout.qkv[0]} must be a matrix, got {list(first)}", code="bad-file")
+    if "n_heads" not in given:
+        raise UsageError(
+            "n_heads must be given where no config.json says how rows fall into heads, got none", hint="add --heads N"
+        )
+    n_heads = given["n_heads"]
+    rows, d_input = first[::-1] if layout.transposed else first
+    d_model, z_width = out[::-1] if layout.transposed else out
+    d_v = max(1, z_width // n_heads)
+    if len(layout.qkv) == 3:
+        d_head = given.get("d_head", max(1, rows // n_heads))
+        n_kv = given.get("n_kv_heads", max(1, shapes[layout.qkv[1]][0] // d_head))
+        return Sizes(n_heads, n_kv, d_head, max(1, shapes[layout.qkv[2]][0] // n_kv), d_model, d_input)
+    d_head = given.get("d_head", d_v)
+    n_kv = given.get("n_kv_heads", max(1, (rows - n_heads * d_head) // max(1, 2 * d_head)))
+    return Sizes(n_heads, n_kv, d_head, d_head, d_model, d_input)
+
+
+def find_table(names: Collection[str], suffixes: tuple[str, ...], stack: str | None) -> str | None:
+    """The tensor of a table (embedding, learned positions), the only one that ends in the first suffix that fits."""
+    for suffix in suffixes:
+        ending = suffix.format(tower=TOWERS.get(stack or "", ""))
+        found = [name for name in names if name == ending or name.endswith(f".{ending}")]
+        found = _of_language(found) if len(found) > 1 else found
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _prefix(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -> str:
+    for stem in layout.stacks[stack].stems:
+        ending = stem.format(layer=layer) + layout.qkv[0]
+        found = [
+            name[: len(name) - len(layout.qkv[0])]
+            for name in checkpoint.tensors
+            if _dotted(name) == _dotted(ending) or _dotted(name).endswith("." + _dotted(ending))
+        ]
+        if "{layer}" not in stem and len(found) > 1:
+            found = [prefix for prefix in found if re.search(rf"(^|[./_]){layer}[./]", prefix)] or found
+        found = _of_language(found) if len(found) > 1 else found
+        if len(found) > 1:
+            raise UsageError(
+                f"prefix must be given for {checkpoint.path}, which has {', '.join(map(shown_name, found[:_MOST_LISTED]))}",
+                hint=f"add --prefix {found[0]}",
+            )
+        if found:
+            return found[0]
+    raise _not_found(checkpoint, layout, layer, stack)
+
+
+def _not_found(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -> MhaError:
+    have = layers_in(checkpoint, layout, stack)
+    if have:
+        span = f"{have[0]} to {have[-1]}" if have == tuple(range(have[0], have[-1] + 1)) else ", ".join(map(str, have))
+        return UsageError(f"layer must be one that {checkpoint.path} has, {span}, got {layer}")
+    place = layout.stacks[stack]
+    names = sorted(checkpoint.tensors)
+    shown = ", ".join(map(shown_name, names[:_MOST_LISTED])) + (" …" if len(names) > _MOST_LISTED else "")
+    return MhaError(
+        f"{checkpoint.path} must hold tensors of layout {layout.name}, such as "
+        f"{place.home}{place.stems[0].format(layer=layer)}{layout.qkv[0]}, got {shown or 'no tensor'}",
+        hint="--layout NAME says how the tensors lie",
+        code="bad-file",
+        path=checkpoint.path,
+    )
+
+
+def _of_language(found: list[str]) -> list[str]:
+    """Of several places, that in the language model of a model that sees or hears too."""
+    return [name for name in found if any(part in name for part in _LANGUAGE)] or found
+
+
+def _dotted(name: str) -> str:
+    """Names of Keras and Flax come with slashes or with dots."""
+    return name.replace("/", ".")

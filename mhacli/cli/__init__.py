@@ -1,0 +1,1 @@
+"""What is typed: the application, options, streams, and one file for each command."""

@@ -1,0 +1,210 @@
+"""The Typer app: which commands there are, and the one place where errors are caught, told and turned into exit codes."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+import mhacli
+from mhacli.cli.streams import flush, forget_stdout, require_stdout, wants_colour
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.memory import uncollected
+from mhacli.text.escape import message_text, without_surrogates
+
+COMMANDS: Mapping[str, str] = {
+    "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
+    "heads": "Say what every head of a long text does: exact statistics at the cost of fused attention, no T×T matrix.",
+    "trace": "Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time.",
+    "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
+    "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",
+    "doctor": "Examine this installation, or a checkpoint: what is wrong with it, with numbers, and what to do about it.",
+    "check": "Say whether somebody's attention is right, and if not, which mistake it makes, where, and what mends it.",
+    "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
+    "weights": "Say what a checkpoint or a weights file holds, and convert one attention layer to a file of ours or back.",
+    "view": "Look at a record, a text or a checkpoint interactively: heads, matrix, tokens, by keys or mouse.",
+    "show": "Draw a saved record, with every view of run. Does not need torch.",
+    "diff": "Compare two saved records: where they first depart, what changes in each head. Does not need torch.",
+}
+"""The commands with their help. `mhacli.cli.commands.NAME` holds each as a function, or a group of commands, of the same name."""
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group that imports the module of a command only when it is the one to run: a list needs names alone."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in our order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command where it was loaded, else its name and help."""
+        loaded = self.commands.get(cmd_name)
+        return loaded or (typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Loads the command that the arguments name."""
+        if args and args[0] in COMMANDS:
+            with uncollected():
+                self.commands[args[0]] = _load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    found = getattr(importlib.import_module(f"mhacli.cli.commands.{name}"), name)
+    if isinstance(found, typer.Typer):
+        found.info.name, found.info.help = name, COMMANDS[name]
+        return typer.main.get_command(found)
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name, help=COMMANDS[name], context_settings=_SETTINGS)(found)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    name="mha",
+    cls=LazyGroup,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+
+_STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+_CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """The attention inspector for the terminal: every head, every shape, every number."""
+    if version:
+        print(f"mha {mhacli.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit
+
+
+def main() -> int:
+    """Runs the command line; every way in which it can end is told on stderr where need be, and is an exit code."""
+    if "_MHA_COMPLETE" in os.environ:  # the shell asks what could stand at the cursor
+        typer.main.get_command(app).main(prog_name="mha")
+    code = _guarded(_run_app)
+    return _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
+
+
+def _run_app() -> int:
+    """The command that the arguments name. Typer's own `main` would answer a broken pipe with 1."""
+    require_stdout()
+    if not wants_colour("auto", sys.stdout):  # Typer's help would colour a pipe on some build servers
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("mha", sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except SystemExit:  # how rich ends where the reader of a help text has gone
+        raise BrokenPipeError from None
+    return 0
+
+
+def _guarded(step: Callable[[], int]) -> int:
+    """Runs one step; its faults become an exit code."""
+    try:
+        return step()
+    except MhaError as fault:
+        return _tell(fault)
+    except BrokenPipeError:  # the reader has what it wanted
+        forget_stdout()
+        return 0
+    except Exception as fault:
+        return _tell(_as_error(fault))
+
+
+def _as_error(fault: Exception) -> MhaError:
+    """An exception of a library, or a bug of ours, in our words."""
+    if isinstance(fault, _CLI_ERROR):
+        return _usage_error(fault)
+    if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
+        return MhaError(
+            "memory must suffice, got none left", hint="a shorter text or fewer heads need less", code="out-of-memory"
+        )
+    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # a help text, printed by Typer itself
+        forget_stdout()
+        return MhaError(f"stdout cannot be written: {fault.strerror}", code="unwritable")
+    if isinstance(fault, OSError):
+        return MhaError(f"the system refused: {fault.strerror or fault}", code="system", path=fault.filename)
+    if os.environ.get("MHA_DEBUG"):
+        raise fault
+    return MhaError(
+        f"internal error: {type(fault).__name__}: {fault}",
+        hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
+        code="internal",
+    )
+
+
+def _usage_error(fault: Exception) -> MhaError:
+    """What Typer says of an option or argument, in our form."""
+    said = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
+    first, _, rest = said.partition("\n")
+    message = first[:1].lower() + first[1:] + (f" {' '.join(rest.split())}" if rest else "")
+    option = getattr(fault, "option_name", None)
+    if option and option[1:2].isdigit():
+        return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
+    context = getattr(fault, "ctx", None)
+    path = context.command_path if context is not None else "mha"
+    unknown = re.match(r"no such command '(.*)'", message)
+    meant = None if unknown is None else _meant_command(unknown[1], path)
+    return UsageError(message, hint=meant or f"{path} --help lists what there is")
+
+
+def _meant_command(word: str, path: str) -> str | None:
+    """What to type where a file, a folder or a text stands in the place of a command; None for any other word."""
+    shown = shlex.quote(word)
+    if not os.path.lexists(word):
+        return f"mha run {shown} shows the attention of a text" if " " in word and path == "mha" else None
+    if path.endswith(" weights"):
+        return f"mha weights info {shown} says what it holds"
+    return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"
+
+
+def _tell(fault: MhaError) -> int:
+    """The error on stderr: lines to read, or with --json one JSON line. Returns its exit code."""
+    if sys.stderr is None:
+        return fault.exit_code
+    if _asked_for_json():
+        texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
+        said = {name: text and without_surrogates(text) for name, text in texts.items()}
+        lines = [json.dumps({"error": said | {"exit": fault.exit_code}})]
+    else:
+        lines = [f"mha: error: {message_text(fault.message)}"] + (
+            [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+        )
+    try:
+        sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong
+    except OSError:
+        forget_stdout()
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+    return fault.exit_code
+
+
+def _asked_for_json() -> bool:
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)

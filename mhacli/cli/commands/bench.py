@@ -1,0 +1,287 @@
+"""`mha bench`: attention backends timed in turns, with their error, memory and share of what the machine can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, get_args
+
+from mhacli.cli.options import ColourOptions, command, number, option, option_group, switch
+from mhacli.cli.shared.output import require_one_format
+from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.streams import draw, loading_torch, note, progress, screen, write_pieces
+from mhacli.cli.values import counts, integer, real, whole, words_of
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.files import check_target, write_whole
+from mhacli.results.bench.compare import Change, Comparison, Ruling, compare, parse_rule, too_slow
+from mhacli.results.bench.result import Benchmark, read_benchmark
+from mhacli.results.bench.sweep import ALL, BACKENDS, Sweep
+from mhacli.results.bench.workload import Direction
+from mhacli.spec.config import MAX_SEED, MAX_THREADS, Config, Dtype
+
+_WHAT, _SIZES, _HOW, _AGAINST, _OUTPUT = "What", "Sizes", "How", "Against a baseline", "Output"
+_MOST_SECONDS = 86_400.0
+
+
+@option_group
+class SweepOptions:
+    """What to measure: backends, sizes, directions. Lists are crossed."""
+
+    backends: Annotated[
+        str | None,
+        option(
+            _WHAT,
+            f"Among {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
+            metavar="LIST",
+            autocompletion=lambda: [*BACKENDS, ALL],
+        ),
+    ] = None
+    direction: Annotated[
+        str | None,
+        option(_WHAT, "forward, backward, or both: forward, then backward. (default: forward)", metavar="LIST"),
+    ] = None
+    causal: Annotated[bool | None, switch(_WHAT, "--causal/--no-causal", "No token sees a later one.")] = None
+    decode: Annotated[bool, option(_WHAT, "A step of decoding: one query, all keys.", "--decode")] = False
+    lengths: Annotated[
+        str | None, option(_SIZES, "Tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST")
+    ] = None
+    batch: Annotated[
+        str | None,
+        option(_SIZES, "Sequences. (default: as many as make up the same tokens at every length)", metavar="LIST"),
+    ] = None
+    heads: Annotated[str | None, option(_SIZES, "Query heads.", metavar="LIST")] = None
+    kv_heads: Annotated[
+        str | None, option(_SIZES, "Key and value heads, shared by query heads. (default: heads)", metavar="LIST")
+    ] = None
+    d_head: Annotated[str | None, option(_SIZES, "Width of a head. (default: 64)", metavar="LIST")] = None
+    dtype: Annotated[
+        str | None, option(_SIZES, "Number formats. (default: float32, on CUDA bfloat16)", metavar="LIST")
+    ] = None
+
+
+@option_group
+class MeasureOptions:
+    """Where it runs, and how long it is measured."""
+
+    device: Annotated[
+        str,
+        option(_HOW, "auto, cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["auto", "cpu", "cuda", "mps"]),
+    ] = "auto"
+    threads: Annotated[
+        int | None, number(_HOW, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
+    ] = None
+    repeat: Annotated[
+        int | None,
+        number(
+            _HOW, whole("repeat", 1, 100_000), "Rounds. (default: until medians are known to 1 %, or --budget ends)"
+        ),
+    ] = None
+    budget: Annotated[
+        float, number(_HOW, real("budget"), "Seconds of rounds for each size. (default: 3)", metavar="SECONDS")
+    ] = 3.0
+    call_limit: Annotated[
+        float,
+        number(
+            _HOW,
+            real("call-limit"),
+            "Leave out what would take longer in one call, at the rate of a matrix product. (default: 5)",
+            metavar="SECONDS",
+        ),
+    ] = 5.0
+    seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of the inputs. (default: 0)")] = 0
+
+
+@option_group
+class BaselineOptions:
+    """An earlier run to compare with, or this one for a later one."""
+
+    compare: Annotated[
+        str | None,
+        option(_AGAINST, "Compare with this run; its sizes are measured unless others are named.", metavar="FILE"),
+    ] = None
+    fail_if: Annotated[
+        str | None,
+        option(
+            _AGAINST,
+            "slower:1.10 ends with 3 where a time is surely above 1.10 × that; says where it cannot tell.",
+            metavar="RULE",
+        ),
+    ] = None
+    save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE")] = None
+
+
+@option_group
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the run as one JSON document.", "--json")] = False
+    csv: Annotated[bool, option(_OUTPUT, "Print one line per row, without samples.", "--csv")] = False
+    svg: Annotated[
+        str | None, option(_OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
+    ] = None
+    html: Annotated[str | None, option(_OUTPUT, "The plots and the rows as one page.", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+
+
+@command
+def bench(
+    what: SweepOptions, how: MeasureOptions, against: BaselineOptions, report: ReportOptions, colour: ColourOptions
+) -> None:
+    """Options in, the study `bench`, a table or a document out; then the verdict."""
+    require_one_format(json=report.json, csv=report.csv)
+    limit = _limit(against)
+    Config(d_model=1, n_heads=1, device=how.device, seed=how.seed, threads=how.threads).resolved()
+    for name, seconds in (("budget", how.budget), ("call-limit", how.call_limit)):
+        if not 0 < seconds <= _MOST_SECONDS:
+            raise UsageError(f"{name} must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {seconds:g}")
+    _require_targets(against, report)
+    baseline = None if against.compare is None else _baseline(against.compare)
+    sweep = _sweep(what, baseline)
+    if report.svg or report.html:
+        from mhacli.render.reports.bench_plot import require_plots
+
+        require_plots()
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.compute.bench import run as study
+    options = study.Options(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
+    with progress() as tell:
+        found = study.bench(sweep, how.device, options, tell)
+    comparison = None if baseline is None else compare(found, baseline, against.compare or "")
+    if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
+        with progress() as tell:  # a busy moment is not a slow kernel: what is slow must be slow twice
+            again = study.bench(_narrowed(found.sweep, too_slow(comparison, limit)), how.device, options, tell)
+        comparison = comparison.milder(compare(again, baseline, comparison.baseline))
+    if comparison is not None and limit is not None:
+        comparison = comparison.ruled(limit)
+    if against.save_baseline is not None:
+        write_whole(against.save_baseline, found.to_json().encode(), force=report.force)
+    _tell(found, comparison, report, colour)
+    _draw(found, report)
+    _require(found, comparison)
+    is_table = not (report.json or report.csv)
+    for warning in () if comparison is None or is_table else comparison.warnings:  # last, so that an error stands alone
+        note(warning)
+
+
+def _require_targets(against: BaselineOptions, report: ReportOptions) -> None:
+    """Raises `MhaError` for a file that could not be written when all is measured; each must be another one."""
+    taken: dict[str, str] = {}
+    for name, path in (("save-baseline", against.save_baseline), ("svg", report.svg), ("html", report.html)):
+        if path is None:
+            continue
+        check_target(path, force=report.force)
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"{other} and {name} must be different files, got {path} for both")
+
+
+def _baseline(path: str) -> Benchmark:
+    """The run to compare with. Raises `MhaError` where there is nothing to compare with."""
+    found = read_benchmark(path)
+    if not any(row.interval for row in found.rows):
+        raise MhaError(f"{path} must hold a row that was timed, got none", code="nothing-compared", path=path)
+    return found
+
+
+def _narrowed(sweep: Sweep, changes: Sequence[Change]) -> Sweep:
+    """The backends and lengths of some changes alone."""
+    return replace(
+        sweep,
+        backends=tuple(dict.fromkeys(change.backend for change in changes)),
+        lengths=tuple(dict.fromkeys(change.k_len for change in changes)),
+    )
+
+
+def _limit(against: BaselineOptions) -> float | None:
+    """The ratio of `--fail-if`."""
+    if against.fail_if is None:
+        return None
+    limit = parse_rule(against.fail_if)
+    if against.compare is None:
+        raise UsageError("fail-if must come with compare, the run that it judges by", hint="add --compare FILE")
+    return limit
+
+
+def _sweep(what: SweepOptions, baseline: Benchmark | None) -> Sweep:
+    """The sweep that the options name; what they leave open is the baseline's, where there is one."""
+    backends = words_of(what.backends, "backends", [*BACKENDS, ALL])
+    given = {
+        "backends": tuple(BACKENDS) if ALL in backends else backends,
+        "batch": counts(what.batch, "batch", "1,4"),
+        "n_heads": counts(what.heads, "heads", "8,16"),
+        "n_kv_heads": counts(what.kv_heads, "kv-heads", "1,2,8"),
+        "d_head": counts(what.d_head, "d-head", "64,128"),
+        "lengths": counts(what.lengths, "lengths", "512,1k"),
+        "dtypes": words_of(what.dtype, "dtype", get_args(Dtype)),
+        "directions": words_of(what.direction, "direction", get_args(Direction)),
+        "causal": what.causal,
+        "decode": what.decode or None,
+    }
+    known = Sweep() if baseline is None else baseline.sweep
+    return replace(known, **{name: value for name, value in given.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
+
+
+def _draw(found: Benchmark, report: ReportOptions) -> None:
+    """The pictures that were asked for, each whole."""
+    if report.svg is None and report.html is None:
+        return
+    from mhacli.render.reports.bench_plot import page, svg
+
+    picture = svg(found)
+    if report.svg is not None:
+        write_whole(report.svg, picture.encode(), force=report.force)
+    if report.html is not None:
+        write_whole(report.html, page(found, picture).encode(), force=report.force)
+
+
+def _tell(found: Benchmark, comparison: Comparison | None, report: ReportOptions, colour: ColourOptions) -> None:
+    from mhacli.render.reports.bench import bench_view, csv_pieces, json_pieces
+
+    if report.json:
+        write_pieces(json_pieces(found, comparison))
+    elif report.csv:
+        write_pieces(csv_pieces(found))
+    else:
+        on = screen(colour.color)
+        draw(bench_view(found, comparison, on), on)
+
+
+def _require(found: Benchmark, comparison: Comparison | None) -> None:
+    """Raises `MhaError` where nothing could be measured or compared, and with 3 where the rule says that it is slower."""
+    if not any(row.status == "ok" for row in found.rows):
+        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in found.rows)
+        raise MhaError(f"a backend must run, got none: {'; '.join(reasons)}", code="nothing-ran")
+    if comparison is None or comparison.rule is None:
+        return
+    if comparison.broken:
+        raise MhaError(f"every row must run as then, got {comparison.broken[0]}", code="slower", exit_code=EXIT_CHECK)
+    if not comparison.changes:
+        raise MhaError(
+            f"{comparison.baseline} must hold a row that was measured now, got none", code="nothing-compared"
+        )
+    limit = comparison.rule.limit
+    slow = too_slow(comparison, limit)
+    if slow:
+        worst = max(slow, key=lambda change: change.ratio)
+        raise MhaError(
+            f"every time must be at most {limit:g} × that of {comparison.baseline}, got {len(slow)} surely above, the worst "
+            f"{worst.backend}, {worst.name}: {worst.ratio:.2f} × ({worst.ratio_low:.2f} to {worst.ratio_high:.2f})",
+            code="slower",
+            exit_code=EXIT_CHECK,
+        )
+    note(_passed(comparison, comparison.rule))
+
+
+def _passed(comparison: Comparison, rule: Ruling) -> str:
+    """What to say of a rule that no time breaks; and what the widest interval could have shown, where one holds the limit."""
+    if rule.outcome == "passed":
+        return f"every time is surely at most {rule.limit:g} × that of {comparison.baseline}"
+    widest = max(rule.undecided, key=lambda row: row.shows_from)
+    return (
+        f"inconclusive: {len(rule.undecided)} of {len(comparison.changes)} times may be above {rule.limit:g} × that of "
+        f"{comparison.baseline}, none surely; the least certain, {widest.backend}, {widest.name}: {widest.ratio:.2f} × "
+        f"({widest.ratio_low:.2f} to {widest.ratio_high:.2f}), would have shown {widest.shows_from:.2f} × or more; more rounds "
+        "(--repeat, --budget) and a quieter machine show less"
+    )

@@ -1,0 +1,234 @@
+"""`mha check`: somebody's attention examined in a process of its own; which mistake it makes, if any, and where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from os.path import isdir, isfile
+from shlex import quote
+from typing import Annotated, Literal
+
+import typer
+
+from mhacli.adapters.usercode.find.target import require_readable
+from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.streams import draw, note, progress, screen, write_pieces
+from mhacli.cli.values import integer, pairs, real, whole
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.json_schema import decode, load_json
+from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
+from mhacli.results.check import Examination
+from mhacli.spec.config import MAX_HEADS, MAX_SEED, Config
+
+_WHAT, _MEANT, _HOW, _OUTPUT = "What", "What its author meant", "How", "Output"
+_JOB = "mhacli.compute.check.examine:examine_request"
+_MOST_SECONDS = 86_400.0
+_NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
+"""What to do where there is no verdict; a report that is drawn says it itself."""
+_TARGET_HELP = (
+    "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
+    "It is imported and run."
+)
+
+
+@option_group
+class SubjectOptions:
+    """Which attention, and how to build and call it."""
+
+    target: Annotated[str, typer.Argument(help=_TARGET_HELP, show_default=False)] = ""
+    arg: Annotated[
+        list[str] | None,
+        option(
+            _WHAT,
+            "An argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+    call_arg: Annotated[
+        list[str] | None,
+        option(_WHAT, "An argument of every call, such as start_pos=0; repeatable.", metavar="NAME=VALUE"),
+    ] = None
+    against: Annotated[
+        str | None,
+        option(_WHAT, "Compare with this one instead of the reference.", metavar="TARGET"),
+    ] = None
+    against_arg: Annotated[
+        list[str] | None,
+        option(
+            _WHAT,
+            "An argument of that one's constructor; repeatable. (default: those of the first, by its own names)",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+    against_call_arg: Annotated[
+        list[str] | None,
+        option(_WHAT, "An argument of every call of that one. (default: --call-arg)", metavar="NAME=VALUE"),
+    ] = None
+
+
+@option_group
+class MeaningOptions:
+    """What its author meant, where nothing else tells."""
+
+    causal: Annotated[bool, option(_MEANT, "No token is to see a later one.", "--causal")] = False
+    mask_means: Annotated[
+        Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask stands for. (default: either)")
+    ] = None
+    rope: Annotated[
+        Literal["half", "interleaved"] | None,
+        option(_MEANT, "Which columns rotary positions turn together. (default: either)"),
+    ] = None
+    scale: Annotated[
+        float | None,
+        number(_MEANT, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X"),
+    ] = None
+    heads: Annotated[
+        int | None,
+        number(_MEANT, whole("heads", 1, MAX_HEADS), "Query heads. (default: as its arguments say)"),
+    ] = None
+
+
+@option_group
+class RunOptions:
+    """Where it runs, and for how long."""
+
+    device: Annotated[str, option(_HOW, "cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["cpu", "cuda", "mps"])] = (
+        "cpu"
+    )
+    seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of its inputs. (default: 0)")] = 0
+    time_limit: Annotated[
+        float,
+        number(
+            _HOW,
+            real("time-limit"),
+            f"Longest time of an import, and of a call. (default: {DEFAULT_TIME_LIMIT_S:g})",
+            metavar="SECONDS",
+        ),
+    ] = DEFAULT_TIME_LIMIT_S
+
+
+@option_group
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the examination as one JSON document.", "--json")] = False
+
+
+@command
+def check(
+    subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, report: ReportOptions, colour: ColourOptions
+) -> None:
+    """A target in, what is right or wrong with it out; then the verdict."""
+    request = _request(subject, meaning, how)
+    if not 0 < how.time_limit <= _MOST_SECONDS:
+        raise UsageError(f"time-limit must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {how.time_limit:g}")
+    leave_deleted_folder()
+    examination = _examined(request, how.time_limit)
+    if report.json:
+        write_pieces([json.dumps(examination.as_json(), indent=1, allow_nan=False) + "\n"])
+    else:
+        from mhacli.render.reports.check import check_view
+
+        on = screen(colour.color)
+        draw(check_view(_with_short_paths(examination), on), on)
+    _require_right(examination, hint=_NEXT if report.json else None)
+    for one in examination.arguments:
+        if one.origin == "guessed" and report.json:
+            note(
+                f"{one.name}={one.value} is guessed{f': {one.why}' if one.why else ''}; --arg {one.name}=… says otherwise"
+            )
+
+
+def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
+    """What is asked, as far as it can be checked without running anything."""
+    if not subject.target:
+        raise UsageError(
+            "target must be given: FILE.py:NAME or package.module:NAME", hint="try mha check my.py:Attention"
+        )
+    Config(d_model=1, n_heads=1, device=how.device, seed=how.seed).resolved()
+    device = "cpu" if how.device == "auto" else how.device
+    for target in (subject.target, subject.against):
+        if target is not None:
+            _require_code(target)
+            require_readable(target)
+    arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
+    of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
+    against = _against(subject, of)
+    return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
+
+
+def _require_code(target: str) -> None:
+    """Raises `UsageError` for a folder, or a file that holds no Python, with the command that was meant."""
+    meant = "FILE.py:NAME or package.module:NAME is a class or a function"
+    if isdir(target):
+        hint = f"mha doctor --model {quote(target)} examines a checkpoint; {meant}"
+        raise UsageError(f"{target!r} is a folder, not an attention", hint=hint, path=target)
+    if isfile(target) and not target.endswith(".py"):
+        raise UsageError(f"{target!r} is no Python file", hint=meant, path=target)
+
+
+def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:
+    """The other target, with its own arguments alone. Raises `UsageError` for arguments of no other."""
+    own = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
+    if subject.against is None:
+        for name, value in own.items():
+            if value:
+                raise UsageError(f"{name} must come with --against, got none", hint="add --against TARGET")
+        return None
+    calls = pairs(subject.against_call_arg, "against-call-arg") or of.call_arguments
+    return replace(
+        of, target=subject.against, arguments=pairs(subject.against_arg, "against-arg"), call_arguments=calls
+    )
+
+
+def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
+    """The examination, made in a process of its own."""
+    from mhacli.adapters.usercode.process import run_apart
+
+    with progress() as tell:
+        stages: list[str] = []
+
+        def on_stage(what: str) -> None:
+            stages.append(what)
+            tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
+
+        outcome = run_apart(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
+    found = decode(Examination, _undone(load_json(outcome.result, "the examination")), "the examination")
+    return replace(found, printed=outcome.printed, command=record_command())
+
+
+_USUAL_STAGES = 12
+
+
+def _undone(document: object) -> object:
+    """The document with its environment as pairs again."""
+    if isinstance(document, dict) and isinstance(document.get("environment"), dict):
+        return document | {"environment": [[name, value] for name, value in document["environment"].items()]}
+    return document
+
+
+def _with_short_paths(examination: Examination) -> Examination:
+    """With files as a reader of the working directory would write them."""
+    from mhacli.adapters.usercode.errors import shown_path
+
+    findings = tuple(
+        replace(one, file=None if one.file is None else shown_path(one.file)) for one in examination.findings
+    )
+    gone = examination.departure
+    if gone is not None:
+        here, there = (None if file is None else shown_path(file) for file in (gone.file, gone.other_file))
+        gone = replace(gone, file=here, other_file=there)
+    return replace(examination, findings=findings, departure=gone)
+
+
+def _require_right(examination: Examination, *, hint: str | None) -> None:
+    """Raises `MhaError` with exit code 3 for what is wrong, and with 1 for what could not be decided."""
+    name = examination.target.rpartition(":")[2]
+    if examination.verdict == "wrong":
+        codes = ", ".join(dict.fromkeys(finding.code for finding in examination.findings))
+        rule = "be right" if examination.against is None else f"answer as {examination.against} does"
+        raise MhaError(f"{name} must {rule}, got {codes}", code="wrong", exit_code=EXIT_CHECK)
+    if examination.verdict == "unknown":
+        why = (examination.reason or "").partition(":")[0]
+        raise MhaError(f"{name} must get a verdict, got none{why and f': {why}'}", hint=hint, code="unknown")

@@ -1,0 +1,180 @@
+"""`mha decode`: autoregressive decoding with a KV cache, step by step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mhacli.cli.options import (
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    MachineOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    option_group,
+)
+from mhacli.cli.shared.checkpoint import (
+    GenerateOptions,
+    ModelOptions,
+    ModelTextOptions,
+    model_request,
+    require_configured_heads,
+    require_one_layer,
+    require_without_model,
+)
+from mhacli.cli.shared.output import save_record
+from mhacli.cli.shared.pictures import PictureOptions, tell, with_pictures
+from mhacli.cli.streams import life, loading_torch
+from mhacli.cli.values import counts, index_list, whole
+from mhacli.errors import UsageError
+from mhacli.io.memory import uncollected
+from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record.tiled import Wanted
+from mhacli.spec.decode_costs import CacheKind
+
+_DECODING = "Decoding"
+
+
+@option_group
+class DecodeOptions:
+    """What to decode with, and what to show."""
+
+    prompt_len: Annotated[
+        int,
+        typer.Option(
+            parser=whole("prompt-len", 0, 10**9),
+            metavar="N",
+            help="Read the first N tokens at once (prefill), then decode. (default: 0)",
+            rich_help_panel=_DECODING,
+            show_default=False,
+        ),
+    ] = 0
+    cache: Annotated[
+        CacheKind,
+        typer.Option(help="How the steps keep the past; all three are compared.", rich_help_panel=_DECODING),
+    ] = "preallocated"
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Lengths at which the three are compared, such as 64,256,1024. (default: that of the text)",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Heads to draw, such as 0,2. (default: all that fit)", rich_help_panel="View"
+        ),
+    ] = None
+    sequence: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Sequences to draw. (default: all that fit)", rich_help_panel="View"),
+    ] = None
+    precision: Annotated[
+        int,
+        typer.Option(
+            parser=whole("precision", 1, 9),
+            metavar="N",
+            help="Decimals of a share. (default: 2)",
+            rich_help_panel="View",
+            show_default=False,
+        ),
+    ] = 2
+    all: Annotated[bool, typer.Option("--all", help="Draw every step and every key.", rich_help_panel="View")] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel="Output")
+    ] = False
+
+
+@command
+def decode(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    model: ModelOptions,
+    going_on: GenerateOptions,
+    decoding: DecodeOptions,
+    save: SaveOptions,
+    pictures: PictureOptions,
+    colour: ColourOptions,
+) -> None:
+    """Options in, the study `decode` or that of a checkpoint, its steps out."""
+    compared = counts(decoding.lengths, "lengths")
+    options = with_pictures(_drawn(decoding), pictures, others=save.files, force=save.force, keep=save.keep)
+    if model.model is not None:
+        reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
+        of_model = model_request(model, reading, source, text, layer, device, save, wanted)
+        require_configured_heads(options.heads, of_model)
+        _decode_checkpoint(of_model, options, decoding, save, pictures, colour)
+        return
+    require_without_model(**vars(model), **vars(going_on))
+    if layer.causal is False:
+        raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
+    from mhacli.cli.shared.request import make_request, require_memory, save_files, study_options
+    from mhacli.requests.plan import decodable
+
+    request = make_request(source, text, layer, device, save)
+    require_memory(request, save)
+    decodable(request.config, request.encoded, decoding.prompt_len)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    with loading_torch():
+        from mhacli.compute.layer import decode as study
+    with life("computing"):
+        record = study.decode(
+            request.encoded,
+            request.config,
+            cache=decoding.cache,
+            prompt_len=decoding.prompt_len,
+            lengths=compared,
+            source=request.source,
+            options=study_options(request, layer, device, save),
+        )
+        save_files(record, request, save)
+    machine = MachineOptions(json=decoding.json)
+    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+
+
+def _drawn(decoding: DecodeOptions) -> ViewOptions:
+    return ViewOptions(
+        heads=index_list(decoding.head, "head"),
+        sequences=index_list(decoding.sequence, "sequence"),
+        precision=decoding.precision,
+        everything=decoding.all,
+    )
+
+
+def _require_own_cache(decoding: DecodeOptions) -> None:
+    """Raises `UsageError` for the ways of keeping the past, which are those of a layer of our own."""
+    if decoding.cache != "preallocated" or decoding.lengths is not None:
+        name = "lengths" if decoding.lengths is not None else "cache"
+        raise UsageError(f"{name} must be left out with --model, whose own cache is used", hint=f"leave --{name} out")
+
+
+def _decode_checkpoint(
+    request: ModelRequest,
+    options: ViewOptions,
+    decoding: DecodeOptions,
+    save: SaveOptions,
+    pictures: PictureOptions,
+    colour: ColourOptions,
+) -> None:
+    """The same of a checkpoint, with the cache that it makes itself."""
+    _require_own_cache(decoding)
+    require_one_layer(request, "decode")
+    with loading_torch():
+        from mhacli.compute.checkpoint.decode import decode_checkpoint
+        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+    with life("loading the checkpoint"), uncollected():
+        look, notes = prepare_checkpoint(request)
+    with life("computing"):
+        record = decode_checkpoint(look, decoding.prompt_len)
+    machine = MachineOptions(json=decoding.json)
+    save_record(record, save)
+    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)

@@ -1,0 +1,144 @@
+"""`mha diff`: two saved records beside each other, without torch; where they first depart, and what changes in each head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
+from mhacli.cli.shared.request import record_command
+from mhacli.cli.shared.text_arguments import require_record
+from mhacli.cli.streams import draw, life, screen, write_pieces
+from mhacli.cli.values import index_list, real, whole
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.results.record.consistency import require_agreement
+
+if TYPE_CHECKING:
+    from mhacli.results.diff.result import Differences
+    from mhacli.results.record.record import Record
+
+_COMPARISON, _VIEW, _OUTPUT = "Comparison", "View", "Output"
+
+
+@option_group
+class PairOptions:
+    """The two files, and what counts as the same."""
+
+    a: Annotated[str, typer.Argument(help="A record that --save wrote: the reference.", show_default=False)] = ""
+    b: Annotated[str, typer.Argument(help="The record that is compared with it.", show_default=False)] = ""
+    tolerance: Annotated[
+        float | None,
+        number(
+            _COMPARISON,
+            real("tolerance"),
+            "How far numbers may be apart, as a part of the largest at their site; 0 demands the same bits. "
+            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, the coarser of both)",
+            metavar="X",
+        ),
+    ] = None
+
+
+@option_group
+class PanelOptions:
+    """Which heads are drawn beside each other, and how."""
+
+    view: Annotated[
+        Literal["heatmap", "none"], option(_VIEW, "A, B and B − A of the heads that changed most, or no pictures.")
+    ] = "heatmap"
+    head: Annotated[
+        str | None, option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: what changed most)", metavar="LIST")
+    ] = None
+    sequence: Annotated[
+        str | None,
+        option(_VIEW, "Sequences to draw, such as 0,2. (default: where a head changed most)", metavar="LIST"),
+    ] = None
+    map_scale: Annotated[
+        Scale | None, option(_VIEW, "How shades follow shares. (default: linear, log for long texts)")
+    ] = None
+    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False
+
+
+@option_group
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the comparison as one JSON document.", "--json")] = False
+
+
+@command
+def diff(
+    pair: PairOptions,
+    panels: PanelOptions,
+    choice: LayerChoiceOptions,
+    report: ReportOptions,
+    colour: ColourOptions,
+) -> None:
+    """Two records' files in, what they do not have in common out; then the verdict."""
+    options = ViewOptions(
+        view=panels.view,
+        heads=index_list(panels.head, "head"),
+        sequences=index_list(panels.sequence, "sequence"),
+        layers=layer_list(choice.layer),
+        map_scale=panels.map_scale,
+        precision=panels.precision,
+        everything=panels.all,
+    )
+    if pair.tolerance is not None and pair.tolerance < 0:
+        raise UsageError(f"tolerance must be 0 or above, got {pair.tolerance:g}")
+    if not pair.a or not pair.b:
+        raise UsageError("a and b must be the files of two records, got none for one", hint="mha diff A B")
+    from mhacli.render.diff.maps import require_drawable
+    from mhacli.results.diff.compare import compare
+    from mhacli.results.record.record import Record
+
+    for path in (pair.a, pair.b):
+        require_record(path)
+    with life("comparing"):
+        records = (Record.load(pair.a), Record.load(pair.b))
+        require_drawable(records, options)
+        found = compare(*records, tolerance=pair.tolerance)
+    _tell(found, records, (pair.a, pair.b), options=options, is_json=report.json, colour=colour)
+    require_agreement(*records, names=(pair.a, pair.b))
+    _require_agreement(found)
+
+
+def _tell(
+    found: Differences,
+    records: tuple[Record, Record],
+    names: tuple[str, str],
+    *,
+    options: ViewOptions,
+    is_json: bool,
+    colour: ColourOptions,
+) -> None:
+    if is_json:
+        from mhacli.render.diff import json as diffjson
+
+        write_pieces(diffjson.pieces(found, records, names, record_command()))
+        return
+    from mhacli.render.diff.view import diff_view
+
+    on = screen(colour.color)
+    draw(diff_view(found, records, names, options=options, screen=on), on)
+
+
+def _require_agreement(found: Differences) -> None:
+    """Raises `MhaError` with exit code 3 where they differ, and with 1 where there is nothing to compare."""
+    from mhacli.render.diff.words import departure_name
+
+    if found.verdict == "nothing":
+        raise MhaError(
+            "the records must hold something in common to compare, got none",
+            hint="two runs, two looks at heads, two walks, or two looks at checkpoints can be compared",
+            code="nothing-in-common",
+        )
+    if found.first is not None:
+        raise MhaError(
+            f"the records must agree within {found.tolerance:.3g}, got a difference at {departure_name(found.first)}",
+            code="differs",
+            exit_code=EXIT_CHECK,
+        )

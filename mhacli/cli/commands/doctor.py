@@ -1,0 +1,164 @@
+"""`mha doctor`: this installation examined, or with `--model` a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
+from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.shared.text_arguments import require_words
+from mhacli.cli.streams import draw, loading_torch, note, progress, screen, write_pieces
+from mhacli.cli.values import integer
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.results.doctor import DoctorRequest
+from mhacli.spec.config import MAX_SEED, Config, Dtype
+from mhacli.text.read import Decoding, argument_text
+
+if TYPE_CHECKING:
+    from mhacli.results.doctor import Report
+
+_MODEL, _DEVICE, _OUTPUT = "Checkpoint", "Device", "Output"
+
+
+@option_group
+class PatientOptions:
+    """The checkpoint to examine, and what it reads."""
+
+    typed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Texts for the checkpoint to read, several for several lengths. (default: three sentences)",
+            metavar="[TEXT]...",
+            show_default=False,
+        ),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        option(_MODEL, "A text as it is, even the name of a file; repeatable. So are all behind --.", "--text"),
+    ] = None
+    model: Annotated[
+        str | None,
+        option(_MODEL, "Examine this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
+    ] = None
+    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
+        None
+    )
+    tokenizer: Annotated[
+        str | None,
+        option(_MODEL, "byte, or the path of a tokenizer.json. (default: the checkpoint's own)", metavar="NAME"),
+    ] = None
+
+
+@option_group
+class PlaceOptions:
+    """Where it is examined, and what is tried."""
+
+    device: Annotated[
+        str,
+        option(
+            _DEVICE,
+            "auto, cpu, cuda, cuda:N or mps. (default: every device; with --model the quickest)",
+            show_default=False,
+            autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Dtype | None,
+        option(_DEVICE, "Number format. (default: all four; with --model the checkpoint's own)"),
+    ] = None
+    compile: Annotated[
+        bool, option(_DEVICE, "Try the backends too that torch compiles, which may take minutes.", "--compile")
+    ] = False
+    seed: Annotated[int, number(_DEVICE, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")] = 0
+
+
+@option_group
+class ReportOptions:
+    """How to tell of it."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the report as one JSON document.", "--json")] = False
+
+
+@command
+def doctor(patient: PatientOptions, place: PlaceOptions, report: ReportOptions, colour: ColourOptions) -> None:
+    """Options in, a report out; then the verdict."""
+    Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
+    found = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
+    if report.json:
+        write_pieces([json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"])
+    else:
+        from mhacli.render.reports.doctor import doctor_view
+
+        on = screen(colour.color)
+        draw(doctor_view(found, on), on)
+    _require_health(found)
+    for said in found.notes:  # last, so that an error stands alone
+        note(said)
+
+
+def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
+    texts = _texts(patient)
+    if texts:
+        raise UsageError(
+            f"the text {texts[0]!r:.80} is for a checkpoint to read, and --model names none", hint="add --model DIR"
+        )
+    require_without_model(revision=patient.revision, tokenizer=patient.tokenizer)
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.compute.doctor.installation import examine_installation
+    with progress() as tell:
+        return examine_installation(
+            device=place.device,
+            dtype=place.dtype,
+            seed=place.seed,
+            compiles=place.compile,
+            command=record_command(),
+            tell=tell,
+        )
+
+
+def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
+    if place.compile:
+        raise UsageError(
+            "compile must be left out with --model, whose attention is its own", hint="leave --compile out"
+        )
+    texts = _texts(patient)
+    for number_of, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {number_of} must have at least one token, got none but white space", code="no-tokens")
+    request = DoctorRequest(
+        source=patient.model or "",
+        checkpoint=local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),
+        texts=texts,
+        revision=patient.revision,
+        tokenizer=patient.tokenizer,
+        device=place.device,
+        dtype=place.dtype,
+        seed=place.seed,
+        command=record_command(),
+    )
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.compute.doctor.checkpoint import examine_checkpoint
+    with progress() as tell:
+        return examine_checkpoint(request, tell)
+
+
+def _texts(patient: PatientOptions) -> tuple[str, ...]:
+    """The texts for a checkpoint to read. Raises `UsageError` for one that is the path of something."""
+    for word in patient.typed or ():
+        require_words(word, has_file=False)
+    return tuple(argument_text(word, Decoding()) for word in (*(patient.typed or ()), *(patient.text or ())))
+
+
+def _require_health(found: Report) -> None:
+    """Raises `MhaError` with 3 where a check failed."""
+    if not found.failed:
+        return
+    names = ", ".join(check.name for check in found.failed)
+    raise MhaError(f"every check must pass, got {len(found.failed)} that fail: {names}", code="unhealthy",
+                   exit_code=EXIT_CHECK)  # fmt: skip

@@ -1,0 +1,324 @@
+"""`mha heads`: exact statistics of every head of a long text, without a matrix of queries × keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mhacli.cli.options import (
+    ColourOptions,
+    DeviceOptions,
+    DrawingOptions,
+    HeadsViewOptions,
+    LayerOptions,
+    MachineOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.shared.checkpoint import (
+    ModelOptions,
+    ModelTextOptions,
+    layer_list,
+    model_request,
+    require_configured_heads,
+    require_without_model,
+)
+from mhacli.cli.shared.output import output, require_one_format, save_record, view_options
+from mhacli.cli.shared.pictures import PictureOptions, tell, with_pictures
+from mhacli.cli.shared.progress import watch
+from mhacli.cli.shared.request import record_command
+from mhacli.cli.streams import flush, life, loading_torch, note
+from mhacli.cli.values import index_list, real, span, whole
+from mhacli.errors import UsageError
+from mhacli.io.files import format_size
+from mhacli.io.interrupts import more_time
+from mhacli.io.memory import uncollected
+from mhacli.render.base.format import seconds_text
+from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.requests.plan import facts_of, foresee_heads, require_no_dropout
+from mhacli.results.record.checkpoint import LayerChoice, kinds_of
+from mhacli.results.record.heads import SINK_SHARE, SINK_TOKENS
+from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.spec.conditions import INDUCTION, parse_pattern
+from mhacli.spec.config import MAX_LENGTH
+
+if TYPE_CHECKING:
+    from mhacli.cli.shared.request import Request
+    from mhacli.compute.checkpoint.run import CheckpointRun
+    from mhacli.compute.heads.run import HeadsRun
+    from mhacli.results.record.record import Record
+
+_HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
+_EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
+_WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
+
+
+@option_group
+class HeadsOptions:
+    """What to find out about the heads."""
+
+    head: Annotated[str | None, option(_HEADS, "Look at these heads only, such as 0,2 or 0-3.", metavar="LIST")] = None
+    pattern: Annotated[
+        list[str] | None,
+        option(
+            _HEADS,
+            f"Mass on the cells where a condition holds, such as '{_EXAMPLE}'; repeatable.",
+            metavar="CONDITION",
+        ),
+    ] = None
+    sink_tokens: Annotated[
+        int,
+        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), f"First tokens counted as sinks. (default: {SINK_TOKENS})"),
+    ] = SINK_TOKENS
+    sink_share: Annotated[
+        float,
+        number(
+            _HEADS,
+            real("sink-share"),
+            f"The least share of all attention of a key that is a sink. (default: {SINK_SHARE})",
+            metavar="P",
+        ),
+    ] = SINK_SHARE
+    query: Annotated[
+        str | None, option(_HEADS, "What these tokens looked at, in every head, such as 1000 or 0,5-7.", metavar="LIST")
+    ] = None
+    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query. (default: 10)", metavar="K")] = 10
+    rows: Annotated[str | None, option(_HEADS, "Show the cells of these queries; B is left out.", metavar="A:B")] = None
+    keys: Annotated[str | None, option(_HEADS, "Show the cells of these keys.", metavar="C:D")] = None
+
+
+@option_group
+class HeadsOutput:
+    """Where the record goes."""
+
+    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    keep_z: Annotated[bool, option(_OUTPUT, "Keep z in the record.", "--keep-z")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
+    csv: Annotated[bool, option(_OUTPUT, "Print one line per head.", "--csv")] = False
+
+
+@option_group
+class HeadsDrawing:
+    """What is drawn of many heads."""
+
+    sequence: Annotated[
+        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: the first four)", metavar="LIST")
+    ] = None
+    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column and sequence.", "--all")] = False
+
+
+@command
+def heads(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    asked: HeadsOptions,
+    drawing: HeadsDrawing,
+    ranking: HeadsViewOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    files: HeadsOutput,
+    pictures: PictureOptions,
+    colour: ColourOptions,
+) -> None:
+    """Options in, the study `heads` or the look at a checkpoint, its overview out."""
+    require_one_format(json=files.json, csv=files.csv)
+    shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
+    options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
+    save = SaveOptions(save=files.save, force=files.force)
+    options = with_pictures(options, pictures, others=save.files, force=files.force, has_maps=bool(options.maps))
+    if model.model is not None:
+        _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, pictures, options, colour)
+        return
+    require_without_model(**vars(model), **vars(reading))
+    from mhacli.cli.shared.request import make_request, save_files
+
+    request = make_request(source, text, layer, device, save)
+    require_no_dropout(request.config)
+    wanted = _wanted(request, asked, layer, files)
+    _require_drawable(options, wanted, request.config.n_heads)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    if request.config.device in ("auto", "cpu"):
+        foresee_heads(facts_of(request.encoded, request.config), wanted)
+    with loading_torch():
+        from mhacli.compute.heads.run import prepare_heads
+    with life("projecting"):
+        run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
+    _announce(run)
+    _watched(run, len(run.heads), "heads", options, files, colour)
+    record = run.record()
+    save_files(record, request, save)
+    machine = MachineOptions(json=files.json, csv=files.csv)
+    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+
+
+def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
+    """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
+    facts = facts_of(request.encoded, request.config)
+    heads = _chosen_heads(asked)
+    _require_below(heads or (), request.config.n_heads, "head")
+    kept = _kept(asked, facts.q_len, facts.k_len, keep_z=files.keep_z)
+    _require_same_columns(kept, is_shifted=bool(facts.padded) and request.config.padding == "left")
+    return replace(_plain_wanted(asked, layer, heads), kept=kept)
+
+
+def _chosen_heads(asked: HeadsOptions) -> tuple[int, ...] | None:
+    heads = index_list(asked.head, "head")
+    return None if heads is None else tuple(sorted(set(heads)))
+
+
+def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool, of: str = "") -> Kept:
+    """What is kept cell by cell, `of` which layers. Raises `UsageError` for queries and keys that do not exist."""
+    queries = index_list(asked.query, "query") or ()
+    _require_below(queries, q_len, f"query{of}")
+    corner = None
+    if asked.rows is not None or asked.keys is not None:
+        rows, keys = span(asked.rows, q_len, f"rows{of}"), span(asked.keys, k_len, f"keys{of}")
+        corner = Corner(rows.start, len(rows), keys.start, len(keys))
+    return Kept(queries, asked.top if queries else 0, corner, keep_z)
+
+
+def _require_same_columns(kept: Kept, *, is_shifted: bool) -> None:
+    """Raises `UsageError` for places in texts that begin in different columns."""
+    if (kept.queries or kept.corner) and is_shifted:
+        raise UsageError(
+            "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
+            hint="--padding right counts all texts from the same column",
+        )
+
+
+def _kept_of_kinds(
+    asked: HeadsOptions, run: CheckpointRun, layers: tuple[LayerChoice, ...] | None, keep_z: bool
+) -> Kept:
+    """What is kept cell by cell of layers that may read different texts: places that all of them have. Raises `UsageError`
+    that names the kind of layer that does not have them."""
+    is_pair = run.inputs.context is not None
+    found: dict[Kept, str] = {}
+    for kind in kinds_of(layers, is_pair=is_pair):
+        axes = run.axes(kind)
+        try:
+            kept = _kept(asked, axes.q_len, axes.k_len, keep_z=keep_z, of=f" of {kind} layers" if is_pair else "")
+        except UsageError as fault:
+            raise UsageError(fault.message, hint=_ONE_KIND if is_pair else fault.hint) from None
+        lengths = {len(text.ids) for text in (*axes.queries, *axes.keys)}
+        _require_same_columns(kept, is_shifted=axes.side == "left" and len(lengths) > 1)
+        found.setdefault(kept, kind)
+    if len(found) > 1:
+        raise UsageError(
+            f"rows and keys must name both ends for layers that read different texts, got {' and '.join(found.values())}",
+            hint=_ONE_KIND,
+        )
+    return next(iter(found), Kept(z=keep_z))
+
+
+_ONE_KIND = "--layer encoder.N, decoder.N or cross.N looks at one kind"
+
+
+def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> Wanted:
+    """What is asked of heads, whatever they are of."""
+    if not 0 < asked.sink_share <= 1:
+        raise UsageError(f"sink-share must be above 0 and at most 1, got {asked.sink_share:g}")
+    return Wanted(
+        heads=heads,
+        patterns=tuple(map(parse_pattern, asked.pattern or ())),
+        sink_tokens=asked.sink_tokens,
+        sink_share=asked.sink_share,
+        allow_nonfinite=layer.allow_nonfinite,
+        command=record_command(),
+    )
+
+
+def _require_drawable(options: ViewOptions, wanted: Wanted, n_heads: int) -> None:
+    """Raises `UsageError` for a map of a head that is not looked at."""
+    _require_below(options.maps, n_heads, "map")
+    for head in options.maps:
+        if wanted.heads is not None and head not in wanted.heads:
+            raise UsageError(f"map must name heads that are looked at, got {head}", hint=f"add {head} to --head")
+
+
+def _require_below(indices: Sequence[int], count: int, name: str) -> None:
+    for index in indices:
+        if index >= count:
+            raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
+
+
+def _watched(run: Any, count: int, of: str, options: ViewOptions, files: HeadsOutput, colour: ColourOptions) -> None:
+    """Does the look. At Ctrl-C what is finished is printed, and nothing is saved."""
+    try:
+        watch(run)
+    except KeyboardInterrupt:
+        said = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
+        if not (files.json or files.csv or not run.n_finished):
+            more_time(_TELLING_S)
+            record = run.record()
+            output(record, _of_finished(options, record), MachineOptions(), colour)
+            flush()
+        note(said)
+        raise
+
+
+def _of_finished(options: ViewOptions, record: Record) -> ViewOptions:
+    """The view without the layers and heads that are not there yet."""
+    heads, there = {head.head for head in record.heads}, {(layer.kind, layer.layer) for layer in record.layers}
+    layers = [(kind, n) for kind, n in options.layers or () if any(n == m and kind in (None, k) for k, m in there)]
+    return replace(
+        options,
+        layers=None if options.layers is None else tuple(layers),
+        heads=None if options.heads is None else tuple(head for head in options.heads if head in heads),
+        maps=tuple(head for head in options.maps if head in heads),
+    )
+
+
+def _announce(run: HeadsRun) -> None:
+    """What a long look will take."""
+    prediction = run.predict()
+    if prediction.seconds > _WORTH_TELLING_S:
+        note(
+            f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: about {format_size(prediction.peak_bytes)} and "
+            f"{seconds_text(prediction.seconds)}; full matrices would take {format_size(prediction.full_bytes)}"
+        )
+
+
+def _of_checkpoint(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    asked: HeadsOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    save: SaveOptions,
+    files: HeadsOutput,
+    pictures: PictureOptions,
+    options: ViewOptions,
+    colour: ColourOptions,
+) -> None:
+    """The same of every layer of a checkpoint."""
+    heads = _chosen_heads(asked)
+    wanted = _plain_wanted(asked, layer, heads)
+    request = model_request(model, reading, source, text, layer, device, replace(save, keep=""), wanted)
+    require_configured_heads(heads, request)
+    require_configured_heads(options.maps, request, "map")
+    with loading_torch():
+        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+    with life("loading the checkpoint"), uncollected():
+        run, notes = prepare_checkpoint(request)
+    longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
+    kept = _kept_of_kinds(asked, run, request.layers, files.keep_z)
+    run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
+    if longest * run.n_layers > _WORTH_TELLING_TOKENS:
+        note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
+    _watched(run, run.n_layers, "layers", options, files, colour)
+    machine = MachineOptions(json=files.json, csv=files.csv)
+    record = run.record()
+    save_record(record, save)
+    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)

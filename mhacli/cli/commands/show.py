@@ -1,0 +1,89 @@
+"""`mha show`: a saved record, drawn with every view of `run`, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command, option_group
+from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
+from mhacli.cli.shared.output import output, require_one_format, tell_notes, view_options
+from mhacli.cli.shared.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.cli.shared.text_arguments import require_record
+from mhacli.errors import UsageError
+from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.rows import drawn_texts, require_generated, require_rows
+from mhacli.results.record.consistency import require_agreement
+
+if TYPE_CHECKING:
+    from mhacli.results.record.record import Record
+
+
+@option_group
+class RecordOptions:
+    """The file to show."""
+
+    record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
+
+
+@option_group
+class OverwriteOptions:
+    """Whether files may be replaced."""
+
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel="Output")] = (
+        False
+    )
+
+
+@command
+def show(
+    file: RecordOptions,
+    drawing: DrawingOptions,
+    ranking: HeadsViewOptions,
+    choice: LayerChoiceOptions,
+    of_layers: LayerDrawing,
+    machine: MachineOptions,
+    pictures: PictureOptions,
+    files: OverwriteOptions,
+    colour: ColourOptions,
+) -> None:
+    """A record's file in, any view of it out."""
+    options = replace(
+        view_options(drawing, ranking),
+        layers=layer_list(choice.layer),
+        rows=row_choice(of_layers.queries),
+        words=of_layers.words,
+    )
+    options = with_pictures(
+        options, pictures, others=[("record", file.record)], force=files.force, has_maps=bool(options.maps)
+    )
+    require_one_format(json=machine.json, csv=machine.csv)
+    require_record(file.record)
+    from mhacli.results.record.record import Record
+
+    record = Record.load(file.record)
+    if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
+        raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
+    if record.model is None and (options.layers or options.words or of_layers.queries):
+        raise UsageError(
+            "layer, words and from must be of a record of a checkpoint, got another", hint="leave them out"
+        )
+    require_choices(record.config.n_heads, len(record.sequences), options)
+    _require_rows(record, options)
+    drawn = write_pictures(record, options, pictures, force=files.force)
+    output(record, options, machine, colour)
+    tell_notes(record, drawn)
+    require_agreement(record)
+
+
+def _require_rows(record: Record, options: ViewOptions) -> None:
+    """Raises `UsageError` for rows that no text has that is drawn."""
+    if options.rows is None or record.model is None:
+        return
+    from mhacli.render.base.selection import chosen_layers
+
+    require_generated(options.rows, is_generated=record.model.generated is not None)
+    kinds = [layer.said.kind for layer in chosen_layers(record, options)]
+    require_rows(options.rows, drawn_texts(kinds, record.sequences, record.context, options))

@@ -1,0 +1,175 @@
+"""`mha view`: a record, a text or a checkpoint in the interactive viewer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mhacli.cli.options import (
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.shared.checkpoint import ModelOptions, ModelTextOptions, layer_list
+from mhacli.cli.shared.text_arguments import are_literal, holds_record
+from mhacli.cli.streams import wants_colour
+from mhacli.cli.values import whole
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.extras import installing
+from mhacli.io.memory import uncollected
+from mhacli.render.base.options import Scale, ViewOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mhacli.results.record.checkpoint import LayerChoice
+    from mhacli.results.record.record import Record
+
+_VIEW = "View"
+_ENDING = ".safetensors"
+
+
+@option_group
+class StartOptions:
+    """What the viewer shows first."""
+
+    head: Annotated[
+        int | None, number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)")
+    ] = None
+    sequence: Annotated[int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.")] = 0
+    map_scale: Annotated[
+        Scale | None,
+        option(_VIEW, "How shades follow shares. (default: linear, log for long texts)"),
+    ] = None
+    hide_sinks: Annotated[bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks")] = False
+
+
+@command
+def view(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    start: StartOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """A record's file, or what `run` takes, in; the viewer on the terminal until the reader leaves it."""
+    _require_terminal()
+    _require_textual()
+    layers = layer_list(model.layer)
+    path = _record_path(source)
+    if path is not None:
+        _require_record_alone(source, text, layer, device, model, reading, save)
+        record = _opened(path)
+        _show(record, start, layers, colour)
+        from mhacli.results.record.consistency import require_agreement
+
+        require_agreement(record)
+        return
+    from mhacli.cli.shared.compute import Asked, computed
+    from mhacli.cli.shared.output import require_self_check, tell_notes
+
+    heads = None if start.head is None else (start.head,)
+    options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
+    record, notes = computed(Asked(source, text, layer, device, model, reading, save), options)
+    _show(record, start, layers, colour)
+    require_self_check(record)
+    tell_notes(record, notes)
+
+
+def _opened(path: str) -> Record:
+    with uncollected():
+        from mhacli.results.record.record import Record
+
+        return Record.opened(path)
+
+
+def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
+    """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
+    with uncollected():
+        from mhacli.viewer.app import ViewerOptions, run_viewer
+        from mhacli.viewer.pictures.gallery import gallery
+
+    if not 0 <= start.sequence < len(record.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")
+    place = gallery(record).place_of(start.head, layers)
+    run_viewer(
+        record,
+        ViewerOptions(
+            colour=wants_colour(colour.color, sys.stdout) and _has_shades(),
+            scale=start.map_scale,
+            hides_sinks=start.hide_sinks,
+            sequence=start.sequence,
+            place=place,
+            is_open=start.head is not None,
+        ),
+    )
+
+
+def _has_shades() -> bool:
+    """Whether the terminal has enough colours for shades: 256 or more. Sixteen are no more steps than signs have."""
+    term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").strip().lower()
+    return (
+        depth in ("truecolor", "24bit") or "256color" in term or term in ("xterm-kitty", "alacritty", "foot", "wezterm")
+    )
+
+
+def _require_terminal() -> None:
+    """Raises `MhaError` where there is no terminal to draw on and read keys from. Textual draws on stderr."""
+    streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
+    if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
+        got = f"none on {' and '.join(elsewhere)}" if elsewhere else "TERM=dumb"
+        raise MhaError(f"view must have a terminal, got {got}", hint="mha show RECORD prints", code="no-terminal")
+
+
+def _require_textual() -> None:
+    if find_spec("textual") is None:
+        raise MhaError(
+            "view must have textual to draw with, got none installed",
+            hint=f"{installing('textual')} installs it",
+            code="missing-extra",
+        )
+
+
+def _record_path(source: SourceOptions) -> str | None:
+    """The file that is a record, None where the words are texts. After `--`, all words are texts."""
+    words = [] if are_literal() else list(source.typed or ())
+    records = [word for word in words if _is_record(word)]
+    if records and (len(words) > 1 or source.text or source.file):
+        raise UsageError(f"record must stand alone, got {records[0]!r} and others", hint="put -- before texts")
+    return records[0] if records else None
+
+
+def _is_record(word: str) -> bool:
+    """Whether a word names a file that is a record, by its name or its header."""
+    return "\0" not in word and (word.endswith(_ENDING) or holds_record(word))
+
+
+def _require_record_alone(*groups: Any) -> None:
+    """Raises `UsageError` for an option of a computation: a record brings what it says."""
+    for group in groups:
+        for f in fields(group):
+            is_free = (type(group), f.name) in ((SourceOptions, "typed"), (ModelOptions, "layer"))
+            if not is_free and _is_given(getattr(group, f.name), f.default):
+                shown = f"--{f.name.replace('_', '-')}"
+                raise UsageError(
+                    f"{shown[2:]} must be left out with a record, which is computed", hint=f"leave {shown} out"
+                )
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    return bool(value != default)

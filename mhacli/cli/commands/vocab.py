@@ -1,0 +1,119 @@
+"""`mha vocab`: the vocabulary of a text of any size, streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.options import ColourOptions, SourceOptions, command, option_group
+from mhacli.cli.streams import draw, life, screen, write_pieces
+from mhacli.cli.values import whole
+from mhacli.errors import UsageError
+from mhacli.io.files import check_target, write_whole
+from mhacli.spec.config import Config
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from mhacli.text.read import Decoding
+    from mhacli.text.tokenizers.builtin import Tokenizer
+
+DEFAULT_MAX_BYTES = 100 << 20
+_OUTPUT = "Output"
+
+
+@option_group
+class VocabularyOptions:
+    """What to print and save of the vocabulary."""
+
+    top: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole("top", 1, 10**9),
+            metavar="K",
+            help="Only the K most frequent, most frequent first.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None
+    all: Annotated[bool, typer.Option("--all", help="Hide nothing: every row.", rich_help_panel=_OUTPUT)] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the vocabulary as JSON.", rich_help_panel=_OUTPUT)] = False
+    save: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Save the whole vocabulary as JSON, for --vocab.", rich_help_panel=_OUTPUT),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.", rich_help_panel=_OUTPUT)] = (
+        False
+    )
+
+
+@command
+def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOptions) -> None:
+    """Options in, counts over the streamed text, a table or JSON out."""
+    from collections import Counter
+
+    from mhacli.cli.shared.request import make_decoding, source_paths
+    from mhacli.text.encode import make_tokenizer
+    from mhacli.text.tokenizers import vocabulary as vocabularies
+
+    if source.lines:
+        raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")
+    choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
+    config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
+    if wanted.save is not None:
+        check_target(wanted.save, force=wanted.force)
+    paths = source_paths(source)
+    tokenizer = make_tokenizer(config, source.max_token_len)
+    with life("counting"):
+        counts: Counter[str] = Counter()
+        for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
+            counts.update(_counted(tokenizer, path, pieces))
+    n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
+    rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
+    if wanted.save is not None:
+        write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
+    if wanted.top is not None:
+        rows = sorted(rows, key=lambda row: (-row.count, row.id))[: wanted.top]
+    if wanted.json:
+        write_pieces([vocabularies.to_json(rows, config.tokenizer)])
+        return
+    from mhacli.render.reports.vocabulary import vocabulary_table
+
+    on = screen(colour.color)
+    draw(
+        vocabulary_table(rows, len(counts), counts.total(), everything=wanted.all or wanted.top is not None, on=on), on
+    )
+
+
+def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
+    """Every text in pieces, with its path (None for an argument)."""
+    from mhacli.cli.shared.request import typed_texts
+    from mhacli.text.read import stream_text
+
+    for text in typed_texts(source, decoding, has_model=False):
+        yield None, [text]
+    for path in paths:
+        yield path, stream_text(path, decoding)
+
+
+def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
+    """How often each token occurs. Raises `MhaError` for a text without any, with the reason."""
+    from mhacli.io.files import describe
+    from mhacli.text.encode import no_tokens
+    from mhacli.text.read import empty
+
+    is_empty = is_blank = True
+
+    def noticed() -> Iterator[str]:
+        nonlocal is_empty, is_blank
+        for piece in pieces:
+            is_empty, is_blank = False, is_blank and piece.isspace()
+            yield piece
+
+    counts = tokenizer.count(noticed())
+    if not counts and is_empty and path is not None:
+        raise empty(path)
+    if not counts:
+        raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
+    return counts

@@ -1,0 +1,236 @@
+"""`mha weights`: what a checkpoint or a weights file holds, and one attention out of it or back into its family's names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mhacli.checkpoints.families import LAYOUTS, TOWERS, layout_named
+from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
+from mhacli.checkpoints.head_counts import MAX_LAYERS
+from mhacli.checkpoints.mha_weights import FORMAT, read_layer_file
+from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.streams import draw, life, loading_torch, note, screen, write, write_pieces
+from mhacli.cli.values import integer, whole
+from mhacli.errors import UsageError
+from mhacli.io.files import check_target, write_whole
+from mhacli.spec.config import MAX_HEADS, MAX_WIDTH, Config
+
+if TYPE_CHECKING:
+    from mhacli.checkpoints.conversion import Wanted
+    from mhacli.compute.checkpoint.convert import Converted
+
+CONVERT_SCHEMA = "mha.weights-convert/1"
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_WHAT, _HEADS, _OUTPUT = "What", "Heads", "Output"
+_PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file."
+
+weights = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
+"""The group of both commands."""
+
+
+def _layout_option(text: str, *names: str) -> Any:
+    return option(_WHAT, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
+
+
+@option_group
+class InfoOptions:
+    """What to look at, and how much of it to print."""
+
+    path: Annotated[str, typer.Argument(help=_PATH_HELP, show_default=False)] = ""
+    layout: Annotated[str | None, _layout_option("How the tensors lie, where no config.json says it.", "--layout")] = (
+        None
+    )
+    tensors: Annotated[bool, option(_OUTPUT, "List every tensor.", "--tensors")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print it as one JSON document.", "--json")] = False
+
+
+@option_group
+class ConvertOptions:
+    """Which attention to take out of what, and into which file."""
+
+    path: Annotated[str, typer.Argument(help=_PATH_HELP, show_default=False)] = ""
+    layer: Annotated[
+        int | None, number(_WHAT, whole("layer", 0, MAX_LAYERS), "The layer, 0 the first. (default: 0)", "--layer")
+    ] = None
+    stack: Annotated[
+        str | None,
+        option(
+            _WHAT,
+            "The attention of a model that has several: encoder, decoder, cross, text or vision.",
+            metavar="NAME",
+            autocompletion=lambda: list(TOWERS),
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None, option(_WHAT, "Where the tensors are, such as model.layers.3.self_attn.", metavar="TEXT")
+    ] = None
+    layout: Annotated[
+        str | None, _layout_option("How the tensors lie, instead of what config.json says.", "--layout")
+    ] = None
+    to: Annotated[
+        str | None, _layout_option("The other way: write a weights file of ours under the names of a layout.", "--to")
+    ] = None
+    no_embedding: Annotated[
+        bool, option(_WHAT, "Leave embedding, vocabulary and learned positions out.", "--no-embedding")
+    ] = False
+    heads: Annotated[
+        int | None, number(_HEADS, integer("n_heads", 1, MAX_HEADS), "Query heads, where no config.json says it.")
+    ] = None
+    kv_heads: Annotated[int | None, number(_HEADS, integer("n_kv_heads", 1, MAX_HEADS), "Key and value heads.")] = None
+    d_head: Annotated[
+        int | None, number(_HEADS, integer("d_head", 1, MAX_WIDTH), "Width of queries and keys per head.")
+    ] = None
+    output: Annotated[str | None, option(_OUTPUT, "The file to write.", "--output", "-o", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite a file that exists.", "--force")] = False
+    json: Annotated[bool, option(_OUTPUT, "Print what was done as one JSON document.", "--json")] = False
+
+
+@weights.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        write(context.get_help() + "\n")
+
+
+_INFO_HELP = (
+    "Say what is in a checkpoint or a weights file: tensors, dtypes, heads, bytes per token. Reads headers only."
+)
+_CONVERT_HELP = (
+    "Write one attention layer of a checkpoint as a weights file for run, trace, decode and heads; or back with --to. "
+    "Checked against the source's own formula in float64."
+)
+
+
+@weights.command("info", help=_INFO_HELP, context_settings=_SETTINGS)
+@command
+def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
+    """A path in, what its headers say out. Needs no torch."""
+    from mhacli.checkpoints.contents import contents_of, to_json
+
+    found = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
+    if wanted.json:
+        write_pieces([to_json(found, with_tensors=wanted.tensors)])
+        return
+    from mhacli.render.reports.weights import contents_view
+
+    on = screen(colour.color)
+    draw(contents_view(found, on, with_tensors=wanted.tensors), on)
+    for said in found.notes:
+        note(said)
+
+
+@weights.command("convert", help=_CONVERT_HELP, context_settings=_SETTINGS)
+@command
+def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
+    """A path in, a file with one layer out, and how far it is from its source."""
+    if not wanted.output:
+        raise UsageError("output must be given: the file to write", hint="add -o layer.safetensors")
+    for name in (wanted.layout, wanted.to):
+        if name is not None:
+            layout_named(name)
+    check_target(wanted.output, force=wanted.force)
+    checkpoint = _checkpoint(wanted.path)
+    is_ours = isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT
+    if is_ours and wanted.to is None:
+        raise UsageError(
+            f"to must be given for {wanted.path}, which is a weights file of ours already", hint="add --to LAYOUT"
+        )
+    document = _back(wanted) if wanted.to is not None else _forth(checkpoint, wanted)
+    if wanted.json:
+        write_pieces([json.dumps(document, indent=1, allow_nan=False) + "\n"])
+    else:
+        from mhacli.render.reports.weights import converted_view
+
+        on = screen(colour.color)
+        draw(converted_view(document), on)
+    for said in document["notes"]:
+        note(said)
+
+
+def _checkpoint(path: str) -> Checkpoint:
+    if not path:
+        raise UsageError(
+            "path must be given: a folder with config.json, or a .safetensors file",
+            hint="try mha weights info DIR, the folder of a checkpoint",
+        )
+    with life("reading headers"):
+        return read_checkpoint(path)
+
+
+def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
+    """One layer of a checkpoint as a file of ours."""
+    from mhacli.checkpoints.conversion import plan_conversion
+
+    plan = plan_conversion(checkpoint, _conversion(wanted))
+    with loading_torch():
+        from mhacli.compute.checkpoint.convert import to_layer_file
+    with life("converting"):
+        made = to_layer_file(plan)
+    where = {"source": checkpoint.path, "layout": plan.layout.name, "stack": plan.stack, "layer": plan.layer}
+    words = None if plan.embedding is None else {"rows": plan.n_tokens, "vocabulary": len(plan.vocabulary)}
+    return _written(wanted, where, plan.config, made, words, plan.found.prefix, plan.notes)
+
+
+def _back(wanted: ConvertOptions) -> dict[str, Any]:
+    """A file of ours under the names of a family."""
+    from mhacli.checkpoints.conversion import home_prefix
+
+    for name in ("layout", "no_embedding"):
+        if getattr(wanted, name):
+            raise UsageError(f"--{name.replace('_', '-')} must be left out with --to, which names the layout to write")
+    given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
+    source = read_layer_file(wanted.path, {name: value for name, value in given.items() if value is not None})
+    layout, layer = layout_named(wanted.to or ""), wanted.layer or 0
+    prefix = home_prefix(layout, wanted.stack, layer) if wanted.prefix is None else wanted.prefix
+    with loading_torch():
+        from mhacli.compute.checkpoint.convert import to_family_file
+    with life("converting"):
+        made = to_family_file(source, layout, prefix)
+    where = {
+        "source": wanted.path,
+        "layout": layout.name,
+        "stack": wanted.stack or next(iter(layout.stacks)),
+        "layer": layer,
+    }
+    notes = (
+        "embedding, vocabulary, positions and mask are not part of the layout: the layer's tensors alone are written",
+    )
+    return _written(wanted, where, source.config, made, None, prefix, notes)
+
+
+def _conversion(wanted: ConvertOptions) -> Wanted:
+    from mhacli.checkpoints.conversion import Wanted
+
+    given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
+    return Wanted(
+        wanted.layer or 0, wanted.stack, wanted.layout, wanted.prefix,
+        {name: value for name, value in given.items() if value is not None}, not wanted.no_embedding,
+    )  # fmt: skip
+
+
+def _written(
+    wanted: ConvertOptions, where: dict[str, Any], config: Config, made: Converted, words: Any, prefix: str,
+    notes: tuple[str, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """Writes the file, and says what is in it."""
+    path = wanted.output or ""
+    write_whole(path, made.content, force=wanted.force)
+    names = (
+        "d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "positions", "rope_theta", "max_positions", "causal",
+        "window", "scale", "softcap", "dtype", "tokenizer",
+    )  # fmt: skip
+    check = made.agreement
+    return {
+        "schema": CONVERT_SCHEMA,
+        **where,
+        "prefix": prefix,
+        "to": "mha" if wanted.to is None else wanted.to,
+        "output": path,
+        "n_bytes": len(made.content),
+        "config": {name: getattr(config, name) for name in names},
+        "embedding": words,
+        "check": {"max_abs_error": check.max_abs_error, "tolerance": check.tolerance, "ok": check.ok},
+        "notes": list(notes),
+    }

@@ -1,0 +1,378 @@
+"""Options shared by commands, in groups: one group, one panel of the help.
+
+A command takes groups as parameters (`def run(text: TextOptions, layer: LayerOptions)`), and `command` spreads their
+fields into the signature that Typer reads. None means "not given", so that a weights file can decide.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+
+import typer
+
+from mhacli.cli.streams import ColourChoice
+from mhacli.cli.values import integer, real, size, whole
+from mhacli.io.files import format_size
+from mhacli.render.base.options import View
+from mhacli.results.record.heads import SORTS
+from mhacli.spec.config import (
+    DEFAULT_KEEP_LIMIT,
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_TOKEN_LEN,
+    DEFAULT_MAX_TOKENS,
+    MAX_HEADS,
+    MAX_LENGTH,
+    MAX_SEED,
+    MAX_THREADS,
+    MAX_WIDTH,
+    Distribution,
+    Dtype,
+    Init,
+    OnBadBytes,
+    Positions,
+    Punctuation,
+    Side,
+)
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def option_group(group: type[T]) -> type[T]:
+    """A dataclass of options, frozen for type checkers. Methods that nobody calls would take time at every start."""
+    return dataclass(repr=False)(group)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with the fields of its option groups as parameters of their own, for Typer to read."""
+    groups = {name: kind for name, kind in get_type_hints(function).items() if name != "return"}
+
+    @wraps(function)
+    def spread(**values: Any) -> None:
+        taken = {name: kind(**{f.name: values[f.name] for f in fields(kind)}) for name, kind in groups.items()}
+        function(**taken)
+
+    parameters = [parameter for kind in groups.values() for parameter in _parameters(kind)]
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    found = []
+    for f in fields(group):
+        found.append(
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        )
+    return found
+
+
+_TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and scores"
+_DEVICE, _VIEW, _OUTPUT = "Device", "View", "Output"
+
+
+def option(panel: str, text: str, *names: str, **how: Any) -> Any:
+    """An option in a panel of the help."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **how)
+
+
+def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N") -> Any:
+    """An option whose word a parser of ours reads."""
+    return typer.Option(*names, parser=parser, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+def switch(panel: str, names: str, text: str) -> Any:
+    """An option of two names, on and off, that may also be left open."""
+    return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
+
+
+@option_group
+class SourceOptions:
+    """Where text comes from, how it is decoded, and how it is cut into tokens."""
+
+    typed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text, one sequence each; several make a batch. - reads stdin.",
+            metavar="[TEXT]...",
+            show_default=False,
+        ),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        option(_TEXT, "A text as it is, even - or the name of a file; repeatable. So are all behind --.", "--text"),
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f"),
+    ] = None
+    lines: Annotated[bool, option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
+    tokenizer: Annotated[
+        str | None,
+        option(
+            _TEXT,
+            "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
+            autocompletion=lambda: ["word", "char", "byte"],
+        ),
+    ] = None
+    keep_case: Annotated[bool | None, switch(_TEXT, "--keep-case/--lower-case", "Do not lower-case words.")] = None
+    punctuation: Annotated[
+        Punctuation | None, option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
+    ] = None
+    encoding: Annotated[str, option(_TEXT, "Encoding of files and stdin.")] = "utf-8"
+    errors: Annotated[OnBadBytes, option(_TEXT, "What to do with bytes that the encoding does not have.")] = "strict"
+    max_bytes: Annotated[
+        int | None,
+        number(
+            _TEXT,
+            size("max-bytes"),
+            f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
+            metavar="SIZE",
+        ),
+    ] = None
+    max_token_len: Annotated[
+        int,
+        number(
+            _TEXT, whole("max-token-len", 1, 10**9), f"Most characters in a word. (default: {DEFAULT_MAX_TOKEN_LEN})"
+        ),
+    ] = DEFAULT_MAX_TOKEN_LEN
+
+
+@option_group
+class TextOptions:
+    """What else a run takes from text: a context, documents, a vocabulary, a length; or random rows instead."""
+
+    context: Annotated[
+        list[str] | None,
+        option(_TEXT, "Cross-attention: keys and values come from this text; once, or once per sequence."),
+    ] = None
+    documents: Annotated[
+        str | None,
+        option(_TEXT, "Cut each text here into documents that see only themselves.", metavar="SEPARATOR"),
+    ] = None
+    vocab: Annotated[str | None, option(_TEXT, "A vocabulary file; other words become <unk>.", metavar="FILE")] = None
+    max_tokens: Annotated[
+        int | None,
+        number(
+            _TEXT,
+            whole("max-tokens", 1, MAX_LENGTH),
+            f"Take the first N tokens of each sequence. Without it, more than {DEFAULT_MAX_TOKENS} are refused.",
+        ),
+    ] = None
+    random: Annotated[
+        str | None, option(_TEXT, "Random rows of this shape instead of text.", metavar="BATCH,LENGTH")
+    ] = None
+    distribution: Annotated[
+        Distribution | None, option(_TEXT, "Of random rows: N(0, 1), or from 0 to 1. (default: normal)")
+    ] = None
+
+
+@option_group
+class LayerOptions:
+    """The attention layer: its sizes, positions, mask and scores, and its weights."""
+
+    d_model: Annotated[
+        int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)")
+    ] = None
+    heads: Annotated[int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)")] = None
+    kv_heads: Annotated[
+        int | None,
+        number(
+            _LAYER,
+            integer("n_kv_heads", 1, MAX_HEADS),
+            "Key and value heads, shared by groups of query heads. (default: heads)",
+        ),
+    ] = None
+    d_head: Annotated[
+        int | None,
+        number(
+            _LAYER,
+            integer("d_head", 1, MAX_WIDTH),
+            "Width of queries and keys per head. (default: d_model / heads)",
+        ),
+    ] = None
+    d_v: Annotated[
+        int | None, number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of values per head. (default: d_head)")
+    ] = None
+    d_input: Annotated[
+        int | None,
+        number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
+    ] = None
+    bias: Annotated[bool | None, switch(_LAYER, "--bias/--no-bias", "Projections add a bias. (default: bias)")] = None
+    no_out_proj: Annotated[bool, option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
+        False
+    )
+    dropout: Annotated[
+        float | None,
+        number(_LAYER, real("dropout"), "Dropout on the pattern; acts only with --train. (default: 0)", metavar="P"),
+    ] = None
+    train: Annotated[bool, option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
+    init: Annotated[Init | None, option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
+    seed: Annotated[
+        int | None, number(_LAYER, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")
+    ] = None
+    weights: Annotated[str | None, option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
+    allow_nonfinite: Annotated[
+        bool, option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
+    ] = False
+    positions: Annotated[
+        Positions | None,
+        option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)"),
+    ] = None
+    rope_theta: Annotated[
+        float | None,
+        number(_POSITIONS, real("rope_theta"), "Base of the rotary angles. (default: 10000)", metavar="X"),
+    ] = None
+    max_positions: Annotated[
+        int | None,
+        number(
+            _POSITIONS,
+            integer("max_positions", 1, 16 * MAX_WIDTH),
+            "Rows in the table of learned positions. (default: 1024)",
+        ),
+    ] = None
+    causal: Annotated[bool | None, switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
+    window: Annotated[
+        str | None,
+        option(
+            _MASK,
+            "Only keys so far left and right of the query; none takes a saved one off. (default of RIGHT: 0)",
+            metavar="LEFT[,RIGHT]",
+        ),
+    ] = None
+    prefix: Annotated[
+        int | None,
+        number(_MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens, the others causally; 0 for none."),
+    ] = None
+    sink: Annotated[
+        int | None,
+        number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
+    ] = None
+    padding: Annotated[
+        Side | None, option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
+    ] = None
+    scale: Annotated[
+        float | None, number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")
+    ] = None
+    softcap: Annotated[
+        float | None, number(_MASK, real("softcap"), "Bend scores into ±X with a tanh.", metavar="X")
+    ] = None
+    score_bias: Annotated[
+        str | None,
+        option(_MASK, "Add a tensor of a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
+    ] = None
+
+
+@option_group
+class DeviceOptions:
+    """Where and how it is computed, and how often it is timed."""
+
+    device: Annotated[
+        str | None,
+        option(
+            _DEVICE,
+            "auto, cpu, cuda, cuda:N or mps. (default: auto)",
+            autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
+        ),
+    ] = None
+    dtype: Annotated[Dtype | None, option(_DEVICE, "Number format. (default: float32)")] = None
+    threads: Annotated[
+        int | None, number(_DEVICE, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
+    ] = None
+    repeat: Annotated[
+        int | None,
+        number(_DEVICE, whole("repeat", 1, 100_000), "Timed runs after the first. (default: 5, fewer if slow)"),
+    ] = None
+
+
+@option_group
+class DrawingOptions:
+    """What is drawn of a record."""
+
+    view: Annotated[View, option(_VIEW, "How each head is drawn.")] = "matrix"
+    head: Annotated[
+        str | None, option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
+    ] = None
+    sequence: Annotated[
+        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
+    ] = None
+    top: Annotated[
+        int, number(_VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
+    ] = 3
+    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
+
+
+@option_group
+class HeadsViewOptions:
+    """How the overview of many heads is ordered, and which maps stand below it."""
+
+    map: Annotated[
+        str | None, option(_VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
+    ] = None
+    sort: Annotated[
+        str,
+        option(
+            _VIEW,
+            "Order of heads, such as entropy or sink: the largest first, with :up the smallest.",
+            metavar="NAME[:up]",
+            autocompletion=lambda: list(SORTS),
+        ),
+    ] = "head"
+
+
+@option_group
+class ColourOptions:
+    """Colour."""
+
+    color: Annotated[
+        ColourChoice,
+        option(_OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
+    ] = "auto"
+
+
+@option_group
+class MachineOptions:
+    """Output for programs."""
+
+    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
+    csv: Annotated[
+        bool,
+        option(_OUTPUT, "Print one line per sequence, head, query and key; tokens as JSON strings.", "--csv"),
+    ] = False
+
+
+@option_group
+class SaveOptions:
+    """Files to write, and what to keep in them."""
+
+    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
+    save_weights: Annotated[str | None, option(_OUTPUT, "Save the weights.", metavar="FILE")] = None
+    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    keep: Annotated[
+        str | None,
+        option(
+            _OUTPUT,
+            "Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
+            metavar="SITES",
+        ),
+    ] = None
+    keep_limit: Annotated[
+        int,
+        number(
+            _OUTPUT,
+            size("keep-limit"),
+            f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
+            metavar="SIZE",
+        ),
+    ] = DEFAULT_KEEP_LIMIT
+
+    @property
+    def files(self) -> tuple[tuple[str, str | None], ...]:
+        """The files that are written, each with its option."""
+        return ("save", self.save), ("save-weights", self.save_weights)

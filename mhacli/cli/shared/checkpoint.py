@@ -1,0 +1,289 @@
+"""What `run`, `heads`, `trace` and `decode` share with `--model`: its options, and from them to a look at a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from mhacli.cli.options import (
+    DeviceOptions,
+    LayerOptions,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.values import index_list, whole
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import check_target
+from mhacli.render.base.options import Rows
+
+if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
+    from mhacli.checkpoints.folder import Checkpoint
+    from mhacli.requests.checkpoint import ModelRequest
+    from mhacli.results.record.checkpoint import LayerChoice
+    from mhacli.results.record.tiled import Wanted
+    from mhacli.text.chat import Message
+    from mhacli.text.read import Decoding
+
+_MODEL, _VIEW = "Checkpoint", "View"
+
+
+@option_group
+class LayerChoiceOptions:
+    """Which layers of a checkpoint."""
+
+    layer: Annotated[
+        str | None,
+        option(_MODEL, "Layers of the model, such as 5 or 0,8-10; decoder.5 or cross.5 in a pair.", metavar="LIST"),
+    ] = None
+
+
+@option_group
+class ModelOptions(LayerChoiceOptions):
+    """The checkpoint that is inspected instead of a layer of our own."""
+
+    model: Annotated[
+        str | None,
+        option(_MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
+    ] = None
+    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
+        None
+    )
+
+
+@option_group
+class GenerateOptions:
+    """What a checkpoint adds to a text itself."""
+
+    generate: Annotated[
+        int | None,
+        number(_MODEL, whole("generate", 1, 100_000), "Let the model go on by N tokens, and look at all of it."),
+    ] = None
+
+
+@option_group
+class ModelTextOptions(GenerateOptions):
+    """What a checkpoint reads besides a text, and what is asked of it."""
+
+    chat: Annotated[
+        str | None,
+        option(_MODEL, "Messages of a chat, a JSON list of role and content, instead of a text.", metavar="FILE"),
+    ] = None
+    span: Annotated[
+        list[str] | None,
+        option(
+            _MODEL,
+            "Parts of the text between which mass is told: name=START:END, name=/REGEX/, or roles of a chat, a,b.",
+            metavar="SPAN",
+        ),
+    ] = None
+
+
+@option_group
+class LayerDrawing:
+    """How the pattern of a layer of a checkpoint is drawn."""
+
+    words: Annotated[bool, option(_VIEW, "Merge the parts of words: keys are summed, queries averaged.", "--words")] = (
+        False
+    )
+    queries: Annotated[
+        str | None,
+        option(_VIEW, "Draw these rows only: generated, last, or places such as 3,7-9.", "--from", metavar="ROWS"),
+    ] = None
+
+
+def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
+    """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    from mhacli.results.record.checkpoint import AttentionKind
+
+    found: list[LayerChoice] = []
+    for part in word.split(","):
+        match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
+        if match is None:
+            raise UsageError(
+                f"layer must be a list such as 5, 0,8-10 or decoder.5,cross.5, got {word[:80]!r}",
+                hint=f"kinds of attention: {', '.join(get_args(AttentionKind))}",
+            )
+        kind: Any = match[1]
+        found += [(kind, n) for n in index_list(match[2], "layer") or ()]
+    return tuple(found)
+
+
+def row_choice(word: str | None) -> Rows | None:
+    """The queries that `--from` names. Raises `UsageError` for a word that is none of its forms."""
+    names: tuple[Literal["generated", "last"], ...] = ("generated", "last")
+    if word in names:
+        return names[names.index(word)]
+    try:
+        return index_list(word, "from")
+    except UsageError as fault:
+        raise UsageError(
+            f"from must be generated, last or a list such as 0,2 or 0,4-6, got {str(word)[:80]!r}"
+        ) from fault
+
+
+def require_one_layer(request: ModelRequest, what: str) -> None:
+    """Raises `UsageError` where several layers are chosen for what is done of one."""
+    if request.layers is not None and len(request.layers) != 1:
+        raise UsageError(f"layer must be one for {what}, got {len(request.layers)}", hint="--layer N chooses one")
+
+
+def require_without_model(**given: object) -> None:
+    """Raises `UsageError` for an option that only a checkpoint understands."""
+    for name, value in given.items():
+        if value:
+            option_name = f"--{name.rstrip('_').replace('_', '-')}"
+            raise UsageError(f"{option_name} must come with --model, got none", hint="add --model DIR")
+
+
+_ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
+
+
+def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: SaveOptions) -> None:
+    """Raises `UsageError` for options of a layer of our own: a checkpoint brings what they say."""
+    own = {
+        f"--{f.name.replace('_', '-')}": getattr(layer, f.name) for f in fields(layer) if f.name not in _ALLOWED_LAYER
+    }
+    own |= {
+        "--random": text.random, "--documents": text.documents, "--vocab": text.vocab, "--keep-case": source.keep_case,
+        "--distribution": text.distribution, "--punctuation": source.punctuation, "--save-weights": save.save_weights,
+    }  # fmt: skip
+    if layer.heads is not None:
+        raise UsageError("heads must be left out with --model, which brings its own", hint="--head LIST chooses heads")
+    for name, value in own.items():
+        if value is not None and value is not False:
+            raise UsageError(
+                f"{name[2:]} must be left out with --model, which brings its own", hint=f"leave {name} out"
+            )
+
+
+def _chat_or_texts(
+    reading: ModelTextOptions, source: SourceOptions, decoding: Decoding
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
+    from mhacli.cli.shared.request import has_text, read_texts
+    from mhacli.text.chat import read_chat
+
+    chat = () if reading.chat is None else read_chat(reading.chat)
+    if chat and has_text(source):
+        raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
+    texts = () if chat else tuple(read_texts(source, decoding))
+    for place, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {place} must have at least one token, got none but white space", code="no-tokens")
+    return chat, texts
+
+
+def model_request(
+    asked: ModelOptions,
+    reading: ModelTextOptions,
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    save: SaveOptions,
+    wanted: Wanted,
+) -> ModelRequest:
+    """The request that the options come to. Raises `MhaError` before anything slow begins."""
+    from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command
+    from mhacli.requests.checkpoint import ModelRequest
+
+    assert asked.model is not None
+    _require_layer_left_open(layer, source, text, save)
+    if device.repeat is not None:
+        raise UsageError("repeat must be left out with --model, whose pass runs once", hint="leave --repeat out")
+    if save.save is not None:
+        check_target(save.save, force=save.force)
+    checkpoint = local_checkpoint(asked)
+    layers = layer_list(asked.layer)
+    if checkpoint is not None and layers is not None:
+        _require_layers(layers, checkpoint)
+    decoding = make_decoding(source)
+    chat, texts = _chat_or_texts(reading, source, decoding)
+    keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
+    _require_matrices(keep or ())
+    leave_deleted_folder()
+    return ModelRequest(
+        source=asked.model,
+        checkpoint=checkpoint,
+        texts=texts,
+        wanted=replace(wanted, command=record_command()),
+        revision=asked.revision,
+        context=tuple(read_context(text, decoding)),
+        chat=chat,
+        spans=tuple(reading.span or ()),
+        layers=layers,
+        n_generated=reading.generate or 0,
+        tokenizer=source.tokenizer,
+        device=device.device or "auto",
+        dtype=device.dtype,
+        threads=device.threads,
+        padding=layer.padding,
+        max_tokens=text.max_tokens,
+        keep=keep,
+        keep_limit=save.keep_limit,
+    )
+
+
+MATRICES = ("pattern", "scores", "qk", "z")
+
+
+def _require_matrices(keep: tuple[str, ...]) -> None:
+    for name in keep:
+        if name not in MATRICES:
+            raise UsageError(f"keep must name matrices of a layer, {', '.join(MATRICES)}, got {name!r}")
+
+
+def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
+    """The checked folder, None where it can only be the id of one on a hub."""
+    from mhacli.checkpoints.folder import read_checkpoint
+    from mhacli.requests.checkpoint import is_hub_id
+
+    path = asked.model or ""
+    if is_hub_id(path):
+        return None
+    if asked.revision is not None:
+        raise UsageError("revision must come with the id of a hub, got a folder", hint="leave --revision out")
+    try:
+        return read_checkpoint(path)
+    except MhaError as fault:
+        if os.path.lexists(path):
+            raise
+        raise MhaError(
+            fault.message,
+            hint="an id of a hub looks like org/name",
+            code=fault.code,
+            exit_code=fault.exit_code,
+            path=path,
+        ) from None
+
+
+def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
+    """Raises `UsageError` for layers that the config does not have."""
+    from mhacli.checkpoints.head_counts import head_counts
+
+    for kind, n in layers:
+        count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
+        if count is not None and n >= count:
+            raise UsageError(
+                f"layer must be from 0 to {count - 1}, got {n}", hint="mha weights info tells what there is"
+            )
+
+
+def require_configured_heads(heads: tuple[int, ...] | None, request: ModelRequest, name: str = "head") -> None:
+    """Raises `UsageError` for a head that no layer has by the config, where the checkpoint's folder is here."""
+    from mhacli.checkpoints.head_counts import head_counts
+
+    config = {} if request.checkpoint is None else request.checkpoint.config
+    counts = [head_counts(config, stack).n_heads for stack in (None, "encoder", "decoder")]
+    count = max((n for n in counts if n is not None), default=None)
+    for head in heads or ():
+        if count is not None and head >= count:
+            raise UsageError(f"{name} must be from 0 to {count - 1}, got {head}")

@@ -1,0 +1,85 @@
+"""What `run` and `view` compute: a layer of our own over texts, or the layers of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
+from mhacli.cli.shared.checkpoint import (
+    ModelOptions,
+    ModelTextOptions,
+    model_request,
+    require_configured_heads,
+    require_without_model,
+)
+from mhacli.cli.shared.output import save_record
+from mhacli.cli.streams import life, loading_torch
+from mhacli.io.memory import uncollected
+from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.rows import drawn_texts, require_rows
+from mhacli.results.record.checkpoint import kinds_of
+from mhacli.results.record.tiled import Wanted
+
+if TYPE_CHECKING:
+    from mhacli.results.record.record import Record
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is computed: the option groups that `run` and `view` share."""
+
+    source: SourceOptions
+    text: TextOptions
+    layer: LayerOptions
+    device: DeviceOptions
+    model: ModelOptions
+    reading: ModelTextOptions
+    save: SaveOptions
+
+
+def computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of what is asked, saved where that was asked for, and what is to be told of it. `options` are checked against
+    the texts. Raises `MhaError`, before torch is loaded, for what cannot work."""
+    if asked.model.model is None:
+        return _of_own_layer(asked, options)
+    record, notes = _of_checkpoint(asked, options)
+    save_record(record, asked.save)
+    return record, notes
+
+
+def _of_own_layer(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    require_without_model(**vars(asked.model), **vars(asked.reading))
+    from mhacli.cli.shared.request import make_request, require_memory, save_files, study_options
+
+    request = make_request(asked.source, asked.text, asked.layer, asked.device, asked.save)
+    require_memory(request, asked.save)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    with loading_torch():
+        from mhacli.compute.layer import run as study
+    with life("computing"):
+        record = study.inspect(
+            request.encoded,
+            request.config,
+            source=request.source,
+            options=study_options(request, asked.layer, asked.device, asked.save),
+        )
+        save_files(record, request, asked.save)
+    return record, request.notes
+
+
+def _of_checkpoint(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    wanted = Wanted(allow_nonfinite=asked.layer.allow_nonfinite)
+    request = model_request(
+        asked.model, asked.reading, asked.source, asked.text, asked.layer, asked.device, asked.save, wanted
+    )
+    require_configured_heads(options.heads, request)
+    with loading_torch():
+        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+    with life("loading the checkpoint"), uncollected():
+        look, notes = prepare_checkpoint(request)
+    kinds = kinds_of(request.layers, is_pair=look.inputs.context is not None)
+    require_rows(options.rows, drawn_texts(kinds, look.inputs.sequences, look.inputs.context, options))
+    with life("computing"):
+        look.run()
+    return look.record(), tuple(notes)

@@ -1,0 +1,261 @@
+"""What `run`, `trace` and `decode` share: from options to a request before the first tensor, and files after the last."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mhacli.checkpoints.mha_weights import LayerFile, read_layer_file
+from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
+from mhacli.cli.shared.output import save_record
+from mhacli.cli.shared.text_arguments import require_context, require_words
+from mhacli.cli.streams import life, note
+from mhacli.cli.values import reach, shape
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import check_target, describe, write_whole
+from mhacli.requests.plan import facts_of, foresee
+from mhacli.results.record.record import Record
+from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
+from mhacli.text.encode import Encoded, Limits, encode
+from mhacli.text.escape import without_surrogates
+from mhacli.text.read import Decoding, argument_text, lines_of, read_text
+from mhacli.text.tokenizers import vocabulary as vocabularies
+from mhacli.text.tokenizers.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from mhacli.compute.layer.run import Options
+
+
+OFF = "none"
+"""The word that takes a window off that weights were saved with."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that a study needs, checked as far as it can be without torch."""
+
+    encoded: Encoded
+    config: Config
+    source: LayerFile | None
+    keep: tuple[str, ...] | None
+    notes: tuple[str, ...] = ()
+
+
+def make_request(
+    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
+) -> Request:
+    """The request that the options come to. Raises `MhaError`, before anything slow begins, for what cannot work."""
+    given = given_choices(source, layer, device, text)
+    if layer.weights is not None and layer.init is not None:
+        raise UsageError(
+            "init must be left out with weights, which bring their numbers, got both", hint="leave --init out"
+        )
+    for path in (save.save, save.save_weights):
+        if path is not None:
+            check_target(path, force=save.force)
+    _require_files(layer, source)
+    weights = None if layer.weights is None else read_layer_file(layer.weights, given)
+    config = Config(**given).resolved() if weights is None else weights.config
+    _require_used(given, config)
+    if config.random is not None:
+        _require_no_text(source, text)
+    decoding = make_decoding(source)
+    texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
+    context = read_context(text, decoding)
+    known, known_from = _given_vocabulary(text, weights)
+    limits = Limits(text.max_tokens, source.max_token_len)
+    with life("reading the text"):
+        encoded = encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
+    keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
+    facts = facts_of(encoded, config)
+    if config.score_bias is not None:
+        read_bias_file(config.score_bias, facts)
+    leave_deleted_folder()
+    notes = (*encoded.notes, *_without_effect(given, config, source))
+    return Request(encoded, config, weights, keep, notes)
+
+
+def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
+    """Raises `MhaError` for a folder where a file is read, with what was meant."""
+    if layer.weights is not None and os.path.isdir(layer.weights):
+        shown = shlex.quote(layer.weights)
+        hint = f"--model {shown} looks into a checkpoint; mha weights convert {shown} -o FILE takes one layer out"
+        raise MhaError(f"{layer.weights} is a directory, not a file", hint=hint, code="unreadable", path=layer.weights)
+    if source.tokenizer is not None and os.path.isdir(source.tokenizer):
+        hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"
+        raise MhaError(
+            f"{source.tokenizer} is a directory, not a file", hint=hint, code="unreadable", path=source.tokenizer
+        )
+
+
+def require_memory(request: Request, save: SaveOptions) -> None:
+    """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
+    if request.config.device in ("auto", "cpu"):
+        foresee(facts_of(request.encoded, request.config), request.keep, save.keep_limit)
+
+
+def study_options(request: Request, layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> Options:
+    """What the studies record besides the config. Called where torch is loaded."""
+    from mhacli.compute.layer.run import Options
+
+    return Options(request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
+
+
+def leave_deleted_folder() -> None:
+    """torch's library for matrices ends the process in a folder that is gone. Nothing relative can be saved there anyway."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
+def _require_used(given: Mapping[str, Any], config: Config) -> None:
+    """Raises `UsageError` for an option that would change nothing, naming the one that it needs."""
+    needs = {
+        "rope_theta": ("--rope-theta", "--positions rope", config.positions in ROPE),
+        "max_positions": ("--max-positions", "--positions learned", config.positions == "learned"),
+        "distribution": ("--distribution", "--random", config.random is not None),
+    }
+    for name, (option, partner, is_used) in needs.items():
+        if name in given and not is_used:
+            raise UsageError(
+                f"{option} must come with {partner}, without which it changes nothing", hint=f"add {partner}"
+            )
+
+
+def require_alone(rule: str, besides: Mapping[str, Any], why: str) -> None:
+    """Raises `UsageError` for the first option that is given `besides` one that stands alone; the `rule` begins with its name."""
+    for option, value in besides.items():
+        if value:
+            hint = f"leave --{rule.partition(' ')[0]} or {option} out"
+            raise UsageError(f"{rule}, got {option} besides: {why}", hint=hint)
+
+
+def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
+    """Raises `UsageError` for options of a text where random rows take its place."""
+    given = {
+        "--tokenizer": source.tokenizer, "--vocab": text.vocab, "--max-tokens": text.max_tokens, "--lines": source.lines,
+        "--context": text.context,
+    }  # fmt: skip
+    require_alone("random must stand alone", given, "there is no text")
+
+
+def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
+    """What to tell of options that a run takes and does not use."""
+    said = []
+    if given.get("dropout") and not config.train:
+        said.append("--dropout acts only with --train")
+    if source.lines and not (source.file or "-" in (source.typed or ())):
+        said.append("--lines takes the lines of files apart; a text argument is one sequence")
+    return tuple(said)
+
+
+def given_choices(
+    source: SourceOptions, layer: LayerOptions, device: DeviceOptions, text: TextOptions
+) -> dict[str, Any]:
+    """The fields of `Config` that the command line names; what it leaves open is absent."""
+    choices = {
+        "d_model": layer.d_model,
+        "n_heads": layer.heads,
+        "n_kv_heads": layer.kv_heads,
+        "positions": layer.positions or (None if text.random is None else "none"),
+        "out_proj": False if layer.no_out_proj else None,
+        "train": layer.train or None,
+        "window": None if layer.window == OFF else reach(layer.window, "window"),
+        "random": shape(text.random, "random"),
+    }
+    alike = (
+        (layer, "d_model d_head d_v d_input bias dropout init seed rope_theta max_positions"),
+        (layer, "causal prefix sink padding scale softcap score_bias"),
+        (text, "documents distribution"),
+        (device, "device dtype threads"),
+        (source, "tokenizer keep_case punctuation"),
+    )
+    for group, names in alike:
+        choices |= {name: getattr(group, name) for name in names.split()}
+    taken_off = {"window": layer.window == OFF, "prefix": layer.prefix == 0, "sink": layer.sink == 0}
+    return {name: value for name, value in choices.items() if value is not None and not taken_off.get(name)} | {
+        name: None for name, is_off in taken_off.items() if is_off
+    }
+
+
+def make_decoding(source: SourceOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
+    """How the options want bytes decoded; `max_bytes` is the command's own default."""
+    return Decoding(source.encoding, source.errors, source.max_bytes or max_bytes)
+
+
+def source_paths(source: SourceOptions) -> list[str]:
+    """The files to read, `-` for stdin. Raises `UsageError` when stdin is named twice, or nothing is."""
+    paths = [*(word for word in source.typed or () if word == "-"), *(source.file or ())]
+    if paths.count("-") > 1:
+        raise UsageError("stdin (-) must be named once, got it twice")
+    if not has_text(source):
+        raise UsageError("text must be given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
+    return paths
+
+
+def has_text(source: SourceOptions) -> bool:
+    """Whether a text is named at all."""
+    return bool(source.typed or source.text or source.file)
+
+
+def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = True) -> list[str]:
+    """The texts on the command line itself. Raises `UsageError` for one that is the path of something; `has_model` says whether
+    the command has the option `--model`."""
+    words = [word for word in source.typed or () if word != "-"]
+    for word in words:
+        require_words(word, has_model=has_model)
+    return [argument_text(word, decoding) for word in (*words, *(source.text or ()))]
+
+
+def read_context(text: TextOptions, decoding: Decoding) -> list[str]:
+    """The texts of `--context`. Raises `UsageError` for one that is the path of something."""
+    for word in text.context or ():
+        require_context(word)
+    return [argument_text(word, decoding) for word in text.context or ()]
+
+
+def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
+    """One text per sequence, arguments first. Raises `MhaError` for what cannot be read or holds nothing."""
+    paths = source_paths(source)
+    texts = typed_texts(source, decoding)
+    for path in paths:
+        if path == "-" and sys.stdin is not None and sys.stdin.isatty():
+            note("reading text from the terminal; end it with Ctrl-D")
+        with life(f"reading {describe(path)}"):
+            texts.extend(_sequences(read_text(path, decoding), source.lines))
+    return texts
+
+
+def _sequences(text: str, by_line: bool) -> Iterator[str]:
+    lines = lines_of(text) if by_line else []
+    yield from lines or [text]
+
+
+def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Vocabulary | None, str]:
+    """The vocabulary of `--vocab`, else that of the weights, and how to name it."""
+    if text.vocab is not None:
+        return vocabularies.load(text.vocab), text.vocab
+    if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
+        return vocabularies.as_stored(weights.metadata.vocabulary), weights.path
+    return None, "the vocabulary"
+
+
+def save_files(record: Record, request: Request, save: SaveOptions) -> None:
+    """The files that were asked for, each whole. Raises `MhaError` when one cannot be written."""
+    if save.save_weights is not None:
+        from mhacli.compute.layer.run import weights_content
+
+        content = weights_content(request.encoded, request.config, request.source)
+        write_whole(save.save_weights, content, force=save.force)
+    save_record(record, save)
+
+
+def record_command() -> tuple[str, ...]:
+    """The command line as the record tells it."""
+    return ("mha", *map(without_surrogates, sys.argv[1:]))

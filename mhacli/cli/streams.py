@@ -1,0 +1,261 @@
+"""The two streams: data on stdout, messages on stderr; colour by one rule, for each stream on its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from mhacli.errors import MhaError
+from mhacli.io.memory import uncollected
+from mhacli.text.escape import message_text, visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+
+ColourChoice = Literal["auto", "always", "never"]
+_MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 20, 500, 80
+_PATIENCE_S = 0.3
+_ERASE_LINE = "\r\x1b[K"
+_PLAIN = str.maketrans(
+    dict(
+        (pair[0], pair[2])
+        for pair in [
+            "·=-",
+            '“="',
+            '”="',
+            "×=x",
+            "–=-",
+            "−=-",
+            "…=~",
+            "⋮=:",
+            "→=>",
+            "Σ=S",
+            "√=V",
+            "─=-",
+            "ᵀ='",
+            "µ=u",
+            "‹=<",
+            "›=>",
+            "␣=_",
+            "◌=o",
+            "∞=i",
+            "≈=~",
+            "◀=<",
+            "┃=|",
+            "╲=\\",
+            "≡==",
+            "↻=@",
+            "▪=o",
+            "⇠=<",
+            "∗=*",
+            "≤=<",
+            "±=+",
+            "²=2",
+            "✓=v",
+            "✗=x",
+        ]
+    )
+    | dict(zip("▁▂▃▄▅▆▇█░▒▓▀", "._-=+*##.:%#", strict=True))
+)
+
+
+def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
+    """`--color always|never` decides; then NO_COLOR, then FORCE_COLOR, then whether it is a terminal that has colour."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def screen(choice: ColourChoice) -> Screen:
+    """The width and colour of stdout: COLUMNS, else the terminal's own width, else 80, within reason."""
+    from mhacli.render.base.options import Screen
+
+    return Screen(_width(sys.stdout), wants_colour(choice, sys.stdout))
+
+
+def draw(renderable: RenderableType, on: Screen) -> None:
+    """Prints a view on stdout, in colour or plain, without trailing blanks."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    paper = StringIO()
+    console = Console(
+        file=paper,
+        width=on.width,
+        force_terminal=on.colour,
+        color_system=_colour_system() if on.colour else None,
+        no_color=not on.colour,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(renderable)
+    write("\n".join(line.rstrip(" ") for line in paper.getvalue().split("\n")))
+
+
+def write(text: str) -> None:
+    """Text on stdout, with plain stand-ins for our own signs where the encoding lacks them."""
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    write_pieces([text if encoding.startswith("utf") else text.translate(_PLAIN)])
+
+
+def write_pieces(pieces: Iterable[str]) -> None:
+    """Data on stdout, piece by piece, as it is. Raises `MhaError` when it cannot be written."""
+    for piece in pieces:
+        with _output_faults():
+            sys.stdout.write(piece)
+
+
+def flush() -> int:
+    """Everything written so far, on its way. Raises `MhaError` when it cannot be written; returns 0."""
+    if sys.stdout is not None:
+        with _output_faults():
+            sys.stdout.flush()
+    return 0
+
+
+def forget_stdout() -> None:
+    """Sends what is left for stdout nowhere: nobody reads it, and a second failure would only hide the first."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.close(sink)
+
+
+@contextmanager
+def _output_faults() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as fault:
+        forget_stdout()
+        raise MhaError(f"stdout cannot be written: {fault.strerror or fault}", code="unwritable") from fault
+
+
+def note(text: str) -> None:
+    """A message on stderr, one line, harmless whatever it holds."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"mha: {message_text(text)}\n")
+
+
+@contextmanager
+def life(doing: str) -> Iterator[None]:
+    """Says on a terminal's stderr what takes long, once it does, and takes it back; elsewhere nothing."""
+    if not _is_lively():
+        yield
+        return
+    done = threading.Event()
+
+    def say() -> None:
+        if not done.wait(_PATIENCE_S):
+            sys.stderr.write(f"{visible(doing)} …")
+            sys.stderr.flush()
+            done.wait()
+            sys.stderr.write(_ERASE_LINE)
+            sys.stderr.flush()
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()
+
+
+@contextmanager
+def loading_torch() -> Iterator[None]:
+    """Says so where it takes long, and makes it take three quarters of the time."""
+    with life("loading torch"), uncollected():
+        yield
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[float, str], None]]:
+    """A bar on a terminal's stderr, with the time left, for whoever says what share of the whole is done; elsewhere nothing.
+
+    It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
+    """
+    if not _is_lively():
+        yield lambda share, doing: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
+    columns = (BarColumn(24), TimeRemainingColumn(compact=True), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def tell(share: float, doing: str) -> None:
+            bar.update(task, completed=share, description=visible(doing), refresh=True)
+
+        yield tell
+
+
+def _is_lively() -> bool:
+    """Whether stderr is a terminal that can take back what it shows."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def read_key(prompt: str) -> str:
+    """One key press from the terminal, without waiting for the end of a line; Ctrl-C interrupts as ever.
+
+    The prompt is shown while it waits, and taken back.
+    """
+    import termios
+    import tty
+
+    sys.stdout.flush()
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        return os.read(fd, 32).decode(errors="replace")[:1]
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        sys.stderr.write(_ERASE_LINE)
+        sys.stderr.flush()
+
+
+def require_stdout() -> None:
+    """Raises `MhaError` where there is no stdout to write to; otherwise makes it take every character."""
+    if sys.stdout is None:
+        raise MhaError("stdout must be open to write to it, got a closed stdout", code="unwritable")
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _width(stream: TextIO) -> int:
+    try:
+        asked = int(os.environ.get("COLUMNS", ""))
+    except ValueError:
+        asked = 0
+    if asked <= 0:
+        try:
+            asked = os.get_terminal_size(stream.fileno()).columns
+        except (OSError, ValueError):
+            asked = _PIPED_WIDTH
+    return min(_MAX_WIDTH, max(_MIN_WIDTH, asked or _PIPED_WIDTH))
+
+
+def _colour_system() -> Literal["standard", "256", "truecolor"]:
+    """What the terminal says it can do."""
+    if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
+        return "truecolor"
+    return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"

@@ -1,0 +1,161 @@
+"""Values from the words of a command line: numbers, sizes and lists, read strictly, refused with the form that works."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from mhacli.errors import UsageError
+from mhacli.io.files import parse_size
+
+
+def integer(name: str, low: int, high: int) -> Callable[[object], int]:
+    """A parser of whole numbers, digits and a sign only. Raises `UsageError` with the range, which it leaves to the config."""
+
+    def number(word: object) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {str(word)[:40]!r}")
+        return int(str(word))
+
+    return number
+
+
+def whole(name: str, low: int, high: int) -> Callable[[object], int]:
+    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
+
+    def number(word: object) -> int:
+        value = integer(name, low, high)(word)
+        if not low <= value <= high:
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
+        return value
+
+    return number
+
+
+def real(name: str) -> Callable[[object], float]:
+    """A parser of decimal numbers. Raises `UsageError` for words, and for `nan` and `inf`."""
+
+    def number(word: object) -> float:
+        match = re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word))
+        value = float(match[0]) if match else math.inf
+        if math.isinf(value):
+            raise UsageError(f"{name} must be a finite number such as 0.125, got {str(word)[:40]!r}")
+        return value
+
+    return number
+
+
+def size(name: str) -> Callable[[object], int]:
+    """A parser of sizes: `65536`, `64M`, `1.5G`."""
+    return lambda word: word if isinstance(word, int) else parse_size(str(word), name)
+
+
+def reach(word: str | None, name: str) -> tuple[int, int] | None:
+    """Counts of keys from `LEFT[,RIGHT]`, none to the right where only the left is named. Raises `UsageError`."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got {word[:40]!r}")
+    return int(match[1]), int(match[2] or 0)
+
+
+def shape(word: str | None, name: str) -> tuple[int, int] | None:
+    """Counts from `BATCH,LENGTH`. Raises `UsageError`."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise UsageError(f"{name} must be BATCH,LENGTH, two counts from 1 up such as 2,5, got {word[:40]!r}")
+    return int(match[1]), int(match[2])
+
+
+_MAX_LISTED = 100_000
+
+
+def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
+    """Positions from `0,2` or `0,4-6`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    found: list[int] = []
+    for part in word.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or match[1]) if match else -1
+        if not low <= high < low + _MAX_LISTED - len(found):
+            raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
+        found.extend(range(low, high + 1))
+    return tuple(found)
+
+
+def span(word: str | None, count: int, name: str) -> range:
+    """Positions from `100:140`, `:40` or `100:`, the end left out; all of `count` where nothing is said. Raises `UsageError`."""
+    match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be A:B such as 100:140, the end left out, got {str(word)[:40]!r}")
+    found = range(int(match[1] or 0), int(match[2] or count))
+    if not found or found.stop > count:
+        raise UsageError(f"{name} must lie within 0:{count} and hold one position at least, got {str(word)[:40]!r}")
+    return found
+
+
+_COUNT = r"[0-9]{1,7}k?"
+
+
+def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int, ...]:
+    """Counts from 1 up from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `UsageError` with the form."""
+    found: list[int] = []
+    for part in word.split(",") if word is not None else ():
+        match = re.fullmatch(rf"({_COUNT})(?:\.\.({_COUNT}))?", part.strip())
+        low = _count(match[1]) if match else 0
+        high = _count(match[2] or match[1]) if match else -1
+        if not 1 <= low <= high:
+            raise UsageError(
+                f"{name} must be a list such as {example}, or a doubling range such as 1..8, got {str(word)[:80]!r}"
+            )
+        while low <= high:
+            found.append(low)
+            low *= 2
+    return tuple(dict.fromkeys(found))
+
+
+def _count(word: str) -> int:
+    return int(word.removesuffix("k")) * (1024 if word.endswith("k") else 1)
+
+
+def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """Words from `forward,both`, each one of the choices. Raises `UsageError` that lists them."""
+    found = [] if word is None else [part.strip() for part in word.split(",")]
+    for part in found:
+        if part not in choices:
+            raise UsageError(f"{name} must be among {', '.join(choices)}, got {part[:40]!r}")
+    return tuple(dict.fromkeys(found))
+
+
+def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:
+    """Names and values from `d_model=64`. Raises `UsageError` for another form, and for a name that is given twice.
+
+    >>> pairs(["d_model=64", "config.name=a=b"], "arg")
+    (('d_model', '64'), ('config.name', 'a=b'))
+    """
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise UsageError(f"{name} must be NAME=VALUE such as d_model=64, got {word[:200]!r}")
+        if key in found:
+            raise UsageError(f"{name} must name each argument once, got {key} twice")
+        found[key] = value
+    return tuple(found.items())
+
+
+def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
+    """Three positions from `0,5,1`. Raises `UsageError` with the form."""
+    if word is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} must be HEAD,QUERY,KEY such as 0,5,1, got {word[:80]!r}")
+    return int(match[1]), int(match[2]), int(match[3])

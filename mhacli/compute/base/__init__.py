@@ -1,0 +1,1 @@
+"""What several computations share: setup, devices, taps and head statistics."""

@@ -1,0 +1,289 @@
+"""From the sums that a pass found to what is said of each head: means, extremes, and the same for uniform attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mhacli.attention.tiled.conditions import Matches, matcher
+from mhacli.attention.tiled.scores import Grid, Shares, uniform
+from mhacli.attention.tiled.statistics import (
+    Asked,
+    Statistics,
+    distances_folded,
+    entropy_share,
+    mean_over,
+    shares_of,
+    summarise,
+    window_of,
+)
+from mhacli.attention.tiled.tiles import visible_keys
+from mhacli.compute.base.token_axes import Axes
+from mhacli.results.record.checkpoint import SpanTokens
+from mhacli.results.record.heads import (
+    MAX_LARGEST,
+    MAX_SINKS,
+    NEAR,
+    SINK_SHARE,
+    SINK_TOKENS,
+    Averages,
+    HeadStatistics,
+    Sink,
+    StrongCell,
+    is_sink,
+    with_kind,
+)
+from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.conditions import Pattern
+
+MAP_CELLS = 192
+"""Cells of a map along its longer side, at most."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Uniform attention over the visible keys: how many each query sees, and its statistics. Head axes of 1 hold for all."""
+
+    visible: Float[Tensor, "batch _head query"]
+    statistics: Statistics
+
+    def of_heads(self, heads: range) -> Baseline:
+        """The baseline of some heads."""
+        if self.visible.shape[1] == 1:
+            return self
+        span = slice(heads.start, heads.stop)
+        return Baseline(self.visible[:, span], self.statistics.of_heads(span))
+
+
+def block_of(longest: int) -> int:
+    """How many queries and keys make a cell of a map: the least power of two that leaves at most `MAP_CELLS`."""
+    return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
+
+
+def make_asked(
+    axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
+) -> Asked:
+    """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
+
+    `spans` are the tokens of named parts, which are parts of the queries' texts and of the keys'.
+    """
+    places = axes.on_keys([text.places for text in axes.keys], -1)
+    k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
+    return Asked(
+        block=block_of(max(axes.q_len, axes.k_len)),
+        q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
+        k_tokens=k_tokens,
+        before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
+        first=places == 0,
+        leading=(places >= 0) & (places < sink_tokens),
+        is_self=axes.is_self,
+        matches=tuple(_matches(pattern, axes) for pattern in patterns),
+        q_spans=_marked(spans, [len(t.ids) for t in axes.queries], axes.on_queries) if spans else None,
+        k_spans=_marked(spans, [len(t.ids) for t in axes.keys], axes.on_keys) if spans else None,
+    )
+
+
+def _marked(
+    spans: Sequence[SpanTokens], lengths: Sequence[int], placed: Callable[[list[list[int]], int], Tensor]
+) -> Bool[Tensor, "batch span idx"]:
+    """Which columns belong to each span."""
+    rows = []
+    for span in spans:
+        own = [set(tokens) for tokens in span.tokens]
+        rows.append(placed([[int(i in of) for i in range(n)] for of, n in zip(own, lengths, strict=True)], 0) > 0)
+    return torch.stack(rows, dim=1)
+
+
+def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
+    """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
+
+    def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
+        q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=axes.device) for s in (queries, keys))
+        holds = matcher(pattern, q_tokens, k_tokens, axes.id_of)
+        first_q, first_k = axes.first_query(b), axes.first_key(b)
+        return lambda q_idx, k_idx: holds(q_idx - first_q, k_idx - first_k)
+
+    pairs = zip(axes.queries, axes.keys, strict=True)
+    return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
+
+
+def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
+    """What the same questions find of uniform attention over the same visible keys."""
+    visible = visible_keys(pattern)
+    visible = visible.expand(pattern.shape[0], -1, -1)
+    shares = uniform(visible, pattern.shape[3], pattern.allowed)
+    return Baseline(visible, summarise(shares, asked, visible=visible, lift=_ANY))
+
+
+_ANY = 0.5
+"""Of uniform attention, which gives each visible key its uniform share, a half of that: so all queries count that see a key."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of some heads of a run: statistics, the largest score of each query, the pattern to ask
+    for more, and the share of each query that goes to a learned sink, where there is one."""
+
+    heads: range
+    statistics: Statistics
+    top_score: Float[Tensor, "batch head query"]
+    pattern: Shares
+    sink_mass: Float[Tensor, "batch head query"] | None = None
+
+
+def head_statistics(
+    found: Found, baseline: Baseline, axes: Axes, *, sink_share: float = SINK_SHARE
+) -> tuple[HeadStatistics, ...]:
+    """What is said of each of the heads, its kind among it."""
+    zero = axes.q_len - 1
+    offsets = _offsets(found.statistics, baseline.statistics, zero)
+    outcomes = baseline.visible if found.sink_mass is None else baseline.visible + (baseline.visible > 0)
+    own = _averages(found.statistics, outcomes, zero, offsets)
+    uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
+    said = []
+    for index, head in enumerate(found.heads):
+        score, where = _top(found, index)
+        of_head = HeadStatistics(
+            head=head,
+            **vars(own[index]) | {"learned_sink": _learned_sink(found, index)},
+            max_score=score,
+            max_score_at=None if where is None else _own_place(where, axes),
+            sinks=_sinks(found, baseline, index, sink_share, axes),
+            largest=_largest(found, baseline, index, axes),
+            uniform=uniformly[index],
+        )
+        said.append(with_kind(of_head))
+    return tuple(said)
+
+
+def _learned_sink(found: Found, index: int) -> float | None:
+    """The mean share of a learned sink, over the queries that see a key."""
+    if found.sink_mass is None:
+        return None
+    return finite(found.sink_mass[:, index].double()[has_keys(found.statistics)[:, index]].mean().item())
+
+
+def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
+    """Which queries see a key at all: the shares of the others are all 0."""
+    return statistics.mass > 0
+
+
+def _offsets(own: Statistics, uniformly: Statistics, zero: int) -> Int[Tensor, " head"]:
+    """For each head the signed distance with the most mass beyond uniform attention, neither 0 nor −1, as an index; −1 where
+    none has more."""
+    excess = own.profile.double().sum(dim=0) - uniformly.profile.double().sum(dim=0)
+    excess[:, max(0, zero - 1) : zero + 1] = 0.0
+    most, offsets = excess.max(dim=1)
+    return torch.where(most > _NOTHING, offsets, -1)
+
+
+_NOTHING = 1e-6
+"""Mass that may be rounding."""
+
+
+def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
+    """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
+    seen = has_keys(sums).expand(-1, len(offsets), -1)
+    n = seen.sum(dim=(0, 2)).double()
+    wide = {name: getattr(sums, name).double().expand(-1, len(offsets), -1) for name in _PER_QUERY}
+    profile = sums.profile.double().sum(dim=0).expand(len(offsets), -1)
+    folded = distances_folded(profile, zero)
+    entropy = wide["entropy"]
+    rows = {
+        "entropy": mean_over(entropy, seen),
+        "entropy_share": mean_over(entropy_share(entropy, visible), seen & (visible > 1)),
+        "effective_keys": mean_over(entropy.exp(), seen),
+        "participation": mean_over(torch.where(seen, 1 / wide["squares"], 0.0), seen),
+        "distance": mean_over(wide["distance"], seen),
+        "sink": mean_over(wide["first"], seen),
+        "leading": mean_over(wide["leading"], seen),
+        "diagonal": profile[:, zero] / n,
+        "previous": (profile[:, zero - 1] if zero else torch.zeros_like(n)) / n,
+        "near": folded[:, : NEAR + 1].sum(dim=1) / n,
+        "at_offset": torch.where(
+            offsets < 0, torch.nan, profile.gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
+        ),
+    }
+    rows |= {name: getattr(sums, name).sum(dim=0).expand(len(offsets)) / n for name in ("duplicate", "induction")}
+    matched = sums.matched.sum(dim=0).expand(len(offsets), -1) / n[:, None]
+    numbers = {name: row.tolist() for name, row in rows.items()}
+    windows = {name: window_of(folded, share).tolist() for name, share in _WINDOWS.items()}
+    is_known = (n > 0) & folded.isfinite().all(dim=1)
+    return [
+        Averages(
+            **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
+            **{name: row[head] if is_known[head] else None for name, row in windows.items()},
+            offset=None if offsets[head] < 0 else int(offsets[head]) - zero,
+            patterns=tuple(map(finite, matched[head].tolist())),
+        )
+        for head in range(len(offsets))
+    ]
+
+
+_PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
+_WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
+
+
+def _top(found: Found, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
+    """The largest score of a head, and its sequence, query and key, counted with padding."""
+    scores = found.top_score[:, index]
+    place = int(scores.nan_to_num(nan=-torch.inf).argmax())
+    batch, query = divmod(place, scores.shape[1])
+    row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))
+    score = finite(scores[batch, query].item())
+    return score, None if score is None else (batch, query, int(row.argmax()))
+
+
+def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
+    """A place counted from the first token of its own text."""
+    batch, query, key = place
+    return batch, query - axes.first_query(batch), key - axes.first_key(batch)
+
+
+def _sinks(found: Found, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
+    """The sinks that get the `least` share of all attention of their sequence, the strongest first."""
+    sinks = []
+    of_all = min(index, baseline.statistics.received.shape[1] - 1)
+    uniformly, seen = baseline.statistics.received[:, of_all], baseline.statistics.lifted[:, of_all]
+    for batch, received in enumerate(found.statistics.received[:, index]):
+        total = received.sum().item()
+        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
+            n_queries = int(seen[batch, key])
+            if not total or not n_queries:
+                continue
+            share, uniform_share = received[key].item() / total, uniformly[batch, key].item() / total
+            often = found.statistics.lifted[batch, index, key].item() / n_queries
+            sink = Sink(batch, key - axes.first_key(batch), share, uniform_share, often, n_queries)
+            sinks += [sink] if is_sink(sink, least) else []
+    return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
+
+
+def _largest(found: Found, baseline: Baseline, index: int, axes: Axes) -> tuple[StrongCell, ...]:
+    """The cells with the greatest share relative to their query's uniform row.
+
+    The best of all cells stand in the rows whose own best is best: only those rows are computed again.
+    """
+    visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
+    lift = torch.where(visible > 1, found.statistics.peak[:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
+    cells = []
+    for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
+        batch, query = divmod(place, lift.shape[1])
+        row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))[0]
+        n_keys = visible[batch, query].item()
+        if n_keys <= 1:
+            continue
+        shares, keys = row.topk(min(MAX_LARGEST, len(row)))
+        for share, key in zip(shares.tolist(), keys.tolist(), strict=True):
+            _, own_query, own_key = _own_place((batch, query, key), axes)
+            cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
+    return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
+
+
+def finite(number: float) -> float | None:
+    """The number, or None where it is NaN or infinite, as records hold it."""
+    return number if math.isfinite(number) else None

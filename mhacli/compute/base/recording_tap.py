@@ -1,0 +1,131 @@
+"""The tap that fills a record: what was seen at each site, and the arrays that are to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.errors import MhaError
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.steps import Parameter, Step, Values
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES, Site
+
+HISTOGRAM_BINS = 16
+SMALL_TENSOR = 64
+"""Tensors of up to this many numbers are shown whole."""
+
+
+class Capture:
+    """A tap that notes shape, layout and (when asked) the numbers of every tensor, and keeps those that are named.
+
+    `parameters` are the shapes of the weights by their names on disk. It checks each shape against `SITES`: a tensor that
+    does not have the axes that its site names is a bug of ours.
+    """
+
+    def __init__(
+        self, facts: Facts, parameters: Mapping[str, tuple[int, ...]], *, keep: Collection[str], values: bool = False
+    ) -> None:
+        self._facts, self._keep, self._values = facts, keep, values
+        self._shapes = parameters
+        self._storages: dict[str, int] = {}
+        self._held: list[Tensor] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.steps: list[Step] = []
+
+    def __call__(self, site: str, tensor: Tensor, **_: Any) -> None:
+        """Notes one tensor."""
+        entry = SITES[site]
+        if tuple(tensor.shape) != entry.shape_for(self._facts):
+            raise AssertionError(
+                f"{site} must have the shape {entry.shape_for(self._facts)}, got {tuple(tensor.shape)}"
+            )
+        self.steps.append(self._step(entry, tensor))
+        if site in self._keep:
+            self.tensors[site] = tensor
+
+    def _step(self, site: Site, tensor: Tensor) -> Step:
+        view_of = self._view_of(site, tensor)
+        return Step(
+            site=site.name,
+            axes=site.axes_for(self._facts),
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            formula=site.formula_for(self._facts),
+            meaning=site.meaning_for(self._facts),
+            layout="copy" if view_of is None and not _is_repeated(tensor) else "view",
+            strides=tuple(tensor.stride()),
+            flops=site.flops(self._facts),
+            bytes=tensor.numel() * tensor.element_size(),
+            view_of=view_of,
+            parameters=tuple(
+                Parameter(name, shape)
+                for name, shape in self._shapes.items()
+                if name.partition(".")[0] in site.parameters
+            ),
+            values=summarise(tensor) if self._values else None,
+        )
+
+    def _view_of(self, site: Site, tensor: Tensor) -> str | None:
+        """The source whose memory the tensor shares. Sources stay alive, so that their memory is not used again."""
+        storage = tensor.untyped_storage().data_ptr()
+        found = next((source for source in site.sources if self._storages.get(source) == storage), None)
+        if any(site.name in other.sources for other in SITES.values()):
+            self._storages[site.name] = storage
+            self._held.append(tensor)
+        return found
+
+
+def _is_repeated(tensor: Tensor) -> bool:
+    """Whether rows stand for others without memory of their own: an expanded tensor, with strides of 0."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def summarise(tensor: Tensor) -> Values:
+    """The one-line summary of a tensor's numbers; moments in float64 over the finite ones, deviation of the population."""
+    tensor = tensor.detach().cpu()  # not every device has float64
+    finite = tensor[torch.isfinite(tensor)].double()
+    n_nan, n_inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()) if tensor.is_floating_point() else 0
+    flat = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
+    numbers = None if flat is None else tuple(x if abs(x) != float("inf") and x == x else None for x in flat)
+    if not finite.numel():
+        return Values(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
+    low, high = finite.min().item(), finite.max().item()
+    place = (finite - low) / (high - low) * HISTOGRAM_BINS if high > low else torch.zeros_like(finite)
+    counts = torch.bincount(place.long().clamp(0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS).tolist()
+    return Values(
+        low,
+        high,
+        finite.mean().item(),
+        finite.std(correction=0).item(),
+        tuple(counts),
+        n_nan,
+        n_inf,
+        numbers,
+    )
+
+
+def to_array(tensor: Tensor) -> Array:
+    """The tensor in numpy, on the CPU; 16-bit floats, which not all readers know, widened to float32 (exactly)."""
+    wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    array: Array = wide.detach().cpu().numpy()
+    return array
+
+
+def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
+    """Raises `MhaError` naming the heads whose dot products are not finite, or else saying that the output is not."""
+    if torch.isfinite(qk).all() and torch.isfinite(out).all():
+        return
+    bad = ~torch.isfinite(qk)
+    heads = bad.flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
+    named = f"head {heads[0]}" if len(heads) == 1 else f"heads {', '.join(map(str, heads))}"
+    subject = f"the dot products q·k of {named}" if heads else "the output"
+    n_bad = int(bad.sum()) if heads else int((~torch.isfinite(out)).sum())
+    raise MhaError(
+        f"{subject} must be finite in {dtype}, got {n_bad} NaN or Inf",
+        hint="--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway",
+        code="not-finite",
+    )

@@ -1,0 +1,270 @@
+"""A run made ready: device, weights, ids, mask, so that the same computation can be run again and observed each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mhacli.attention import masks
+from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
+from mhacli.attention.layer import KeyRows, Places, Projected, Rows, added_positions, embed_tokens, place_rows
+from mhacli.attention.masks import Mask
+from mhacli.attention.routes import ROUTES, Reading
+from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
+from mhacli.attention.weights import layer_file as weights
+from mhacli.attention.weights.layer_file import Layer
+from mhacli.checkpoints.mha_weights import LayerFile
+from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.compute.base.devices import choose_device, environment
+from mhacli.compute.base.token_axes import Axes
+from mhacli.errors import MhaError
+from mhacli.io.safetensors import tensors_of
+from mhacli.requests.plan import facts_of
+from mhacli.results.record.steps import Environment, TokenSequence
+from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
+from mhacli.text.encode import Encoded
+
+_INPUT_STREAM = 1 << 63
+"""Added to the seed for random rows, so that they are not the numbers that the weights are made of."""
+
+
+class Context(NamedTuple):
+    """The other text of cross-attention: ids, −1 for padding, and places."""
+
+    ids: Int[Tensor, "batch key"]
+    places: Places
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run needs, on its device. `config.device` is the device that was chosen.
+
+    `ids` are −1 for padding; `places` are the rows' places in their own texts; `random` are the rows that stand in for
+    embedded tokens, where the config asks for them.
+    """
+
+    config: Config
+    encoded: Encoded
+    facts: Facts
+    layer: Layer
+    ids: Int[Tensor, "batch query"]
+    places: Places
+    context: Context | None
+    random: Float[Tensor, "batch query d_input"] | None
+    allowed: Allowed | None
+    bias: Float[Tensor, "..."] | None
+    environment: Environment
+    weights: str | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.ids.device
+
+    @property
+    def axes(self) -> Axes:
+        """What stands on the axes: the texts, or a text and its context."""
+        ids = self.encoded.vocabulary.id_of
+        return Axes(
+            queries=self.encoded.sequences,
+            keys=self.encoded.context or self.encoded.sequences,
+            q_len=self.facts.q_len,
+            k_len=self.facts.k_len,
+            side=self.config.padding,
+            is_self=self.encoded.context is None,
+            id_of=lambda word: ids.get(word, -1),
+            dtype=self.config.dtype,
+            device=self.device,
+        )
+
+    def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
+        """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
+        self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        x, context, places = self._inputs(tap)
+        return ROUTES[route](self.layer.attention, Reading(x, context, self.allowed, self.bias, places), tap)
+
+    def heads(self, tap: Tap = no_tap) -> Projected:
+        """Queries, keys and values by head, as attention reads them; no score is computed."""
+        x, context, places = self._inputs(tap)
+        return self.layer.attention.projected(x, context, places=places, tap=tap)
+
+    def scores(self, q: Tensor, k: Tensor) -> Scores:
+        """What softmax is taken of, for all heads, as a question."""
+        allowed, bias = self.allowed, None
+        if self.config.positions == "alibi":
+            key_places = self.places if self.context is None else torch.arange(k.shape[2], device=k.device)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            bias = distance_bias(self.config.n_heads, self.places, key_places, dtype=wide)
+        if self.bias is not None:
+            forbids = self.bias.isneginf()
+            if bool(forbids.any()):
+                given = masks.from_tensor(~forbids)
+                allowed = given if allowed is None else masks.both(allowed, given)
+            added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
+            bias = added if bias is None else sum_of_biases(added, bias)
+        scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
+        return Scores(q, k, scale, self.config.softcap, bias, allowed)
+
+    def _inputs(self, tap: Tap) -> tuple[Rows, KeyRows | None, Places | None]:
+        """What the layer reads, and the places of its rows: those of a context count from 0."""
+        x = self.rows(tap)
+        if self.context is None:
+            return x, None, self.places
+        content, added = self.context_content(self.context), self.added(self.context.places)
+        context = place_rows(content, added, real=self.context.ids >= 0)
+        tap("context", context)
+        return x, context, None
+
+    def rows(self, tap: Tap = no_tap) -> Rows:
+        """What the layer reads: embedded tokens or random rows, with positions where those are added."""
+        return place_rows(self.content(tap), self.added(self.places), real=self.ids >= 0, tap=tap)
+
+    def content(self, tap: Tap = no_tap) -> Rows:
+        """What the rows say without their positions: embedded tokens, or random numbers in their place."""
+        if self.random is None:
+            return embed_tokens(self.ids, self.layer.embedding, tap=tap)
+        tap("random", self.random)
+        return self.random
+
+    def context_content(self, context: Context) -> Float[Tensor, "batch key d_input"]:
+        """The same of the context."""
+        return embed_tokens(context.ids, self.layer.embedding)
+
+    def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
+        """What positions add to rows at these places; None where they act elsewhere."""
+        return added_positions(
+            places,
+            self.facts.size("d_input"),
+            positions=self.config.positions,
+            dtype=self.layer.embedding.dtype,
+            table=self.layer.position_table,
+        )
+
+    def visible(self) -> Bool[Tensor, "#batch #head query key"]:
+        """Which cells may be attended to: the mask, less what the bias sets to −∞."""
+        q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
+        cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
+        if cells is None:
+            cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
+
+
+def make_setup(
+    encoded: Encoded, config: Config, *, source: LayerFile | None = None, allow_nonfinite: bool = False
+) -> Setup:
+    """A run made ready from a resolved config: with the weights of `source`, or new ones from the seed.
+
+    Raises `MhaError` when the device is missing or the weights do not fit the vocabulary.
+    """
+    device, facts = choose_device(config.device), facts_of(encoded, config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if source is None:
+        layer = weights.new_layer(config, len(encoded.vocabulary.tokens))
+    else:
+        layer = weights.from_file(source, allow_nonfinite=allow_nonfinite)
+    _require_vocabulary(encoded, layer, source)
+    context = None
+    if encoded.context is not None:
+        context = Context(_ids(encoded.context, facts, device), _places(encoded.context, facts, device))
+    return Setup(
+        config=replace(config, device=str(device)),
+        encoded=encoded,
+        facts=facts,
+        layer=layer.to(device),
+        ids=_ids(encoded.sequences, facts, device),
+        places=_places(encoded.sequences, facts, device),
+        context=context,
+        random=None if config.random is None else _random_rows(config, device),
+        allowed=make_mask(encoded, facts, device),
+        bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
+        environment=environment(device, config.device),
+        weights=None if source is None else source.path,
+    )
+
+
+def _require_vocabulary(encoded: Encoded, layer: Layer, source: LayerFile | None) -> None:
+    have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
+    if source is not None and have != need and source.config.random is None:
+        raise MhaError(
+            f"the vocabulary must have as many entries as embed.weight of {source.path} has rows, {have}, got {need}",
+            hint="--vocab FILE gives the vocabulary that the weights were made with",
+            code="bad-file",
+            path=source.path,
+        )
+
+
+def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Int[Tensor, "batch length"]:
+    """Ids, −1 where a shorter sequence is filled up."""
+    return _filled([sequence.ids for sequence in sequences], -1, facts, device)
+
+
+def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:
+    """The place of each row in its own text: one row for all sequences where they begin together."""
+    if facts.own_places:
+        return _filled([sequence.places for sequence in sequences], 0, facts, device)
+    return torch.arange(max(len(sequence.ids) for sequence in sequences), device=device)
+
+
+def _filled(
+    rows: Sequence[Sequence[int]], value: int, facts: Facts, device: torch.device
+) -> Int[Tensor, "batch length"]:
+    """Rows of different lengths as one tensor, filled up with `value` on the side that the config says."""
+    longest = max(map(len, rows))
+    fill = [[value] * (longest - len(row)) for row in rows]
+    is_left = facts.config.padding == "left"
+    full = [[*more, *row] if is_left else [*row, *more] for row, more in zip(rows, fill, strict=True)]
+    return torch.tensor(full, dtype=torch.int64, device=device)
+
+
+def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
+    """Rows from the config's distribution: normal with deviation 1, or uniform from 0 to 1. The weights have another stream."""
+    shape = (*(config.random or (1, 1)), config.d_input or config.d_model)
+    generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
+    draw = torch.randn if config.distribution == "normal" else torch.rand
+    return draw(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=getattr(torch, config.dtype))
+
+
+def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
+    """The score bias of a file, in the dtype that scores have. −∞ in it means not allowed; NaN and +∞ are refused."""
+    from safetensors.torch import load
+
+    source = read_bias_file(where, facts)
+    found = tensors_of(source.file, load)[source.name]
+    bias = found.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
+    if not allow_nonfinite:  # −∞ is meant only where the file says it, not where a number is too large for the dtype
+        weights.require_finite({source.name: bias.masked_fill(found.isneginf(), 0.0)}, source.file.path)
+    return bias.to(device)
+
+
+def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed | None:
+    """Only real keys, only for real queries, and what the config forbids: every rule must allow a cell. None: all is allowed."""
+    config, keys = facts.config, encoded.context or encoded.sequences
+
+    def padding(sequences: Sequence[TokenSequence], of: Literal["key", "query"]) -> Allowed:
+        lengths = torch.tensor([len(sequence.ids) for sequence in sequences], device=device)
+        longest = facts.k_len if of == "key" else facts.q_len
+        return masks.padding(lengths, config.padding, padded_len=longest, of=of)
+
+    rules = [padding(keys, "key"), padding(encoded.sequences, "query")] if facts.padded else []
+    rules += _order(config, _places(keys, facts, device))
+    if facts.packed:
+        rules.append(
+            masks.documents(*(_filled([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
+        )
+    return masks.both(*rules) if rules else None
+
+
+def _order(config: Config, places: Places) -> list[Mask]:
+    """What the places of a query and a key allow: causality, a window and its sinks, and the prefix that all see."""
+    rules = [masks.causal()] if config.causal or config.prefix is not None else []
+    if config.window is not None:
+        near = masks.window(*config.window)
+        rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
+    return rules if config.prefix is None else [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]

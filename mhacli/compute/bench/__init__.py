@@ -1,0 +1,1 @@
+"""The timing of attention backends: `mha bench`."""

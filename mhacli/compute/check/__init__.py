@@ -1,0 +1,1 @@
+"""The examination of somebody's attention: `mha check`."""

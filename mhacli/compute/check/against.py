@@ -1,0 +1,381 @@
+"""Two implementations of attention side by side: the same weights, the same inputs, and how far apart they are."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.usercode.arguments import role_of
+from mhacli.adapters.usercode.build.build import is_factory
+from mhacli.adapters.usercode.build.constructor import parameters_of
+from mhacli.adapters.usercode.casting import cast
+from mhacli.adapters.usercode.find.target import find_target
+from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.subject import Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.weights.parameters import parts_of
+from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
+from mhacli.attention.mistakes.stages import Projection
+from mhacli.compute.check.diagnosis.candidates import head_counts
+from mhacli.compute.check.first_difference import Forms, departure
+from mhacli.compute.check.inputs import TOLERANCE, Draw, ask
+from mhacli.compute.check.prepare import arguments_of, randomised, ready
+from mhacli.errors import MhaError
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding
+
+_SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
+"""What the other is built with too where the first has it by default: rows must fit both."""
+_MOST_TRANSFERS = 24
+"""In how many ways weights are carried over before the two are said to differ."""
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """How far two answers to the same input are apart, relative to the tolerance; `scene` names the input, which is `inputs`
+    with its masks in their `forms`."""
+
+    scene: str
+    difference: float
+    tolerance: float
+    shape: tuple[int, ...] = ()
+    inputs: Inputs | None = None
+    forms: tuple[Forms, Forms] = (Forms(), Forms())
+
+    @property
+    def ok(self) -> bool:
+        """Whether that is rounding."""
+        return self.difference <= self.tolerance
+
+
+def compare(request: CheckRequest, stage: Stage) -> Examination:
+    """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
+    assert request.against is not None
+    one = ready(request.of, stage)
+    other = _other(request.against, _told(one), stage)
+    _require_alike(one, other, request)
+    stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
+    best: list[_Gap] = []
+    how, pair = Choice("weights", "there are no weights to carry over"), (one, other)
+    for mine, theirs, said in _pairs(one, other, request):
+        gaps = list(_gaps(mine, theirs, request.of.seed))
+        if not best or _worst(gaps) < _worst(best):
+            best, how, pair = gaps, said, (mine, theirs)
+        if all(gap.ok for gap in gaps):
+            break
+    parting = _parting(best, pair, request.of.seed)
+    findings = _findings(best, pair, request, parting)
+    return Examination(
+        verdict="wrong" if findings else "right",
+        target=request.of.target,
+        called=one.described,
+        arguments=arguments_of(one.built),
+        findings=findings,
+        departure=parting,
+        choices=(
+            how,
+            Choice("built", f"the other is {_built(other)}"),
+            Choice("called", f"the other is called {other.described}"),
+        ),
+        probes=(),
+        comparison=Comparison(
+            request.against.target,
+            str(one.dtype).removeprefix("torch."),
+            len(best),
+            _finite(max((gap.difference for gap in best), default=math.inf)),
+            min((gap.tolerance for gap in best), default=TOLERANCE),
+        ),
+        against=request.against.target,
+        not_examined=tuple(dict.fromkeys((*one.untried, *other.untried))),
+    )
+
+
+def _told(subject: Subject) -> tuple[tuple[str, str], ...]:
+    """The arguments of the first that the other is built with too: those that were given or guessed, and every size."""
+    return tuple(
+        (argument.name, argument.value)
+        for argument in arguments_of(subject.built)
+        if argument.origin != "default" or (role_of(argument.name) in _SIZES and argument.value.isdigit())
+    )
+
+
+def _other(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> Subject:
+    """The other, ready to be asked. Raises `MhaError`, whose hint speaks of its own options."""
+    try:
+        return ready(_as_it_calls_them(request, told, stage), stage)
+    except MhaError as fault:
+        fault.hint = fault.hint and re.sub(r"--(?=(call-)?arg\b)", "--against-", fault.hint)
+        raise
+
+
+def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> TargetRequest:
+    """The request with the arguments of the first, `told`, by the names that the other has for them, `num_heads` for `n_heads`;
+    what it has no name for is left out, and its own come first."""
+    stage(f"importing {request.target}")
+    thing = find_target(request.target).thing
+    is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
+    names = [p.name for p in parameters_of(thing).named] if is_built else []
+    roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
+    renamed = []
+    for name, value in told:
+        role = role_of(name)
+        own = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
+        renamed += [] if own is None else [(own, value)]
+    return replace(request, arguments=tuple((dict(renamed) | dict(request.arguments)).items()))
+
+
+def _built(subject: Subject) -> str:
+    """How the other was built, as its author would write it."""
+    given = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
+    return f"{subject.built.name}({', '.join(f'{one.name}={one.value}' for one in given)})"
+
+
+def _require_alike(one: Subject, other: Subject, request: CheckRequest) -> None:
+    """Raises `MhaError` where no input fits both."""
+    assert request.against is not None
+    if one.is_function != other.is_function:
+        raise MhaError(
+            "both must project rows, or both read q, k and v as they are, got one of each",
+            code="cannot-compare",
+        )
+    if not one.is_function and one.sizes.d_in != other.sizes.d_in:
+        raise MhaError(
+            f"{request.against.target} must read rows as wide as {request.of.target}, {one.sizes.d_in}, got {other.sizes.d_in}",
+            hint="--arg is given to both, by the name that each has for it; --against-arg NAME=VALUE to the other alone",
+            code="cannot-compare",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- the weights
+
+
+def _pairs(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tuple[Subject, Subject, Choice]]:
+    """Both with the same weights, in every way in which those of the one can be those of the other."""
+    mine, theirs = one.built.module, other.built.module
+    if mine is None or theirs is None or not list(theirs.parameters()):
+        yield one, other, Choice("weights", "there are no weights to carry over")
+        return
+    try:
+        yield from _carried(one, other, request)
+    except MhaError:  # a bias that the other has not, for instance: what it has can be carried the other way
+        yield from ((first, second, said) for second, first, said in _carried(other, one, request))
+
+
+def _carried(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tuple[Subject, Subject, Choice]]:
+    """Both with random weights of the first."""
+    assert one.built.module is not None
+    assert other.built.module is not None
+    source = cast(randomised(one.built.module, request.of.seed), one.dtype)
+    for made, said in _transferred(source, other.built.module, one, other, request):
+        yield one.of(source, one.dtype), other.of(cast(made, other.dtype), other.dtype), said
+
+
+def _transferred(
+    source: nn.Module, target: nn.Module, one: Subject, other: Subject, request: CheckRequest
+) -> Iterator[tuple[nn.Module, Choice]]:
+    shapes = {name: tuple(p.shape) for name, p in source.named_parameters()}
+    if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
+        made = cast(copy.deepcopy(target), torch.float64)
+        made.load_state_dict({**made.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
+        yield made, Choice("weights", "weights are carried over by their names")
+        return
+    count = 0
+    for mine, theirs in product(_readings(source, one, request), _readings(_numbered(target), other, request)):
+        made = cast(copy.deepcopy(target), torch.float64)
+        if count < _MOST_TRANSFERS and _carry(mine, theirs, made):
+            count += 1
+            yield made, Choice("weights", f"weights are carried over: {', '.join(theirs.parts)}")
+    if not count:
+        raise MhaError(
+            "the projections of both must be found to give both the same weights, got shapes or names that do not fit",
+            hint="queries, keys, values and output are found by names such as q_proj, wk, qkv, out_proj",
+            code="cannot-compare",
+        )
+
+
+def _readings(module: nn.Module, subject: Subject, request: CheckRequest) -> list[Reading]:
+    parts = parts_of(module, {})
+    widest = max((max(part.weight.shape) for part in parts), default=1)
+    counts = head_counts(subject.built, module, request, parts_width=widest)
+    widths = [Widths(subject.sizes.d_in, subject.sizes.d_context, *count) for count in counts[:1]]
+    return [reading for width in widths for reading in readings(parts, width)][:_MOST_TRANSFERS]
+
+
+def _numbered(module: nn.Module) -> nn.Module:
+    """A copy whose parameters hold the number of each of their cells, so that a reading of them tells where each lies."""
+    numbered, start = cast(copy.deepcopy(module), torch.float64), 1  # 0 is where a reading has put a zero of its own
+    for parameter in numbered.parameters():
+        parameter.data = torch.arange(start, start + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
+        start += parameter.numel()
+    return numbered
+
+
+def _carry(mine: Reading, theirs: Reading, made: nn.Module) -> bool:
+    """Writes the projections of one reading to the cells that another reading tells. False where shapes do not fit."""
+    flat = torch.cat([parameter.data.flatten() for parameter in made.parameters()])
+    for name in ("q", "k", "v", "out"):
+        given, wanted = getattr(mine.weights, name), getattr(theirs.weights, name)
+        if (given is None) != (wanted is None):
+            return False
+        if given is not None and not _write(given, wanted, flat):
+            return False
+    start = 0
+    for parameter in made.parameters():
+        parameter.data = flat[start : start + parameter.numel()].reshape(parameter.shape)
+        start += parameter.numel()
+    return True
+
+
+def _write(given: Projection, wanted: Projection, flat: Tensor) -> bool:
+    """Writes a projection to its cells. False where it has not their shape, or cannot be written in them."""
+    if given.weight.shape != wanted.weight.shape or not _put(given.weight, wanted.weight, flat):
+        return False
+    if wanted.bias is None:
+        return given.bias is None or not bool(given.bias.any())
+    return _put(torch.zeros_like(wanted.bias) if given.bias is None else given.bias, wanted.bias, flat)
+
+
+def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
+    """Writes numbers to the cells that `wanted` counts from 1; what stands at 0 must be zero, and a cell cannot hold two."""
+    cells, numbers = wanted.detach().flatten().long(), given.detach().flatten().to(torch.float64)
+    if bool(numbers[cells == 0].any()):
+        return False
+    cells, numbers = cells[cells > 0] - 1, numbers[cells > 0]
+    flat[cells] = numbers
+    return torch.equal(flat[cells], numbers)
+
+
+# -------------------------------------------------------------------------------------------------------------- the answers
+
+
+def _gaps(one: Subject, other: Subject, seed: int) -> Iterator[_Gap]:
+    """The differences on inputs that both take: their own rows, another text, masks and padding."""
+    common = replace_sizes(one, other)
+    draw = Draw(common, seed)
+    yield _gap("rows that attend to themselves", one, other, draw.inputs(other=False))
+    if one.takes_context and other.takes_context:
+        yield _gap("fewer queries than keys", one, other, draw.inputs(other=True))
+    inputs = draw.inputs(other=one.takes_context and other.takes_context)
+    if one.mask_forms and other.mask_forms:
+        masked = inputs._replace(allowed=draw.allowed(inputs)[:1])
+        yield _least("a mask", one, other, masked, one.mask_forms, other.mask_forms, "mask")
+    if one.padding_forms and other.padding_forms:
+        padded = inputs._replace(real=draw.real(inputs))
+        yield _least("padding", one, other, padded, one.padding_forms, other.padding_forms, "padding")
+
+
+def replace_sizes(one: Subject, other: Subject) -> Subject:
+    """The first, to be asked with no more tokens or heads than both take."""
+    a, b = one.sizes, other.sizes
+    sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
+    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads), n_rows=min(one.n_rows, other.n_rows))  # type: ignore[type-var]
+
+
+def _least(
+    name: str,
+    one: Subject,
+    other: Subject,
+    inputs: Inputs,
+    mine: Sequence[MaskForm],
+    theirs: Sequence[MaskForm],
+    how: str,
+) -> _Gap:
+    """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
+    gaps = [
+        _gap(name, one, other, inputs, (Forms(**{how: a}), Forms(**{how: b}))) for a, b in product(mine[:4], theirs[:4])
+    ]
+    return min(gaps, key=lambda gap: gap.difference)
+
+
+def _gap(
+    name: str,
+    one: Subject,
+    other: Subject,
+    inputs: Inputs,
+    forms: tuple[Forms, Forms] = (Forms(), Forms()),
+) -> _Gap:
+    try:
+        a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
+    except Exception:  # a form that these sizes do not fit
+        return _Gap(name, math.inf, TOLERANCE)
+    if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
+        a, b = a[inputs.real], b[inputs.real]  # nobody says what padding is to answer
+    finite = a[a.isfinite()]
+    tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return _Gap(name, math.inf, tolerance, tuple(b.shape), inputs, forms)
+    gap = (a - b)[~a.isnan()].abs()
+    return _Gap(name, gap.max().item() if gap.numel() else 0.0, tolerance, (), inputs, forms)
+
+
+def _worst(gaps: Sequence[_Gap]) -> float:
+    return max(gap.difference / gap.tolerance for gap in gaps)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _parting(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], seed: int) -> Departure | None:
+    """Where the two part on the first of the inputs on which they differ; None where that cannot be told."""
+    for gap in gaps:
+        if not gap.ok and gap.inputs is not None:
+            try:
+                return departure(*pair, gap.inputs, gap.forms, seed)
+            except Exception:  # what cannot be watched: operations without end, or tensors of another kind
+                return None
+    return None
+
+
+def _findings(
+    gaps: Sequence[_Gap], pair: tuple[Subject, Subject], request: CheckRequest, parting: Departure | None
+) -> tuple[Finding, ...]:
+    apart = [gap for gap in gaps if not gap.ok]
+    if not apart:
+        return ()
+    assert request.against is not None
+    lines = [f"{gap.scene}: {_words(gap)}" for gap in apart]
+    small = _smallest(*pair, request.of.seed)
+    lines += [] if small is None else [small]
+    lines += [f"{gap.scene}: the same within {gap.tolerance:.2g}" for gap in gaps if gap.ok]
+    return (
+        Finding(
+            code="differs",
+            message=f"{request.of.target} and {request.against.target} answer differently with the same weights",
+            evidence="\n".join(lines),
+            fix=_fix(request, parting),
+            effect="they are not the same layer",
+        ),
+    )
+
+
+def _fix(request: CheckRequest, parting: Departure | None) -> str:
+    """What to look at."""
+    if parting is not None:
+        return f"compare the two lines that make {parting.site}"
+    assert request.against is not None
+    return f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
+
+
+def _smallest(one: Subject, other: Subject, seed: int) -> str | None:
+    """The smallest of a few small inputs on which the two differ."""
+    for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
+        inputs = Draw(replace_sizes(one, other), seed).inputs(other=False, batch=batch, q_len=length, k_len=length)
+        gap = _gap("", one, other, inputs)
+        if not gap.ok and math.isfinite(gap.difference):
+            rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
+            return f"seen with {rows}: {gap.difference:.3g} apart"
+    return None
+
+
+def _words(gap: _Gap) -> str:
+    if math.isinf(gap.difference):
+        return f"other shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
+    return f"largest difference {gap.difference:.3g}, tolerance {gap.tolerance:.2g}"

@@ -1,0 +1,1 @@
+"""The search for the mistake that explains what an attention gives."""

@@ -1,0 +1,328 @@
+"""Which mistakes somebody's attention makes: the catalogue put into the reference, until it gives what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from mhacli.adapters.usercode.call.signature import role_of
+from mhacli.adapters.usercode.subject import MaskForm, Subject
+from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
+from mhacli.attention.mistakes import replacements as replaced
+from mhacli.attention.mistakes.mask_replacements import filled_with, lowered_by
+from mhacli.compute.check.diagnosis.candidates import Candidate
+from mhacli.compute.check.diagnosis.evidence import observe
+from mhacli.compute.check.diagnosis.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, ways_of
+from mhacli.compute.check.diagnosis.surroundings import with_its_surroundings
+from mhacli.compute.check.inputs import Scene, core_scenes, large_scene, mask_scenes, padding_scenes, windows_scene
+from mhacli.results.check import Choice
+
+_LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
+"""How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
+_FINITE = Made(
+    Mistake("", "", "", "", "", stage="mask", site="scores"), Way("forbidden scores are −10⁹", filled_with(-1e9))
+)
+"""No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""
+_ACTING = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_rule", "softmax")
+"""The stages whose mistakes show when a mask is given."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before: whether it is meant to be causal, whether its documentation pairs the columns of rotary positions,
+    whether its source speaks of infinity, which token moves which output, None where that is one of the usual patterns, the
+    forms of masks that agree with what is stated of them, and whether its source speaks of windows."""
+
+    expects_causal: bool = False
+    is_pairing_known: bool = False
+    may_be_infinite: bool = True
+    sees: Tensor | None = None
+    mask_forms: tuple[MaskForm, ...] = ()
+    padding_forms: tuple[MaskForm, ...] = ()
+    has_windows: bool = False
+
+
+class Proof(NamedTuple):
+    """How near a hypothesis with a mistake came to what was answered, in which scenes."""
+
+    error: float
+    tolerance: float
+    scenes: tuple[Scene, ...]
+
+
+@dataclass
+class Diagnosis:
+    """What was found. `made` are the mistakes that together give what was answered, and `proofs` the hypothesis that showed each;
+    `alternatives` are those that give the same. `unexplained` are inputs that no hypothesis explains, `closest` the one that came
+    closest on the first of them. `n_nan_rows` are rows that are NaN where padding stands on the left of its own causal mask;
+    `is_cut_short`: not all pairs of mistakes were tried."""
+
+    candidate: Candidate | None = None
+    made: tuple[Made, ...] = ()
+    alternatives: dict[str, tuple[Made, ...]] = field(default_factory=dict)
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    scenes: list[Scene] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
+    closest: Hypothesis | None = None
+    n_hypotheses: int = 0
+    n_nan_rows: int = 0
+    is_cut_short: bool = False
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the reference alone gives everything that was answered."""
+        return self.candidate is not None and not self.made and not self.unexplained
+
+    def narrow(self, made: Made, left: Sequence[Made]) -> None:
+        """Puts what is left of a mistake and its alternatives in their place."""
+        first, *others = left
+        code = made.mistake.code
+        self.made = tuple(first if one is made else one for one in self.made)
+        self.proofs[first.mistake.code] = self.proofs.pop(code)
+        self.alternatives.pop(code)
+        if others:
+            self.alternatives[first.mistake.code] = tuple(others)
+
+
+def diagnose(
+    subject: Subject, module: nn.Module | None, found: Sequence[Candidate], known: Known, seed: int
+) -> Diagnosis:
+    """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
+    result = Diagnosis(scenes=list(core_scenes(subject, seed)))
+    if not found:
+        return result
+    if not _is_right_layer(result, found):
+        _explain_core(result, with_its_surroundings(found, subject, module, result.scenes[0]), known)
+    if result.candidate is None:
+        result.unexplained.append(result.scenes[0].name)
+        return result
+    general = {form.parameter for form in known.mask_forms}
+    paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else it is asked already
+    for play, forms in (("mask", known.mask_forms), ("padding", paddings)):
+        make = mask_scenes if play == "mask" else padding_scenes
+        for of_one in _of_each_parameter(forms):
+            _explain_masked(result, list(make(subject, seed, of_one)), known)
+    if known.has_windows:
+        _explain_windows(result, subject, seed)
+    for scene in _large_scenes(result, subject, seed):
+        _explain_large(result, subject, scene)
+    _look_at_left_padding(result)
+    return result
+
+
+def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
+    """The forms of each parameter, for each must hide what it says; a bias only where there is nothing else to hide with."""
+    named: dict[str, list[MaskForm]] = {}
+    for form in forms:
+        named.setdefault(form.parameter, []).append(form)
+    masks = [name for name in named if role_of(name) != "bias"]
+    return [tuple(named[name]) for name in masks or named]
+
+
+def _pool(known: Known, candidate: Candidate) -> list[Made]:
+    """The mistakes that can be told from what another author would have chosen."""
+    left_out = set()
+    if not known.expects_causal:
+        left_out.add("causal-missing")
+    if not known.may_be_infinite:
+        left_out.add("mask-not-finite")
+    if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
+        left_out |= {"qkv-order", "qk-swapped"}
+    idle = {"project", "split", "merge", "project_out"} if candidate.layer.weights is None else set()
+    idle |= {"add_bias"} if candidate.layer.bias is None else set()
+    ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
+    if candidate.layer.pairing is None:
+        return [made for made in ways if made.mistake.stage not in ("turn", "turn_values")]
+    return [made for made in ways if known.is_pairing_known or made.way.replacement is not replaced.turned_other]
+
+
+# --------------------------------------------------------------------------------------------------------- without masks
+
+
+def _is_right_layer(result: Diagnosis, found: Sequence[Candidate]) -> bool:
+    """Whether a layer without a mistake gives what was answered."""
+    for candidate in found:
+        hypothesis = tried(candidate.layer, (), result.scenes)
+        if _noted(result, hypothesis):
+            _settle(result, candidate, [hypothesis], result.scenes)
+            return True
+    return False
+
+
+def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+    """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
+    scenes = result.scenes
+    if _is_own_pattern(result, found, known):
+        return
+    for candidate in islice(found, _LAYERS_FOR_ONE):
+        ones = [h for h in singles([candidate.layer], _pool(known, candidate), scenes, ()) if _noted(result, h)]
+        if ones:
+            _settle(result, candidate, ones, scenes)
+            return
+    _try_pairs(result, found, known)
+
+
+def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: Known) -> bool:
+    """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
+    causal does not count."""
+    if known.sees is None or (known.expects_causal and bool(known.sees.triu(1).any())):
+        return False
+    scenes = result.scenes[:1]
+    if not scenes[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
+        return False
+    for candidate in found:
+        hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes)
+        if _noted(result, hypothesis):
+            own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
+            result.scenes = scenes
+            _settle(
+                result,
+                replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own)),
+                [hypothesis],
+                scenes,
+            )
+            return True
+    return False
+
+
+def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+    """Two mistakes at once, as many as can be tried in a few seconds."""
+    n_tried = 0
+    for candidate in islice(found, _LAYERS_FOR_TWO):
+        for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.scenes, ()):
+            if _noted(result, hypothesis):
+                _settle(result, candidate, [hypothesis], result.scenes)
+                return
+            n_tried += 1
+            if n_tried >= _MOST_PAIRS:
+                result.is_cut_short = True
+                return
+
+
+def _noted(result: Diagnosis, hypothesis: Hypothesis) -> bool:
+    """Counts a hypothesis, keeps it if none came closer, and says whether it matches."""
+    result.n_hypotheses += 1
+    if result.closest is None or hypothesis.error < result.closest.error:
+        result.closest = hypothesis
+    return hypothesis.matches
+
+
+def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothesis], scenes: Sequence[Scene]) -> None:
+    """Takes the first of the hypotheses that match; the others are alternatives to its last mistake."""
+    first = matching[0]
+    result.candidate, result.closest = candidate, None
+    fresh = [made for made in first.made if made not in result.made]
+    result.made = first.made
+    tolerance = max(scene.tolerance for scene in scenes)
+    for made in fresh:
+        code = made.mistake.code
+        result.proofs[code] = Proof(first.error * tolerance, tolerance, tuple(scenes))
+        others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
+        if len(fresh) == 1 and others:
+            result.alternatives[code] = tuple(others)
+
+
+# ------------------------------------------------------------------------------------------------------------ with masks
+
+
+def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) -> None:
+    """The form of the mask under which all is well; else the mistake under the likeliest form."""
+    candidate = result.candidate
+    if result.made:  # where a mistake has left nothing but NaN, another cannot be told
+        scenes = [scene for scene in scenes if scene.answer.isfinite().any()]
+    if not scenes or candidate is None:
+        return
+    for scene in scenes:
+        bases = (result.made, (*result.made, _FINITE))
+        if any(_noted(result, tried(candidate.layer, base, [scene])) for base in bases):
+            result.scenes.append(scene)
+            result.choices.append(Choice("mask-form", scene.name))
+            result.closest = None
+            return
+    pool = [made for made in _pool(known, candidate) if made.mistake.stage in _ACTING]
+    for search in (singles, pairs):
+        for scene in scenes:
+            matching = [h for h in search([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+            if matching:
+                result.scenes.append(scene)
+                _settle(result, candidate, _of_whose_padding(matching, scene), [scene])
+                return
+    result.unexplained.append(scenes[0].name)
+
+
+def _explain_windows(result: Diagnosis, subject: Subject, seed: int) -> None:
+    """Which window of a batch of several images each mask hides keys from."""
+    candidate, masked = result.candidate, next((scene for scene in result.scenes if scene.form is not None), None)
+    if candidate is None or masked is None or masked.form is None:
+        return
+    scene = windows_scene(subject, seed, masked.form)
+    if scene is None or tried(candidate.layer, result.made, [scene]).matches:
+        return
+    pool = [made for made in ways_of(MISTAKES) if made.mistake.code == "mask-window-order"]
+    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+    if matching:
+        result.scenes.append(scene)
+        _settle(result, candidate, matching, [scene])
+
+
+def _of_whose_padding(matching: Sequence[Hypothesis], scene: Scene) -> Sequence[Hypothesis]:
+    """The hypotheses, the likelier first: padding that changes the rows of padding is not ignored, it lies along the queries."""
+    first, whole = matching[0], replace(scene, counted=None)
+    if first.made[-1].mistake.code != "padding-ignored" or tried(first.layer, first.made, [whole]).matches:
+        return matching
+    return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
+
+
+def _large_scenes(result: Diagnosis, subject: Subject, seed: int) -> Iterator[Scene]:
+    """The inputs with scores a million times as large, without masks and with each kind of them."""
+    for play in ("mask", "padding"):
+        yield from (large_scene(subject, seed, scene) for scene in result.scenes[:] if scene.play == play)
+    if not any(scene.play == "mask" for scene in result.scenes):
+        yield large_scene(subject, seed, result.scenes[0])
+
+
+def _explain_large(result: Diagnosis, subject: Subject, scene: Scene) -> None:
+    """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
+    candidate = result.candidate
+    assert candidate is not None
+    bases = (result.made, (*result.made, _FINITE))
+    if any(tried(candidate.layer, base, [scene]).matches for base in bases):
+        return
+    sentinel = BY_CODE["mask-sentinel-too-small"]
+    written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-4.0)
+    ways = [
+        way
+        for value in written
+        for way in (
+            Way(f"forbidden scores are set to {value:g}", filled_with(value)),
+            Way(f"{value:g} is added to forbidden scores", lowered_by(value)),
+        )
+    ]
+    pool = [made for made in ways_of(MISTAKES) if made.mistake.code in ("softcap-after-mask", "softmax-overflow")]
+    pool += [Made(sentinel, way) for way in (*ways, *sentinel.ways)]
+    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if h.matches]
+    if matching:
+        result.scenes.append(scene)
+        _settle(result, candidate, matching, [scene])
+
+
+def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]:
+    """The forms that agree with what True is stated to mean; all where nothing is stated."""
+    if means is None:
+        return tuple(forms)
+    return tuple(
+        form for form in forms if form.kind == "lengths" or (form.kind != "additive" and form.true_means == means)
+    )
+
+
+def _look_at_left_padding(result: Diagnosis) -> None:
+    """Counts rows of NaN that it makes of its own causal mask and padding on the left, which leave the first tokens no key."""
+    assert result.candidate is not None
+    padded = next((scene for scene in result.scenes if scene.play == "padding"), None)
+    if padded is not None and result.candidate.layer.causal and not result.made:
+        result.n_nan_rows = int(padded.answer.isnan().any(dim=-1).sum())

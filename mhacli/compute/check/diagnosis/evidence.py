@@ -1,0 +1,262 @@
+"""What shows a mistake: the line where it stands, and the smallest input on which it is seen."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.usercode.subject import Built, Inputs, Operation, Subject
+from mhacli.adapters.usercode.watch.operations import watch
+from mhacli.adapters.usercode.weights.parameters import read_name
+from mhacli.attention.mistakes.stages import Layer, Stages, run
+from mhacli.compute.check.diagnosis.hypotheses import difference
+from mhacli.compute.check.inputs import HIDDEN, Draw, Play, Scene, ask, make_scene
+from mhacli.results.check import Departure
+
+SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
+_SHAPING = (
+    "view",
+    "reshape",
+    "unflatten",
+    "flatten",
+    "transpose",
+    "permute",
+    "swapaxes",
+    "cat",
+    "stack",
+    "contiguous",
+    "einsum",
+)
+_CUTTING = ("chunk", "split", "unbind", "tensor_split", "getitem")
+_PREFERRED: Mapping[str, tuple[str, ...]] = {
+    "q": _SHAPING[:3], "k": _SHAPING[:3], "v": _SHAPING[:3], "concat": (*_SHAPING[:4], "cat", "mean", "sum"),
+}  # fmt: skip
+_OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "dropout-in-eval": ("dropout", "scaled_dot_product_attention"),
+    "dropout-not-rescaled": ("bernoulli", "bernoulli_", "rand_like", "rand", "dropout"),
+    "causal-off-by-one": ("tril", "triu"),
+    "causal-transposed": ("tril", "triu"),
+    "causal-top-left": ("tril", "triu", "scaled_dot_product_attention"),
+    "mask-sentinel-too-small": ("masked_fill", "masked_fill_", "where"),
+    "gqa-tiled": ("repeat", "tile", "cat", "expand"),
+    "qkv-order": ("chunk", "split", "unbind", "tensor_split"),
+}
+"""The operations that a mistake is made by, whatever their result."""
+MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
+_IN_SOURCE = {
+    "causal-off-by-one": r"tril|triu",
+    "causal-transposed": r"tril|triu",
+    "causal-top-left": r"tril|triu|is_causal",
+    "mask-inverted": r"masked_fill|where\(",
+    "dropout-in-eval": r"dropout\(",
+    "dropout-not-rescaled": r"rand|bernoulli",
+    "state-kept-between-calls": r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
+}
+"""What to look for in the source where no operation tells, such as a mask that was made beforehand."""
+
+
+class Line(NamedTuple):
+    """A line of the author's source."""
+
+    file: str | None = None
+    number: int | None = None
+    source: str = ""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether torch's own fused function stands there."""
+        return "scaled_dot_product_attention" in self.source
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Operations of one run of somebody's attention, and what the reference makes at each site on the same input."""
+
+    operations: tuple[Operation, ...]
+    sites: Mapping[str, Tensor]
+
+    def line_of(self, site: str) -> Line:
+        """The line that makes what the reference makes at a site, or at the first later one that the author makes too."""
+        for later in SITES[SITES.index(site) :] if site in SITES else ():
+            operation = self._maker(later)
+            if operation is not None:
+                return Line(operation.file, operation.line, operation.source)
+        return Line()
+
+    def line_by(self, names: Sequence[str]) -> Line:
+        """The line of the first operation of one of these names, the likeliest first."""
+        placed = [op for op in self.operations if op.line is not None]
+        found = next((op for name in names for op in placed if op.name == name), None)
+        return Line() if found is None else Line(found.file, found.line, found.source)
+
+    def lines_for(self, code: str, sites: Sequence[str], built: Built) -> list[Line]:
+        """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
+        by_name = self.line_by(_OPERATIONS.get(code, ()))
+        if by_name.number is not None:
+            return [by_name]
+        in_source = line_in_source(built, code)
+        if in_source.number is not None or not sites:
+            return [in_source]
+        return list(dict.fromkeys(self.line_of(site) for site in sites))
+
+    def numbers_below(self, bound: float) -> list[float]:
+        """Finite numbers below a bound that operations were given, each once, such as what is put in a mask's place."""
+        masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
+        given = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
+        given += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        return list(dict.fromkeys(float(value) for value in given if -1e7 < value < bound))
+
+    def _maker(self, site: str) -> Operation | None:
+        wanted = self.sites.get(site)
+        if wanted is None:
+            return None
+        making = [op for op in self.operations if op.line is not None and _same_numbers(op.output, wanted)]
+        preferred = [op for op in making if op.name in _PREFERRED.get(site, ())]
+        if site in _PREFERRED and not preferred:
+            preferred = [op for op in making if op.name in _SHAPING]
+        if site in ("q_proj", "k_proj", "v_proj"):  # of two that are made alike, the one that is named so
+            preferred = [op for op in making if site[0] in (read_name(name)[0] for name in _targets(op.source))]
+        return next(iter(preferred or making), None)
+
+    def departure(self) -> Departure:
+        """The first site whose numbers the author never makes, and the last before it that is shared."""
+        shared = None
+        for site in SITES:
+            if site not in self.sites:
+                continue
+            if not any(_same_numbers(op.output, self.sites[site]) for op in self.operations):
+                line = Line() if shared is None else self._after(shared)
+                return Departure(site, shared, line.file, line.number, line.source)
+            shared = site
+        return Departure("out", shared)
+
+    def _after(self, site: str) -> Line:
+        """The line of the first operation behind the one that makes a site."""
+        maker = self._maker(site)
+        behind = [] if maker is None else list(self.operations[self.operations.index(maker) + 1 :])
+        found = next((op for op in behind if op.line is not None and op.name not in _SHAPING), maker)
+        return Line() if found is None else Line(found.file, found.line, found.source)
+
+
+def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in any order and layout, or one the numbers of the other's first head."""
+    if not made.is_floating_point():
+        return False
+    mine = made.detach().to("cpu", torch.float64).flatten()
+    for theirs in (wanted, wanted[:, 0] if wanted.ndim == 4 else wanted):
+        if theirs.numel() == mine.numel():
+            a, b = (_lowest_as_infinite(t) for t in (mine.sort().values, theirs.flatten().sort().values))
+            if torch.equal(a.isfinite(), b.isfinite()):
+                a, b = a[a.isfinite()], b[b.isfinite()]
+                return bool(not a.numel() or (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1e-30))
+    return False
+
+
+def _lowest_as_infinite(numbers: Tensor) -> Tensor:
+    """With −10⁹ and the like as −∞."""
+    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
+
+
+def observe(subject: Subject, layer: Layer, stages: Stages, scene: Scene) -> Observed:
+    """One run of a scene's input, watched, beside the reference's own."""
+    files = [] if subject.built.file is None else [subject.built.file]
+    _, operations = watch(lambda: ask(subject, scene.inputs, scene.form, scene.padding), files)
+    sites: dict[str, Tensor] = {}
+
+    def keep(site: str, tensor: Tensor, **where: Any) -> None:
+        sites[site] = tensor
+
+    run(stages, layer, scene.rows, tap=keep)
+    return Observed(operations, sites)
+
+
+def line_in_source(built: Built, code: str) -> Line:
+    """The line of its source that looks like a mistake of this code, in what is called first; nothing where none does."""
+    pattern = _IN_SOURCE.get(code)
+    for part in (getattr(built.thing, "forward", None), built.thing):
+        try:
+            lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            continue
+        for number, line in enumerate(lines, first):
+            plain = line.split("#")[0]
+            if pattern and not plain.lstrip().startswith(("def ", "class ", '"')) and re.search(pattern, plain):
+                return Line(built.file, number, line.strip())
+    return Line()
+
+
+def unpacks_in_order(operations: Sequence[Operation], order: str) -> bool | None:
+    """Whether the line that cuts a fused projection names its parts in the order that the projection has; None where no such
+    line is seen."""
+    for operation in operations:
+        if operation.name in _CUTTING and operation.source:
+            names = _targets(operation.source)
+            letters = "".join(name.lower().lstrip("x_")[:1] for name in names)
+            if sorted(letters) == sorted(order):
+                return letters == order
+    return None
+
+
+def _targets(source: str) -> list[str]:
+    """The names that a line assigns."""
+    try:
+        parsed = ast.parse(source.strip())
+    except SyntaxError:
+        return []
+    statement = parsed.body[0] if parsed.body else None
+    if not isinstance(statement, ast.Assign):
+        return []
+    target = statement.targets[0]
+    return [one.id for one in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(one, ast.Name)]
+
+
+class Smallest(NamedTuple):
+    """The smallest input on which the reference and the module differ."""
+
+    batch: int
+    q_len: int
+    k_len: int
+    difference: float
+    largest: float
+
+
+_SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
+
+
+def smallest(subject: Subject, layer: Layer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
+    """The smallest input, of the kind of a scene, whose output is not that of the layer with these stages; None where none of a
+    few small ones is. What raises on an input does not count."""
+    is_other = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
+    for batch, q_len, k_len in _SMALL:
+        if q_len != k_len and not is_other:
+            continue
+        try:
+            scene = _small(like.play, subject, like, seed, (batch, q_len, k_len), other=like.inputs.keys is not None)
+            if layer.bias is not None:
+                layer.bias(scene.rows)  # which raises where it cannot be read at this size
+            gap = difference(layer, stages, scene)
+        except Exception:  # an input too small for the module
+            continue
+        if gap > scene.tolerance:
+            finite = scene.answer[scene.answer.isfinite()].abs()
+            return Smallest(batch, q_len, k_len, gap, finite.max().item() if finite.numel() else math.nan)
+    return None
+
+
+def _small(play: Play, subject: Subject, like: Scene, seed: int, sizes: tuple[int, int, int], *, other: bool) -> Scene:
+    batch, q_len, k_len = sizes
+    inputs = Draw(subject, seed).inputs(other=other, batch=batch, q_len=q_len, k_len=k_len)
+    if like.form is not None:
+        inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
+    if like.padding is not None:
+        real = torch.arange(k_len)[None] < torch.tensor([[max(1, k_len - 1)]] * batch)
+        inputs = inputs._replace(real=real)
+    return make_scene(play, like.name, subject, Inputs(*inputs), like.form, like.padding)

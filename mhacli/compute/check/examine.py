@@ -1,0 +1,280 @@
+"""`mha check`: what somebody's attention does, whether that is attention, and if not, which mistake it makes."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import mhacli
+from mhacli.adapters.usercode.call.docs import documented_meaning
+from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.subject import Built, MaskForm, Subject
+from mhacli.attention.mistakes.stages import RIGHT
+from mhacli.compute.check.against import compare
+from mhacli.compute.check.diagnosis.candidates import Candidate, candidates, meant_by, source_of
+from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known, diagnose, stated
+from mhacli.compute.check.diagnosis.evidence import observe
+from mhacli.compute.check.diagnosis.hypotheses import difference, stages_with
+from mhacli.compute.check.findings import findings_of
+from mhacli.compute.check.modes import together
+from mhacli.compute.check.prepare import arguments_of, ready_modes, with_own_weights
+from mhacli.compute.check.probes.catalogue import Probed, probe
+from mhacli.compute.check.stepwise.examine import examine_stepwise
+from mhacli.compute.check.tie_break import by_other_sizes
+from mhacli.compute.check.traits.traits import traits_of
+from mhacli.io.json_schema import decode
+from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import Choice, Comparison, Departure, Examination
+
+_CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
+_DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
+_CAUSAL_TITLE = re.compile(
+    r"(?i)(?P<before>\w+)?[\s-]*\b(?:causal|autoregressive|unidirectional|masked(?=[ -]self))"
+    r"(?:[ -](?:multi-?head(?:ed)?|multi-?query|grouped-?query|self|sliding[ -]window|local))*[ -]attention\b"
+)
+"""What the first line of a docstring says of a causal attention, with the word before, which may deny it."""
+_BACKWARD = re.compile(
+    r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
+)
+_MOST_PARTS = 4
+_NEXT = "--against TARGET compares it with an attention that you trust"
+_CRITICAL = ("batch independence", "batch of one", "finite")
+"""Probes that no right attention fails."""
+
+
+def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
+    """The examination that is asked for, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
+    asked = decode(CheckRequest, request, "request")
+    begun = time.perf_counter()
+    torch.set_num_threads(1)  # for products as small as these more threads only wait for each other
+    examination = compare(asked, stage) if asked.against is not None else examine(asked, stage)
+    environment = (("mha", mhacli.__version__), ("torch", torch.__version__), ("python", platform.python_version()))
+    told = replace(examination, time_s=time.perf_counter() - begun, environment=environment)
+    return json.dumps(told.as_json()).encode()
+
+
+def examine(request: CheckRequest, stage: Stage) -> Examination:
+    """Probes, comparison with the reference, diagnosis, in each mode of calling it."""
+    subjects = ready_modes(request.of, stage)
+    return together([(subject.mode, _examined(subject, request, stage)) for subject in subjects])
+
+
+def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examination:
+    """What is said of one mode."""
+    expects_causal = is_meant_causal(subject, request.of)
+    probed = probe(subject, request, stage, expects_causal=expects_causal)
+    stage(f"comparing {request.of.target} with the reference", limited=False)
+    examined = with_own_weights(subject, probed, request.of.seed)
+    causal = _open_causality(probed, subject, expects_causal)
+    traits = traits_of(examined.subject, request.of.seed)
+    meant = meant_by(subject.built, examined.module, request, causal, traits)
+    found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
+    known = _known(subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known)
+    diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
+    for code, others in list(diagnosis.alternatives.items()):
+        first = next(made for made in diagnosis.made if made.mistake.code == code)
+        left = by_other_sizes((first, *others), subject, probed, causal, request, stage)
+        diagnosis.narrow(first, left)
+    stage(f"giving {request.of.target} a text step by step", limited=False)
+    steps = examine_stepwise(examined, probed, diagnosis, request.of.seed, stage)
+    findings = (*findings_of(diagnosis, probed, examined, known, request), *steps.findings)
+    failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
+    verdict = "wrong" if findings else "right" if diagnosis.is_right and not failed else "unknown"
+    departure = _departure(diagnosis, examined.subject, found) if verdict == "unknown" else None
+    return Examination(
+        verdict=verdict,  # type: ignore[arg-type]
+        target=request.of.target,
+        called=subject.described,
+        arguments=arguments_of(subject.built),
+        findings=findings,
+        choices=_choices(diagnosis, probed, subject, request, expects_causal=expects_causal) + steps.choices,
+        probes=probed.probes + steps.probes,
+        comparison=_comparison(diagnosis, subject),
+        reason=None
+        if verdict != "unknown"
+        else _reason(diagnosis, found, probed, departure, request, subject.sizes.d_in),
+        closest=_closest(diagnosis),
+        departure=departure,
+        n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
+        n_hypotheses=diagnosis.n_hypotheses,
+        not_examined=tuple(name for name in subject.untried if name not in steps.names),
+    )
+
+
+def _known(
+    subject: Subject, probed: Probed, request: CheckRequest, *, expects_causal: bool, is_pairing_known: bool
+) -> Known:
+    """What the diagnosis may rely on."""
+    built, facts = subject.built, probed.facts
+    is_documented = _BACKWARD.search(built.documentation) is not None and facts.visible != "full"
+    is_own = facts.visible in ("other", "itself only") or is_documented
+    return Known(
+        expects_causal,
+        is_pairing_known,
+        "inf" in source_of(built).lower(),
+        facts.influence if is_own else None,
+        _stated(subject.mask_forms, built, request),
+        _stated(subject.padding_forms, built, request),
+        "window" in source_of(built).lower(),
+    )
+
+
+def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
+    """Whether it is to be causal: by the option, by an argument, by its name, or by its docstring's first line. Over a context
+    that may be left out only by an argument: the order of the rows is that of its own."""
+    if subject.causal_by is not None or subject.mode == "cross":
+        return subject.causal_by is not None
+    return request.causal or _is_named_causal(subject) or _is_titled_causal(subject)
+
+
+def _is_named_causal(subject: Subject) -> bool:
+    words = [
+        word.lower()
+        for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", getattr(subject.built.thing, "__name__", ""))
+    ]
+    return any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words)
+
+
+def _is_titled_causal(subject: Subject) -> bool:
+    docstring = vars(subject.built.thing).get("__doc__") if isinstance(subject.built.thing, type) else None
+    title = _CAUSAL_TITLE.search((docstring or "").strip().partition("\n")[0])
+    return title is not None and (title["before"] or "").lower() not in _DENIALS
+
+
+def _open_causality(probed: Probed, subject: Subject, expects: bool) -> tuple[bool, ...]:
+    """The answers to whether it masks the future itself that its behaviour leaves open."""
+    if probed.facts.visible == "full":
+        return (False, True) if not expects else (False,) if subject.mask_forms else (True,)
+    return (True, False) if expects else (False, True)
+
+
+def _stated(forms: tuple[MaskForm, ...], built: Built, request: CheckRequest) -> tuple[MaskForm, ...]:
+    """The forms that agree with what is stated of them."""
+    documented = (documented_meaning(built.documentation, form.parameter) for form in forms)
+    return stated(forms, request.mask_means or next(documented, None))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the report
+
+
+def _choices(
+    diagnosis: Diagnosis, probed: Probed, subject: Subject, request: CheckRequest, *, expects_causal: bool
+) -> tuple[Choice, ...]:
+    candidate, facts = diagnosis.candidate, probed.facts
+    said = [] if candidate is None else list(candidate.choices)
+    if candidate is not None:
+        layer = candidate.layer
+        if layer.weights is not None:
+            said += _of_weights(diagnosis)
+        if layer.causal and not expects_causal and not diagnosis.made:
+            said.append(Choice("causal", "it masks the future itself"))
+    if expects_causal and not request.of.causal:
+        said.append(Choice("meant-causal", f"it is meant to be causal: {_why_causal(subject)} says so"))
+    if facts.is_causal_by_mask and expects_causal:
+        said.append(Choice("causal-by-mask", "it is causal when its mask says so, not by itself"))
+    if facts.empty_row in ("nan", "mean", "constant", "other"):
+        words = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "something of its own")
+        said.append(Choice("fully-masked-row", f"a query that the caller's mask leaves no key gives {words}"))
+    return tuple(dict.fromkeys([*said, *diagnosis.choices]))
+
+
+def _why_causal(subject: Subject) -> str:
+    if subject.causal_by is not None:
+        return f"its argument {subject.causal_by}"
+    return "its name" if _is_named_causal(subject) else "its docstring"
+
+
+def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
+    assert diagnosis.candidate is not None
+    layer = diagnosis.candidate.layer
+    assert layer.weights is not None
+    said = []
+    named = {"q": layer.weights.q, "k": layer.weights.k, "v": layer.weights.v, "the output": layer.weights.out}
+    bare = [name for name, one in named.items() if one is not None and one.bias is None]
+    if bare:
+        said.append(
+            Choice("no-bias", "no projection has a bias" if len(bare) == len(named) else f"no bias: {', '.join(bare)}")
+        )
+    if layer.n_kv_heads != layer.n_heads:
+        said.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
+    if layer.d_head is not None and d_v != layer.d_head:
+        said.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
+    return said
+
+
+def _comparison(diagnosis: Diagnosis, subject: Subject) -> Comparison | None:
+    """How far the reference with the module's weights is from the module, as it is and with the mistakes that were found."""
+    if diagnosis.candidate is None or not diagnosis.scenes:
+        return None
+    scenes = diagnosis.scenes
+    stages = stages_with(diagnosis.made)
+    gaps = [(difference(diagnosis.candidate.layer, stages, scene), scene.tolerance) for scene in scenes]
+    largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
+    dtype = str(subject.dtype).removeprefix("torch.")
+    return Comparison("reference", dtype, len(scenes), largest if math.isfinite(largest) else None, tolerance)
+
+
+def _closest(diagnosis: Diagnosis) -> str | None:
+    """The hypothesis that came closest, where it came close: within a tenth of the output."""
+    if diagnosis.closest is None or not diagnosis.unexplained or not diagnosis.closest.made:
+        return None
+    made = " and if ".join(one.way.said for one in diagnosis.closest.made)
+    scene = diagnosis.scenes[0]
+    gap, finite = diagnosis.closest.error * scene.tolerance, scene.answer[scene.answer.isfinite()].abs()
+    if not finite.numel() or gap > 0.1 * finite.max().item():
+        return None
+    return f"the closest that was tried, if {made}, is {gap:.3g} away"
+
+
+def _reason(
+    diagnosis: Diagnosis,
+    found: list[Candidate],
+    probed: Probed,
+    departure: Departure | None,
+    request: CheckRequest,
+    d_in: int,
+) -> str:
+    if probed.facts.visible == "itself only":
+        return "no token looks at another: this is no attention"
+    if not found and request.n_heads and d_in % request.n_heads:
+        return f"{request.n_heads} heads, as told, do not divide the {d_in} columns of its rows"
+    if not found:
+        return f"its projections of queries, keys and values are not understood by the parameters' names and shapes; {_NEXT}"
+    failed = [probe.name for probe in probed.probes if probe.ok is False]
+    if diagnosis.candidate is not None and not diagnosis.unexplained:
+        return f"the reference answers the same, but probes fail that nothing explains: {', '.join(failed)}"
+    told = f"{_not_understood(found[0], departure)}; {_NEXT}"
+    told += f"; probes that fail: {', '.join(failed)}" if failed else ""
+    return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
+
+
+def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
+    """The parts of it whose parameters no projection has, else the first site that it makes in a way of its own."""
+    unused = () if likeliest.reading is None else likeliest.reading.unused
+    parts = list(dict.fromkeys(re.sub(r"\.(weight|bias)$", "", name) for name in unused))
+    if parts:
+        named = ", ".join(parts[:_MOST_PARTS]) + (", …" if len(parts) > _MOST_PARTS else "")
+        return f"what it does with {named} is not understood"
+    if departure is not None:
+        return f"how it makes {departure.site} is not understood"
+    return "nothing in the catalogue explains what it answers"
+
+
+def _departure(diagnosis: Diagnosis, subject: Subject, found: list[Candidate]) -> Departure | None:
+    """The first site of the likeliest layer whose numbers it does not make."""
+    if not found or not diagnosis.scenes:
+        return None
+    layer = found[0].layer if diagnosis.closest is None else diagnosis.closest.layer
+    try:
+        return observe(subject, layer, RIGHT, diagnosis.scenes[0]).departure()
+    except Exception:  # what cannot be watched tells nothing
+        return None

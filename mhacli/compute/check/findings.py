@@ -1,0 +1,186 @@
+"""Findings from a diagnosis and from probes: the mistake, its proof, its line, and the smallest input that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mhacli.adapters.usercode.arguments import role_of, stated
+from mhacli.adapters.usercode.subject import Subject
+from mhacli.adapters.usercode.weights.parameters import parts_of
+from mhacli.attention.mistakes import BY_CODE, Mistake
+from mhacli.compute.check.diagnosis.candidates import told_heads
+from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known
+from mhacli.compute.check.diagnosis.evidence import Line, Observed, observe, smallest
+from mhacli.compute.check.diagnosis.hypotheses import Made, stages_with
+from mhacli.compute.check.inputs import Scene
+from mhacli.compute.check.prepare import Examined
+from mhacli.compute.check.probes.catalogue import Probed
+from mhacli.compute.check.tie_break import by_source
+from mhacli.requests.user_code import CheckRequest
+from mhacli.results.check import Finding
+
+
+def findings_of(
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+) -> tuple[Finding, ...]:
+    """Every mistake that was found, the proven ones first."""
+    proven = list(_proven(diagnosis, examined.subject, request))
+    codes = {finding.code for finding in proven}
+    seen = [one for one in _from_probes(diagnosis, probed, examined, known, request) if one.code not in codes]
+    return (*proven, *seen)
+
+
+def _proven(diagnosis: Diagnosis, subject: Subject, request: CheckRequest) -> Iterator[Finding]:
+    candidate = diagnosis.candidate
+    if candidate is None:
+        return
+    for made in diagnosis.made:
+        scene = _scene_of(diagnosis, made)
+        observed = _observed(diagnosis, subject, scene)
+        alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
+        settled = by_source(alike, observed, None if candidate.reading is None else candidate.reading.order)
+        sites = settled.way.sites or ((settled.mistake.site,) if settled.mistake.site else ())
+        line, *more = observed.lines_for(settled.mistake.code, sites, subject.built)
+        error, tolerance, scenes = diagnosis.proofs[made.mistake.code]
+        where = ", ".join(one.name for one in scenes)
+        others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
+        others_alone = stages_with(one for one in diagnosis.made if one is not made)
+        small = smallest(subject, candidate.layer, others_alone, scene, request.of.seed)
+        lines = [
+            f"matches exactly if {settled.way.said}: largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
+        ]
+        if small is not None:
+            lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
+        lines += [f"the same in line {one.number}: {one.source}" for one in more if one.number is not None]
+        yield _finding(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
+
+
+def _shown(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
+    rows = f"{batch} sequence{'s' if batch > 1 else ''} of "
+    rows += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
+    size = f"an output whose largest number is {largest:.3g}" if largest == largest else "the output"
+    words = "NaN or of another shape" if gap == float("inf") else f"{gap:.3g} off, in {size}"
+    return f"seen with {rows}: {words}"
+
+
+def _scene_of(diagnosis: Diagnosis, made: Made) -> Scene:
+    """The first scene in whose proof a mistake stands."""
+    return diagnosis.proofs[made.mistake.code].scenes[0]
+
+
+def _observed(diagnosis: Diagnosis, subject: Subject, scene: Scene) -> Observed:
+    assert diagnosis.candidate is not None
+    try:
+        return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), scene)
+    except Exception:  # what cannot be watched has no lines
+        return Observed((), {})
+
+
+def _finding(
+    mistake: Mistake,
+    evidence: str,
+    line: Line,
+    *,
+    error: float | None = None,
+    tolerance: float | None = None,
+    together: tuple[str, ...] = (),
+) -> Finding:
+    return Finding(
+        code=mistake.code,
+        message=mistake.message,
+        evidence=evidence,
+        fix=(line.is_fused and mistake.fix_in_torch) or mistake.fix,
+        effect=mistake.effect,
+        proven=error is not None,
+        error=error,
+        tolerance=tolerance,
+        together_with=together,
+        file=line.file,
+        line=line.number,
+        source=line.source,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- without a proof
+
+
+def _from_probes(
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+) -> Iterator[Finding]:
+    """Mistakes that a probe alone shows."""
+    subject = examined.subject
+    facts, told = probed.facts, {probe.name: probe.message for probe in probed.probes}
+
+    def seen(code: str, evidence: str) -> Finding:
+        observed = Observed((), {})
+        if diagnosis.scenes and diagnosis.candidate is not None:
+            observed = _observed(diagnosis, subject, diagnosis.scenes[0])
+        site = BY_CODE[code].site
+        line = observed.lines_for(code, (site,) if site else (), subject.built)[0]
+        return _finding(BY_CODE[code], evidence, line)
+
+    yield from _of_widths(diagnosis, subject, request, seen)
+    if diagnosis.n_nan_rows:
+        rows = f"{diagnosis.n_nan_rows} rows of the output are NaN when padding stands on the left"
+        yield seen("fully-masked-row", f"{rows}: its own causal mask leaves them no key")
+    if examined.keeps_state:
+        remembered = told["determinism"] if facts.keeps_state else "the mask of one call still acts in the next one"
+        yield seen("state-kept-between-calls", remembered)
+    if facts.is_random or facts.is_random_with_dropout:
+        name = "determinism" if facts.is_random else "dropout in eval"
+        yield seen("dropout-in-eval", told[name])
+    if facts.is_rescaled is False:
+        yield seen("dropout-not-rescaled", told["dropout in training"])
+    is_blind = diagnosis.candidate is None and not subject.mask_forms
+    if known.expects_causal and is_blind and (facts.largest_future or 0) > 0:
+        yield seen("causal-missing", told["causality"])
+
+
+def _of_widths(
+    diagnosis: Diagnosis, subject: Subject, request: CheckRequest, seen: Callable[[str, str], Finding]
+) -> Iterator[Finding]:
+    """Projections as wide as one head, and heads that are never cut."""
+    built, module = subject.built, subject.built.module
+    n_heads, d_in = next(iter(told_heads(built, module, request)), 1), subject.sizes.d_in
+    if n_heads == 1 or stated(built.arguments, "d_head") is not None or subject.is_function:
+        return
+    width, name = _width_of_queries(diagnosis, subject)
+    candidate = diagnosis.candidate
+    layer = None if candidate is None else candidate.layer
+    has_output = layer is None or (layer.weights is not None and layer.weights.out is not None)
+    if width * n_heads == d_in and has_output and not _may_be_narrow(subject):
+        yield seen(
+            "head-width", f"{name} makes {width} columns of {d_in}; {n_heads} heads of {width} columns are {d_in}"
+        )
+    elif layer is not None and layer.n_heads == 1 and has_output:
+        yield seen("heads-missing", f"matches exactly if there is one head, where {n_heads} are told")
+    elif layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads:
+        told = f"{n_heads} heads of {layer.n_heads} columns are told"
+        yield seen(
+            "head-width", f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
+        )
+
+
+def _may_be_narrow(subject: Subject) -> bool:
+    """Whether a number among its arguments may say that it is narrower inside, such as `downsample_rate=2`."""
+    numbers = [
+        name for name, value in subject.built.arguments.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and role_of(str(name).rpartition(".")[2]) is None
+    ]  # fmt: skip
+    return bool(numbers)
+
+
+def _width_of_queries(diagnosis: Diagnosis, subject: Subject) -> tuple[int, str]:
+    """How many columns all queries have together, and what makes them."""
+    candidate = diagnosis.candidate
+    if candidate is not None and candidate.layer.weights is not None and candidate.reading is not None:
+        return candidate.layer.weights.q.weight.shape[0], candidate.reading.parts[0]
+    for part in parts_of(subject.built.module, getattr(subject, "tensors", {})):
+        if (
+            part.letters == "q"
+            and part.number is None
+            and part.weight.ndim == 2
+            and subject.sizes.d_in in part.weight.shape
+        ):
+            return part.weight.numel() // subject.sizes.d_in, part.name
+    return 0, ""

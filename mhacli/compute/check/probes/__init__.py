@@ -1,0 +1,1 @@
+"""The probes of `mha check`: what an attention does with each input."""

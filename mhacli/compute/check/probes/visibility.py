@@ -1,0 +1,333 @@
+"""Probes of what moves which output: chance and earlier calls, other sequences, other tokens, their order, other heads."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import tokenize
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mhacli.adapters.usercode.subject import Built, Inputs, MaskForm
+from mhacli.compute.check.probes.context import (
+    Context,
+    Told,
+    Visible,
+    bad_numbers,
+    changes,
+    first_line,
+    relative,
+    size_of,
+    told,
+)
+
+_QUIET = 0.1
+"""Rows of this size make small scores, hence shares that are nearly equal: every visible key shows."""
+
+
+def determinism(context: Context) -> Told:
+    """The same input twice, and again after another one, in eval mode."""
+    name, inputs, other = "determinism", context.square(), context.square()
+    first = context.ask(inputs, seed=None).out
+    try:
+        second = context.ask(inputs, seed=None).out
+        context.ask(other, seed=None)
+        third = context.ask(inputs, seed=None).out
+    except Exception as fault:  # the first call went well
+        message = f"the first call works, a later one with the same input raises {first_line(fault)}"
+        return told(name, message, None, False, keeps_state=True, is_random=False)
+    change = max(relative(first, second), relative(first, third))
+    if change <= context.tolerance:
+        message = "the same input gives the same output, also after another one"
+        return told(name, message, change, True, is_random=False, keeps_state=False)
+    one, two = (context.ask(inputs).out for _ in range(2))
+    if not context.moves(one, two):
+        message = "the same input gives another output in eval mode, and the same when torch is seeded: it is random"
+        return told(name, message, change, False, is_random=True, keeps_state=False)
+    message = "the same input gives another output after other calls, however torch is seeded: it keeps state"
+    return told(name, message, change, False, is_random=False, keeps_state=True)
+
+
+def finite_outputs(context: Context) -> Told:
+    """Ordinary rows: no number may be NaN or infinite."""
+    out = context.ask(context.square()).out
+    bad = (~torch.isfinite(out)).movedim(-2, 0).flatten(1).any(1).nonzero().flatten().tolist()
+    message = "every number of the output is finite"
+    if bad:
+        of = "query" if len(bad) == 1 else "queries"
+        message = (
+            f"{bad_numbers(out)} numbers of the output are NaN or infinite, those of {of} {', '.join(map(str, bad))}"
+        )
+    return told("finite", message, bad_numbers(out), not bad, nonfinite_queries=tuple(bad))
+
+
+def batch_independence(context: Context) -> Told:
+    """One sequence replaced: the others must not move."""
+    name, inputs = "batch independence", context.square()
+    if inputs.queries.shape[0] < 2:
+        return told(name, "it is asked one sequence at a time")
+    base = context.ask(inputs).out
+    fresh = context.square()
+    changed = _first_replaced(inputs, fresh, 0)
+    moved = context.moved_queries(base, context.ask(changed).out)[1:]
+    n_moved, n_all = int(moved.any(1).sum()), len(moved)
+    message = f"another first sequence moves {n_moved} of the {n_all} others"
+    return told(name, message, n_moved, not n_moved, batch_leaks=bool(n_moved))
+
+
+def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
+    """With the first sequence (axis 0), or the first head (axis 1), of other rows."""
+
+    def first(rows: Tensor | None, by: Tensor | None) -> Tensor | None:
+        if rows is None or by is None:
+            return None
+        return torch.cat([by.narrow(axis, 0, 1), rows.narrow(axis, 1, rows.shape[axis] - 1)], axis)
+
+    return Inputs(*(first(rows, by) for rows, by in zip(inputs[:3], fresh[:3], strict=True)))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------ visible keys
+
+
+def visible_keys(context: Context) -> Told:
+    """Each token replaced in turn, of as many keys as queries: which outputs move."""
+    seen, largest = influence(context, context.square)
+    name = name_of(seen)
+    return told("visible keys", _SAID[name], float(seen.float().mean()), None, influence=seen, visible=name,
+                largest_future=largest)  # fmt: skip
+
+
+_SAID: dict[Visible, str] = {
+    "full": "every token sees every token",
+    "causal": "every token sees itself and those before it",
+    "without itself": "every token sees those before it, but not itself",
+    "plus the next": "every token sees itself, those before it, and the next one",
+    "transposed": "every token sees itself and those after it, none before",
+    "top-left": "query i sees keys 0 to i",
+    "bottom-right": "the last query sees all keys, each one before it one key less",
+    "itself only": "every token sees itself alone",
+    "other": "what a token sees is neither everything nor a triangle",
+}
+
+
+def visible_context(context: Context) -> Told:
+    """Each key replaced in turn where their number is not that of the queries."""
+    name, sizes = "q_len ≠ k_len", context.subject.sizes
+    if not context.has_keys or sizes.k_len == sizes.q_len:
+        return told(name, f"{context.name} attends to its own rows alone")
+    seen, _ = influence(context, context.oblong)
+    kind = name_of(seen)
+    message = f"{sizes.q_len} queries, {sizes.k_len} keys: {_SAID[kind]}"
+    return told(name, message, float(seen.float().mean()), None, influence_cross=seen, visible_cross=kind)
+
+
+def influence(context: Context, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
+    Bool[Tensor, "query key"], float
+]:  # fmt: skip
+    """Which key moves which query, and the largest relative move by a later token.
+
+    Among random rows; and among rows that are all the same, where a token cannot move its own output by its query, as all that
+    it could choose from is the same: that tells what the diagonal is.
+    """
+    random, quiet = draw(), draw(factor=_QUIET)
+    same = Inputs(*(None if rows is None else rows[..., :1, :].expand_as(rows).clone() for rows in quiet[:3]))  # type: ignore[arg-type]
+    q_len = random.queries.shape[-2]
+    k_len = q_len if random.keys is None else random.keys.shape[-2]
+    seen, largest = torch.zeros(q_len, k_len, dtype=torch.bool), 0.0
+    for base, factor in ((random, 1.0), (same, _QUIET)):
+        told_allowed = base._replace(allowed=allowed)
+        before = context.ask(told_allowed, mask=mask).out
+        for key in range(k_len):
+            after = context.ask(context.replaced(told_allowed, [key], factor=factor), mask=mask).out
+            moved = context.moved_queries(before, after).any(0)
+            if base is random and base.keys is None:
+                moved[key] = False  # it may have moved by its query alone
+            seen[:, key] |= moved.cpu()
+            if base is random:
+                change = changes(before, after).movedim(-2, 0).flatten(1).amax(1) / size_of(before)
+                largest = max(largest, float(change[:key].max()) if key else 0.0)
+    return seen, largest
+
+
+def name_of(seen: Bool[Tensor, "query key"]) -> Visible:
+    """What the visible keys are. A first query, or a last one, that would see no key at all may see anything."""
+    q_len, k_len = seen.shape
+    ones = torch.ones_like(seen)
+    if bool(seen.all()):
+        return "full"
+    square: dict[Visible, Tensor] = {"causal": ones.tril(), "plus the next": ones.tril(1), "transposed": ones.triu(),
+                                     "itself only": ones.tril().triu()}  # fmt: skip
+    oblong: dict[Visible, Tensor] = {"top-left": ones.tril(), "bottom-right": ones.tril(k_len - q_len)}
+    for name, shape in (square if q_len == k_len else oblong).items():
+        if torch.equal(seen, shape):
+            return name
+    if q_len == k_len and torch.equal(seen[1:], ones.tril(-1)[1:]):
+        return "without itself"
+    if q_len == k_len and torch.equal(seen[:-1], ones.triu(1)[:-1]):
+        return "transposed"
+    return "other"
+
+
+def causality(context: Context) -> Told:
+    """How many later tokens move an earlier output."""
+    name, seen = "causality", context.facts.influence
+    if seen is None:
+        return told(name, "which tokens are seen is not known")
+    visible, length = context.facts.visible, len(seen)
+    if visible == "without itself":
+        message = "no later token moves an earlier output, but for the first, which sees none"
+        return told(name, message, 0, True if context.expects_causal else None)
+    n_later, n_pairs = int(seen.triu(1).sum()), length * (length - 1) // 2
+    message = f"in {n_later} of {n_pairs} pairs the later token moves the earlier output"
+    message += f", by up to {context.facts.largest_future or 0.0:.0%}" if n_later else ""
+    if visible in ("plus the next", "transposed"):
+        return told(name, f"{message}: {_SAID[visible]}", n_later, False)
+    if not context.expects_causal:
+        return told(name, message, n_later)
+    by_mask = _is_causal_by_mask(context) if n_later else None
+    if by_mask:
+        return told(name, f"{message}; with a causal mask given, none does", n_later, None, is_causal_by_mask=True)
+    return told(name, message, n_later, not n_later, is_causal_by_mask=by_mask)
+
+
+def _is_causal_by_mask(context: Context) -> bool | None:
+    """Whether a causal mask in its argument makes it causal; None where it takes no such mask that works."""
+    form = context.facts.mask
+    if form is None or "query" not in form.axes:
+        return None
+    length = context.subject.sizes.q_len
+    triangle = torch.ones(length, length, dtype=torch.bool, device=context.subject.device).tril()
+    seen, _ = influence(context, context.square, form, triangle[None, None])
+    return not bool(seen.triu(1).any())
+
+
+def self_visibility(context: Context) -> Told:
+    """How many tokens do not see themselves."""
+    name, seen = "self-visibility", context.facts.influence
+    if seen is None:
+        return told(name, "which tokens are seen is not known")
+    n_blind = int((~seen.diagonal()).sum())
+    message = f"{n_blind} of {len(seen)} tokens do not see themselves"
+    if not n_blind:
+        return told(name, message, 0, True)
+    documented = re.search(
+        r"strict|exclud|without itself|not itself|not to itself", context.subject.built.documentation, re.I
+    )
+    is_off_by_one = context.facts.visible == "without itself" and not documented
+    return told(name, message, n_blind, False if is_off_by_one else None)
+
+
+# ------------------------------------------------------------------------------------------------------------------- order
+
+
+def keys_permuted(context: Context) -> Told:
+    """Keys and values in another order: a sum over keys does not mind, unless positions are part of the module."""
+    name, facts = "keys permuted", context.facts
+    if not context.has_keys:
+        return told(name, "it attends to its own rows alone")
+    if facts.visible_cross not in (None, "full") or facts.visible not in (None, "full"):
+        return told(name, "not asked: not every query sees every key")
+    inputs = context.oblong() if context.subject.takes_context else context.square()
+    assert inputs.keys is not None, "rows of their own"
+    order = _order(inputs.keys.shape[-2])
+    values = None if inputs.values is None else inputs.values[..., order, :]
+    change = relative(
+        context.ask(inputs).out,
+        context.ask(inputs._replace(keys=inputs.keys[..., order, :], values=values)).out,
+    )
+    return _of_order(context, name, change, "keys in another order give the same output")
+
+
+def tokens_permuted(context: Context) -> Told:
+    """Own rows in another order: outputs come in that order."""
+    name = "tokens permuted"
+    if context.subject.is_function:
+        return told(name, "the same question as for keys")
+    if context.facts.visible not in (None, "full"):
+        return told(name, "not asked: not every token sees every token")
+    inputs = context.square()
+    order = _order(inputs.queries.shape[-2])
+    before = context.ask(inputs).out
+    after = context.ask(inputs._replace(queries=inputs.queries[..., order, :])).out
+    return _of_order(
+        context, name, relative(before[..., order, :], after), "tokens in another order give the same outputs"
+    )
+
+
+def _order(length: int) -> list[int]:
+    """All places, none of them its own where there are two or more."""
+    return [*range(1, length), 0] if length < 4 else [*range(2, length), 1, 0]
+
+
+def _of_order(context: Context, name: str, change: float, message: str) -> Told:
+    matters = change > max(context.tolerance, 1e-6)
+    has_positions = speaks_of_positions(context.subject.built)
+    if not matters:
+        return told(name, message, change, True, order_matters=False, has_positions=has_positions)
+    if context.facts.is_random:
+        return told(name, "random outputs cannot be compared in another order", change)
+    if has_positions is not False:
+        why = "its names speak of positions" if has_positions else "whether it knows positions cannot be told"
+        return told(
+            name, f"the order of keys matters: {why}", change, None, order_matters=True, has_positions=has_positions
+        )
+    message = "the order of keys matters, though nothing in it speaks of positions"
+    return told(name, message, change, False, order_matters=True, has_positions=False)
+
+
+_POSITIONAL = {
+    "rope", "rotary", "alibi", "position", "positions", "positional", "pos", "relative", "rel", "xpos", "sinusoid",
+    "sinusoidal", "freq", "freqs", "cos", "sin", "distance", "distances", "slopes", "bucket", "buckets", "order",
+}  # fmt: skip
+
+
+def speaks_of_positions(built: Built) -> bool | None:
+    """Whether a name in its source, or of its parameters, speaks of positions; None where there is no source to read."""
+    named = [built.name, *built.arguments]
+    if built.module is not None:
+        named += [name for name, _ in (*built.module.named_parameters(), *built.module.named_buffers())]
+        named += [type(part).__name__ for part in built.module.modules()]
+    words = set().union(*map(_words_of, named))
+    if words & _POSITIONAL:
+        return True
+    try:
+        source = inspect.getsource(built.thing)
+        tokens = list(tokenize.generate_tokens(io.StringIO(inspect.cleandoc(source)).readline))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return None
+    return any(_words_of(token.string) & _POSITIONAL for token in tokens if token.type == tokenize.NAME)
+
+
+def _words_of(name: str) -> set[str]:
+    """`RotaryEmbedding.cos_cached` → rotary, embedding, cos, cached."""
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return {word for word in re.split(r"[^a-z]+", apart.lower()) if word}
+
+
+# ------------------------------------------------------------------------------------------------------------------- heads
+
+
+def heads(context: Context) -> Told:
+    """Of a function: one head replaced, the others must not move. Of a module: how many heads its pattern has."""
+    name, subject = "heads", context.subject
+    if not subject.is_function:
+        pattern = context.ask(context.square()).pattern
+        if pattern is None:
+            return told(name, "no pattern is returned, so heads cannot be counted")
+        n_heads = pattern.shape[1]
+        return told(name, f"the returned pattern has {n_heads} head{'s' * (n_heads != 1)}", n_heads)
+    if subject.n_heads < 2:
+        return told(name, "the function knows no heads")
+    inputs, fresh = context.square(), context.square()
+    before = context.ask(inputs).out
+    changed = _first_replaced(inputs, fresh, 1)
+    change = changes(before, context.ask(changed).out) / size_of(before)
+    if change.ndim != 4 or change.shape[1] != subject.n_heads:
+        return told(name, "the output has no axis of heads")
+    n_moved = int((change[:, 1:].amax((0, 2, 3)) > context.tolerance).sum())
+    message = f"another first head moves {n_moved} of the {subject.n_heads - 1} others"
+    return told(name, message, n_moved, not n_moved, heads_mix=bool(n_moved))

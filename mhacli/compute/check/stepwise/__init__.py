@@ -1,0 +1,1 @@
+"""The examination of an attention step by step, with its cache."""

@@ -1,0 +1,232 @@
+"""Somebody's attention asked step by step, with its cache: whether that gives what one call gives, and if not, why."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.usercode.call.find_call import Caller, doubled
+from mhacli.adapters.usercode.call.signature import signature_of
+from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.stepwise.cache_objects import CacheSizes
+from mhacli.adapters.usercode.stepwise.steps import Stepped, Stepping, grows, is_kept, steppings
+from mhacli.adapters.usercode.subject import Inputs, MaskForm
+from mhacli.attention.mistakes import Way
+from mhacli.attention.mistakes.caching import TOP_LEFT_CHUNKS, UNMASKED
+from mhacli.compute.check.diagnosis.candidates import counts_of
+from mhacli.compute.check.diagnosis.diagnose import Diagnosis
+from mhacli.compute.check.inputs import TOLERANCE, Draw
+from mhacli.compute.check.prepare import Anew, Examined, limited
+from mhacli.compute.check.probes.catalogue import Probed
+from mhacli.compute.check.stepwise.faults import Explainer, Outcome, gap_of, is_chunked
+from mhacli.results.check import Choice, Finding, Probe
+
+_MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4
+"""How many ways of stepping are tried, how many keys a cache has room for beyond the text, and how short a text can be."""
+_SLOW_S = 0.05
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """What was found: mistakes, choices, the probe that says how it went, and the `names` of the arguments that were given."""
+
+    findings: tuple[Finding, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass
+class _Asker:
+    """One text, given in parts in the ways of one examination. `full` remembers what one call with its beginning answers."""
+
+    caller: Caller
+    rows: Tensor
+    mask: MaskForm | None
+    full: dict[int, Tensor] = field(default_factory=dict)
+
+    def whole(self, end: int) -> Tensor:
+        """What a fresh copy answers to the first tokens at once."""
+        if end not in self.full:
+            call = self.caller.built.call
+            fresh = self.caller.of(
+                copy.deepcopy(call) if self.caller.built.module is not None else call, self.caller.dtype
+            )
+            keep = None if self.mask is None else torch.ones(end, end, dtype=torch.bool).tril()[None, None]
+            answer = fresh(Inputs(self.rows[:, :end], allowed=keep), mask=self.mask)
+            self.full[end] = answer.out.detach().to("cpu", torch.float64)
+        return self.full[end]
+
+    def outcome(self, stepped: Stepped, ends: Sequence[int]) -> Outcome:
+        """The steps beside the rows of whole calls."""
+        starts = (0, *ends[:-1])
+        wanted = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
+        largest = max(float(one.abs().nan_to_num().max()) for one in wanted)
+        return Outcome(tuple(ends), stepped.outs, wanted, max(largest, 1e-30) * TOLERANCE)
+
+
+def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
+    """Prefill and single steps, token by token, and chunks, in each way of handing a cache on that works, until one gives what
+    one call gives. Nothing where it takes no cache, or none that could be given."""
+    caller = examined.subject.inner if isinstance(examined.subject, Anew) else examined.subject
+    if (
+        not isinstance(caller, Caller)
+        or caller.mode == "cross"
+        or probed.facts.is_random
+        or caller.sizes.q_len < _FEWEST
+    ):
+        return Stepwise()
+    caller = _unused(caller, stage)
+    rows = Draw(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
+    mask = _causal_form(probed)
+    asker = _Asker(caller, rows, mask)
+    found: list[tuple[Stepping, list[Outcome]]] = []
+    slow = probed.facts.call_s > _SLOW_S
+    for stepping in islice(steppings(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)):
+        outcomes = _tried(stepping, asker)
+        if outcomes and all(outcome.is_right for outcome in outcomes):
+            return _right(stepping, outcomes)
+        if outcomes:
+            found.append((stepping, outcomes))
+            if _is_settled(found):
+                break
+    if not found:
+        return Stepwise()
+    return _wrong(*found[0], asker, diagnosis, probed)
+
+
+def _unused(caller: Caller, stage: Stage) -> Caller:
+    """The same with its weights in a module that nobody has called yet: what a cache holds of earlier calls must not be read.
+    Itself where it cannot be built again."""
+    module = caller.built.module
+    if module is None:
+        return caller
+    try:
+        built = limited(caller.built.rebuild({}), stage)
+        assert built.module is not None
+        weights = dict(module.named_parameters())
+        for name, parameter in built.module.named_parameters():
+            parameter.data = weights[name].detach().clone()
+        moved = built.module.to(caller.device)
+        call = doubled(moved) if caller.dtype == torch.float64 else moved
+        return caller.of(call, caller.dtype)
+    except Exception:  # whatever its constructor raises the second time
+        return caller
+
+
+def _is_settled(found: list[tuple[Stepping, list[Outcome]]]) -> bool:
+    """Whether other ways of calling cannot mend it: a table of rotations that is given whole, and read, beside a position."""
+    first = found[0][0]
+    return (first.is_table_whole and bool(first.placed)) or len(found) >= 6
+
+
+def _causal_form(probed: Probed) -> MaskForm | None:
+    """The form of a mask of queries by keys that works, where it does not mask the future itself."""
+    form = probed.facts.mask
+    if probed.facts.visible != "full" or form is None or not {"query", "key"} <= set(form.axes):
+        return None
+    return form
+
+
+def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
+    """What a cache must hold, by the layer that it was found to be, or else by what it was built with."""
+    layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
+    batch, length = caller.sizes.batch, caller.sizes.q_len + _ROOM
+    if layer is None or layer.weights is None:
+        n_heads = next(iter(counts_of(caller.built, caller.built.module, "n_heads")), 1)
+        width = max(1, caller.sizes.d_in // n_heads)
+        return CacheSizes(batch, length, n_heads, width, width, caller.dtype, caller.device)
+    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
+    return CacheSizes(batch, length, layer.n_kv_heads, layer.d_head or d_v, d_v, caller.dtype, caller.device)
+
+
+# ------------------------------------------------------------------------------------------------------------------- asking
+
+
+def _tried(stepping: Stepping, asker: _Asker) -> list[Outcome]:
+    """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
+    length = asker.rows.shape[1]
+    prefill = (length - 2, length - 1, length)
+    try:
+        stepped = stepping(asker.rows, prefill)
+        if not _remembers(stepping, stepped, asker, prefill):
+            return []
+        outcomes = [asker.outcome(stepped, prefill)]
+    except Exception:  # whatever a call raises that is made in another way than its author does
+        return []
+    for ends in (tuple(range(1, length + 1)), *_chunks(length)):
+        try:
+            outcomes.append(asker.outcome(stepping(asker.rows, ends), ends))
+        except Exception:  # steps of several tokens, or a first call of one, are borne by some only
+            continue
+    return outcomes
+
+
+def _chunks(length: int) -> tuple[tuple[int, ...], ...]:
+    return ((length - 3, length - 1, length), (2, length))
+
+
+def _remembers(stepping: Stepping, stepped: Stepped, asker: _Asker, ends: Sequence[int]) -> bool:
+    """Whether there is a cache: the first step left one, and later ones depend on it or make it longer. Where there
+    is a context, the cache may be meant for its keys alone: then later steps must depend on the first."""
+    by_itself = not stepping.passing.names
+    if not is_kept(stepped, by_itself=by_itself):
+        return False
+    has_context = any(True for _ in signature_of(stepping.caller.built.call).of_role("context", "kv", "key", "value"))
+    if not has_context and (by_itself or not stepping.passing.paths or grows(stepped)):
+        return True
+    other = asker.rows.clone()
+    other[:, : ends[0]] = other[:, : ends[0]].flip(-1) + 0.5
+    again = stepping(other, ends)
+    return any(gap_of(one, two) > 1e-9 for one, two in zip(stepped.outs[1:], again.outs[1:], strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------------ verdicts
+
+
+def _right(stepping: Stepping, outcomes: Sequence[Outcome]) -> Stepwise:
+    error = max(max(outcome.errors) for outcome in outcomes)
+    kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
+    said = f"{kinds}: the same as one call gives ({stepping.told})"
+    probe = Probe("cache", said, error, True)
+    return Stepwise(probes=(probe,), names=stepping.names)
+
+
+def _wrong(
+    stepping: Stepping, outcomes: list[Outcome], asker: _Asker, diagnosis: Diagnosis, probed: Probed
+) -> Stepwise:
+    failing = [outcome for outcome in outcomes if not outcome.is_right]
+    error = max(max(outcome.errors) for outcome in failing)
+    is_causal = asker.mask is not None or bool(probed.facts.visible == "causal")
+    seen = Explainer(stepping, asker.rows, diagnosis, is_causal)
+    made = seen.explained(outcomes)
+    is_right_alone = all(is_chunked(outcome) for outcome in failing)
+    if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
+        return _of_one_token(stepping, error)
+    probe = Probe("cache", f"steps give something else than one call ({stepping.told})", error, False)
+    told: list[tuple[str, Way | None]] = [*made] or [(seen.likeliest(failing), None)]
+    findings = tuple(seen.finding(code, way, failing, made) for code, way in told)
+    return Stepwise(findings, (), (probe,), stepping.names)
+
+
+def _is_left_to_the_caller(way: Way, seen: Explainer, outcome: Outcome) -> bool:
+    """Whether steps of several tokens are not masked at all, or by torch's own causal mask, which is meant for a first call."""
+    return way is UNMASKED or (way is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
+
+
+def _of_one_token(stepping: Stepping, error: float) -> Stepwise:
+    """Right after a prefill and token by token, and wrong where a later step brings several tokens, which it does not mask."""
+    said = (
+        "with a cache it takes one token at a time: a later step of several tokens is not masked as one call masks them"
+    )
+    probe = Probe(
+        "cache",
+        f"token by token, after a prefill: the same as one call gives ({stepping.told}); later chunks are not",
+        error,
+    )
+    return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names)

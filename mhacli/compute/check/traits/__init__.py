@@ -1,0 +1,1 @@
+"""Traits of an attention, read from watched runs: biases, norms and rotations."""

@@ -1,0 +1,228 @@
+"""A checkpoint decoding with its own cache, token by token: what each step reads, and whether a full pass says the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
+from mhacli.adapters.hf.forward import run_model
+from mhacli.compute.base.head_statistics import finite
+from mhacli.compute.base.recording_tap import to_array
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.layer.decode import site_of
+from mhacli.compute.layer.run import TOLERANCE, largest_difference
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import format_size
+from mhacli.results.record.checkpoint import InspectedLayer
+from mhacli.results.record.record import Record, layer_prefix
+from mhacli.results.record.sections import CacheStep, DecodeSummary
+from mhacli.results.record.steps import SelfCheck, Step, Timing
+
+
+@torch.no_grad()
+def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
+    """A record of one layer, the first that is asked for, whose trace has one entry per step and whose pattern is that of
+    the steps: a prefill of `prompt_len` tokens if any, then one token at a time, through the cache that the model makes.
+
+    Its self-check is the distance of the steps' outputs from those of one pass over the whole text, after the last layer.
+    Raises `UsageError` for texts of different lengths, and `MhaError` for a model that does not decode.
+    """
+    n = _length(run, prompt_len)
+    chosen = run.wanted.layers or ((None, 0),)
+    kind = chosen[0][0] or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
+    run.wanted = replace(run.wanted, layers=((kind, chosen[0][1]),), keep=("pattern",))
+    run.run()
+    record = run.record()
+    layer = record.layers[0]
+    _require_decodable(record, n, run.wanted.keep_limit)
+    began = perf_counter()
+    assert record.model is not None
+    rows = torch.zeros(len(run.inputs.sequences), layer.n_heads, n, n)
+    decoder = _Decoder(run, layer, prompt_len, record.model.n_layers, rows)
+    full = decoder.full()
+    decoder.decode(full)
+    check = decoder.check(full)
+    arrays = dict(record.arrays) | {f"{layer_prefix(0)}pattern": to_array(decoder.pattern)}
+    seconds = perf_counter() - began
+    timings = dict(record.timings) | {"decoding": Timing(seconds, (seconds,), seconds, 0.0)}
+    return replace(
+        record,
+        arrays=arrays,
+        trace=tuple(decoder.steps),
+        self_check=check,
+        timings=timings,
+        decoding=decoder.summary(),
+    )
+
+
+def _length(run: CheckpointRun, prompt_len: int) -> int:
+    """How many tokens every text has. Raises `UsageError` for what cannot be decoded step by step."""
+    n = len(run.inputs.sequences[0].ids)
+    if any(len(text.ids) != n for text in run.inputs.sequences):
+        raise UsageError("decode must have texts of one length with --model, got different ones", hint="run them apart")
+    if not 0 <= prompt_len <= n:
+        raise UsageError(f"prompt_len must be from 0 to the {n} tokens of the text, got {prompt_len}")
+    if run.wanted.keep is not None:
+        raise UsageError(
+            "keep must be left out of decode with --model, which keeps the pattern", hint="leave --keep out"
+        )
+    return n
+
+
+def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
+    """Raises `MhaError` where the pattern was too large to keep, or where queries see later tokens."""
+    layer = record.layers[0]
+    if record.not_kept:
+        raise MhaError(
+            f"the pattern of {n} × {n} tokens must fit in --keep-limit, got more than {format_size(keep_limit)}",
+            hint="--max-tokens N takes a shorter text",
+            code="too-large",
+        )
+    if layer.kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
+        raise MhaError(
+            f"decode must be of attention that sees no later token, got {layer.name}, which sees {layer.mask}",
+            code="not-causal",
+        )
+
+
+@dataclass
+class _Decoder:
+    """The steps of a decoding, and what one layer's pattern comes to."""
+
+    run: CheckpointRun
+    layer: InspectedLayer
+    prompt_len: int
+    n_layers: int
+    pattern: Float[Tensor, "batch head query key"]
+    steps: list[Step] = field(default_factory=list)
+    cache: Any = None
+    _call: Call | None = None
+    _others: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def _ids(self) -> tuple[str, Tensor]:
+        """The keyword for the tokens, and the tokens."""
+        name = "decoder_input_ids" if "decoder_input_ids" in self.run.inputs.keywords else "input_ids"
+        return name, self.run.inputs.keywords[name]
+
+    def full(self) -> Tensor:
+        """The last layer's output of one pass over the whole text, and of an encoder once for all."""
+        name, _ = self._ids
+        others = {key: tensor for key, tensor in self.run.inputs.keywords.items() if key != name}
+        if name != "input_ids":
+            model = self.run.loaded.model
+            mask = others.get("attention_mask")
+            self._others = {"encoder_outputs": model.get_encoder()(input_ids=others["input_ids"], attention_mask=mask)}
+            self._others |= {} if mask is None else {"attention_mask": mask}
+        model, keywords = self.run.loaded.model, self.run.inputs.keywords
+        return _last(run_model(model, lambda: model(**keywords, use_cache=False)))
+
+    def decode(self, full: Tensor) -> None:
+        """All steps: the prompt at once, then one token after the other."""
+        n = self.pattern.shape[2]
+        after = [(t, t + 1) for t in range(self.prompt_len, n)]
+        for number, span in enumerate([(0, self.prompt_len), *after] if self.prompt_len else after):
+            self._step(number, span, full)
+
+    def _step(self, number: int, span: tuple[int, int], full: Tensor) -> None:
+        name, ids = self._ids
+        start, end = span
+        keywords = {name: ids[:, start:end], **self._others, "use_cache": True, "past_key_values": self.cache}
+        began = perf_counter()
+        model = self.run.loaded.model
+        with captured(model, self._take, batch=ids.shape[0]):
+            outputs = run_model(model, lambda: model(**keywords))
+        seconds = perf_counter() - began
+        self.cache = outputs.get("past_key_values")
+        if self.cache is None:
+            raise MhaError(f"the model must keep a cache to decode, got none from {type(model).__name__}",
+                           code="no-cache")  # fmt: skip
+        out = _last(outputs)
+        assert self._call is not None, "the layer was there in the full pass"
+        self._keep_row(self._call, span)
+        difference = finite(largest_difference(out, full[:, start:end]))
+        self.steps.append(self._told(number, span, self._call, out, seconds, difference))
+
+    def _take(self, call: Call) -> None:
+        if (call.layer, call.kind, call.title) == (self.layer.layer, self.layer.kind, self.layer.name):
+            self._call = call
+
+    def _keep_row(self, call: Call, span: tuple[int, int]) -> None:
+        """The rows of a step: its keys are the last ones, where a window has let go of the first."""
+        q_len = span[1] - span[0]
+        real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.model.device)
+        rows = whole(call, see(call, real, KnownMasks()))["pattern"].float().cpu()
+        self.pattern[:, :, span[0] : span[1], span[1] - rows.shape[3] : span[1]] = rows
+
+    def _told(
+        self, number: int, span: tuple[int, int], call: Call, out: Tensor, seconds: float, difference: float | None
+    ) -> Step:
+        (start, end), layer = span, self.layer
+        batch, n_new = out.shape[0], end - start
+        k_len = call.k.shape[2] if isinstance(call, ScoredCall) else end
+        token = batch * layer.n_kv_heads * (layer.d_head + layer.d_v) * out.element_size()
+        new = (batch, layer.n_kv_heads, n_new)
+        phase = "prefill" if number == 0 < self.prompt_len else "decode"
+        return Step(
+            site=site_of(number),
+            axes=("batch", "query", "d_model"),
+            shape=tuple(out.shape),
+            dtype=str(out.dtype).removeprefix("torch."),
+            formula=f"out = all layers of the model, {layer.label} meeting {k_len} keys",
+            meaning=f"{'the prompt at once' if phase == 'prefill' else 'one new token'} over {k_len} keys and values",
+            layout="copy",
+            strides=tuple(out.stride()),
+            flops=2 * batch * layer.n_heads * n_new * k_len * (layer.d_head + layer.d_v),
+            bytes=out.numel() * out.element_size(),
+            time_s=seconds,
+            cache=CacheStep(
+                phase=phase,  # type: ignore[arg-type]
+                start=start,
+                tokens=tuple(text.tokens[start:end] for text in self.run.inputs.sequences),
+                q_shape=(batch, layer.n_heads, n_new, layer.d_head),
+                k_shape=(*new, layer.d_head),
+                v_shape=(*new, layer.d_v),
+                n_past=k_len - n_new,
+                read_bytes=k_len * token,
+                appended_bytes=n_new * token,
+                moved_bytes=(k_len + n_new) * token,
+                cache_bytes=k_len * token,
+                max_abs_difference=difference,
+            ),
+        )
+
+    def check(self, full: Tensor) -> SelfCheck:
+        """The steps' outputs against those of the full pass. Every layer rounds anew: the tolerance counts them."""
+        found = [step.cache.max_abs_difference for step in self.steps if step.cache is not None]
+        tolerance = TOLERANCE[self.run.loaded.dtype] * max(1, self.n_layers) * full.abs().amax().item()
+        known = [error for error in found if error is not None]
+        worst = max(known) if len(known) == len(found) else math.inf
+        return SelfCheck(finite(worst), tolerance, worst <= tolerance)
+
+    def summary(self) -> DecodeSummary:
+        """What the cache of all layers takes, as the model itself keeps it."""
+        model, layer = self.run.loaded.model, self.layer
+        item = next(model.parameters()).element_size()
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        token, full = (self.n_layers * n * (layer.d_head + layer.d_v) * item for n in (layer.n_kv_heads, layer.n_heads))
+        return DecodeSummary(
+            type(self.cache).__name__, self.prompt_len, (), weights, token, full, weights / max(1, token)
+        )
+
+
+def _last(outputs: Mapping[str, Any]) -> Tensor:
+    """The output of the last layer: of the decoder, where there are two halves."""
+    hidden = outputs.get("last_hidden_state")
+    if isinstance(hidden, Tensor):
+        return hidden
+    return next(tensor for tensor in outputs.values() if isinstance(tensor, Tensor))

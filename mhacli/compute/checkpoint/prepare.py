@@ -1,0 +1,241 @@
+"""A look at a checkpoint made ready: its tokenizer, the texts, the model, and what it says itself when it is to go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from mhacli.adapters.hf.forward import run_model
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of
+from mhacli.adapters.hf.layer_names import most_positions
+from mhacli.adapters.hf.library import guarded
+from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
+from mhacli.compute.base.devices import choose_device
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.errors import MhaError, UsageError
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record.checkpoint import Generated, SpanTokens
+from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.config import DEFAULT_MAX_TOKENS
+from mhacli.text.chat import Turn, turns_of
+from mhacli.text.spans import find_spans, tokens_of
+from mhacli.text.tokenizers.pieces import begin_warnings
+
+
+class Texts(NamedTuple):
+    """The texts as tokens, those of an encoder, the tokens of named spans, and what to tell of them."""
+
+    sequences: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
+    spans: tuple[SpanTokens, ...]
+    notes: tuple[str, ...]
+
+
+@torch.no_grad()
+def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
+    """The run, and what to tell a reader of it. Raises `MhaError` for what cannot work, before the weights are loaded
+    where that can be known."""
+    device, began = choose_device(request.device), perf_counter()
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    checkpoint, revision = (
+        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
+    )
+    config = load_config(checkpoint)
+    _require_kinds(request, config)
+    tokenizer = load_tokenizer(checkpoint, request.tokenizer)
+    texts = make_texts(request, tokenizer, config)
+    loaded = load_model(
+        request.source,
+        checkpoint,
+        config,
+        revision=revision,
+        device=device,
+        dtype=request.dtype,
+        head=bool(request.n_generated),
+        allow_nonfinite=request.wanted.allow_nonfinite,
+    )
+    inputs = inputs_of(loaded, texts, tokenizer, request)
+    generated = None
+    if request.n_generated:
+        inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
+        loaded = replace(loaded, model=loaded.model.base_model)
+    wanted = ModelWanted(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
+    run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
+    run.foresee()
+    run.seconds["loading"] = perf_counter() - began
+    return run, (*loaded.notes, *texts.notes)
+
+
+def _require_kinds(request: ModelRequest, config: Any) -> None:
+    """Raises `UsageError` for a kind of attention that the model does not have."""
+    kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
+    for kind, n in request.layers or ():
+        if kind is not None and kind not in kinds:
+            raise UsageError(
+                f"layer must be of a kind that {config.model_type} has, {', '.join(kinds)}, got {kind}.{n}",
+                hint=f"--layer {n} looks at layer {n}",
+            )
+
+
+def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) -> Texts:
+    """The tokens of all texts, as many as the model has positions for. Raises `MhaError` and `UsageError`."""
+    most, path, n_vocabulary = most_positions(config), request.source, n_vocabulary_of(config)
+    is_pair = bool(config.is_encoder_decoder)
+    given, special = list(request.texts), True
+    turns: tuple[Turn, ...] = ()
+    if request.chat:
+        rendered = tokenizer.chat(request.chat)
+        given, turns, special = [rendered], turns_of(request.chat, rendered), False
+    limit = request.max_tokens
+    is_answer = is_pair and bool(
+        request.context
+    )  # what a decoder has said so far begins with its own token, and has no end
+    sequences = [tokenizer.sequence(text, special=special and not is_answer) for text in given]
+    sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
+    notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
+    notes += [
+        f"text {i} is cut to its first {limit} of {len(s.ids)} tokens (--max-tokens)"
+        for i, s in enumerate(sequences)
+        if limit is not None and len(s.ids) > limit
+    ]
+    sequences = require_texts(sequences, limit, most, path)
+    context = [tokenizer.sequence(text) for text in request.context]
+    context = require_texts(context, limit, most, path) if context else []
+    notes += _start_notes(config) if is_pair else []
+    if is_pair and not context:  # the text is what the encoder reads; the decoder has said nothing yet
+        context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
+    if len(context) not in (0, 1, len(sequences)):
+        raise UsageError(
+            f"context must be given once, or once for each of the {len(sequences)} texts, got {len(context)}",
+            hint="repeat --context for each text, or give it once for all",
+        )
+    context = context * len(sequences) if len(context) == 1 else context
+    require_ids([*sequences, *context], n_vocabulary, path)
+    _require_lengths([*sequences, *context], limit)
+    return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
+
+
+def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
+    """A decoder's text behind the token that it begins with, unless it begins so already."""
+    name = _start_name(config)
+    if name is None:
+        raise UsageError(
+            f"context must be given with {config.model_type}, whose config names no token for the decoder to start with",
+            hint="--context is what the encoder reads, TEXT what the decoder has said",
+        )
+    begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(getattr(config, name))])
+    if text is None:
+        return begin
+    return text if text.ids[:1] == begin.ids else joined(begin, text)
+
+
+_STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+"""What a decoder begins with: the first of these that its config has, as transformers' `generate` takes the first two, and as T5
+was trained with the third."""
+
+
+def _start_name(config: Any) -> str | None:
+    return next((name for name in _STARTS if getattr(config, name, None) is not None), None)
+
+
+def _start_notes(config: Any) -> list[str]:
+    """What to tell of a decoder whose config does not name the token that it begins with."""
+    name = _start_name(config)
+    if name is None or name == _STARTS[0]:
+        return []
+    return [f"the decoder starts with {name}, {getattr(config, name)}, for the config names no {_STARTS[0]}"]
+
+
+def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
+    longest = max(len(sequence.ids) for sequence in sequences)
+    if limit is None and longest > DEFAULT_MAX_TOKENS:
+        raise MhaError(
+            f"the text must have at most {DEFAULT_MAX_TOKENS} tokens, got {longest}",
+            hint="--max-tokens N takes the first N; a larger N raises the limit",
+            code="too-large",
+        )
+
+
+def _spans(
+    request: ModelRequest, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
+) -> tuple[SpanTokens, ...]:
+    """The tokens of each named part, in every text."""
+    if not request.spans:
+        return ()
+    if context:
+        raise UsageError(
+            "span must be of a model that reads one text, got a pair of encoder and decoder", hint="leave --span out"
+        )
+    found = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
+    spans = []
+    for same in zip(*found, strict=True):
+        tokens = tuple(tokens_of(span, sequence) for span, sequence in zip(same, sequences, strict=True))
+        if not any(tokens):
+            raise UsageError(
+                f"span {same[0].name!r} must hold a token of the text, got none",
+                hint="--max-tokens may have cut it off",
+            )
+        spans.append(SpanTokens(same[0].name, tokens))
+    return tuple(spans)
+
+
+def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
+    """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
+    if request.padding == "left" and loaded.config.is_encoder_decoder:
+        raise UsageError("padding must be right in a pair of encoder and decoder, got left", hint="leave --padding out")
+    side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
+    n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked: any id that has a row will do
+    return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
+
+
+def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
+    """What the model makes of a text, token by token with its cache, and whether one pass over it all says the same."""
+    if len(inputs.sequences) != 1:
+        raise UsageError(f"generate must have one text, got {len(inputs.sequences)}", hint="run the others apart")
+    model, sequence = loaded.model, inputs.sequences[0]
+    most = most_positions(loaded.config)
+    if most is not None and len(sequence.ids) + n > most:
+        raise MhaError(
+            f"the text and what is generated must have at most {most} tokens, the positions of {loaded.source}, got "
+            f"{len(sequence.ids)} and {n}",
+            hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
+            code="too-large",
+        )
+    first = sequence.ids[0] if inputs.context else None
+    made = guarded("generation", loaded.source, lambda: _go_on(model, inputs.keywords, n, tokenizer.pad_id or 0, first))
+    new = made[len(sequence.ids) :]
+    if not new:
+        raise MhaError(
+            "the model must generate a token at least, got none",
+            hint="another text may make it go on",
+            code="no-tokens",
+        )
+    whole = tokenizer.continued(sequence, new)
+    later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
+    whole_pass = run_model(model, lambda: model(**later.keywords, use_cache=False))
+    said = whole_pass.logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
+    repeated = sum(a == b for a, b in zip(said, new, strict=True))
+    return later, Generated((len(sequence.ids),), len(new), repeated)
+
+
+def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:
+    """The ids of a text and of what the model makes of it, at each step the likeliest token: the checkpoint's own settings for
+    generation, such as penalties and forced tokens, are left out. `first` is what a decoder begins with."""
+    own = model.generation_config
+    model.generation_config = type(own)(
+        max_new_tokens=n,
+        do_sample=False,
+        pad_token_id=pad_id,
+        eos_token_id=own.eos_token_id,
+        decoder_start_token_id=first,
+    )
+    try:
+        made: list[int] = model.generate(**keywords)[0].tolist()
+    finally:
+        model.generation_config = own
+    return made

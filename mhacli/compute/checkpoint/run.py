@@ -1,0 +1,406 @@
+"""The attention of a real checkpoint: one pass of the path that always runs, every layer looked at as it is computed.
+
+Each layer is reduced to statistics, or its matrices are kept, and then it is gone: memory holds one layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, Sight, see, whole
+from mhacli.adapters.hf.forward import outputs_of
+from mhacli.adapters.hf.inputs import ModelInputs, are_identical
+from mhacli.adapters.hf.layer_names import (
+    Place,
+    most_positions,
+    n_attentions_of,
+    n_layers_of,
+    positions_of,
+    rope_theta_of,
+    size_of,
+    without_attention,
+)
+from mhacli.adapters.hf.load import Loaded
+from mhacli.attention.tiled.statistics import Asked, strongest_key
+from mhacli.compute.base.devices import environment, free_bytes
+from mhacli.compute.base.head_statistics import Baseline, make_asked, make_baseline
+from mhacli.compute.base.recording_tap import to_array
+from mhacli.compute.base.threads import one_thread, shared_out
+from mhacli.compute.base.token_axes import Axes
+from mhacli.compute.checkpoint.layers import (
+    SMALL_CELLS,
+    attention_of_heads,
+    head_ranges,
+    mask_words,
+    misfit,
+    nothing_seen,
+    told_of,
+)
+from mhacli.compute.heads.passes import Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
+from mhacli.errors import MhaError
+from mhacli.requests.plan import CheckpointFacts, foresee_checkpoint
+from mhacli.results.record.checkpoint import (
+    AttentionKind,
+    Generated,
+    InspectedLayer,
+    LayerChoice,
+    Model,
+    SpanTokens,
+    texts_of,
+)
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import NOT_SEEN, Record, layer_prefix
+from mhacli.results.record.steps import SelfCheck, Timing
+from mhacli.results.record.tiled import Check, Survey, Wanted
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+
+KEPT = ("pattern", "z", "scores", "qk")
+"""The matrices of a layer, the most wanted first."""
+COMPARED_WHOLE, COMPARED_LEN = 1024, 256
+"""Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""
+
+
+@dataclass(frozen=True)
+class ModelWanted:
+    """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
+
+    `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
+    parts.
+    """
+
+    heads: Wanted
+    layers: tuple[LayerChoice, ...] | None = None
+    keep: tuple[str, ...] | None = ()
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    spans: tuple[SpanTokens, ...] = ()
+
+    def is_wanted(self, layer: int, kind: AttentionKind) -> bool:
+        """Whether a layer is asked for."""
+        return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
+
+
+@dataclass(frozen=True)
+class SeenLayer:
+    """A layer that is done: what is said of it, of its heads, and its arrays."""
+
+    said: InspectedLayer
+    heads: tuple[HeadStatistics, ...]
+    arrays: Mapping[str, Tensor]
+
+
+@dataclass
+class CheckpointRun:
+    """A look at a checkpoint. `run` does it; `record` tells the layers that are finished."""
+
+    loaded: Loaded
+    inputs: ModelInputs
+    wanted: ModelWanted
+    device_asked: str = "auto"
+    generated: Generated | None = None
+    seen: list[SeenLayer] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    identical: bool | None = None
+    compared_len: int = 0
+    peak_bytes: int = 0
+    on_layer: Callable[[Call, Sight], None] | None = None
+    not_kept: list[str] = field(default_factory=list)
+    _masks: KnownMasks = field(default_factory=KnownMasks)
+    _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
+    _found: list[Place] = field(default_factory=list)
+    _unfit: dict[Place, str] = field(default_factory=dict)
+    _kept_bytes: int = 0
+    _tell: Callable[[float, str], None] = lambda share, doing: None
+
+    @property
+    def n_layers(self) -> int:
+        """How many attentions will be told, as far as the config says."""
+        config = self.loaded.config
+        if self.wanted.layers is None:
+            return max(1, n_attentions_of(config))
+        return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.layers)
+
+    @property
+    def n_finished(self) -> int:
+        """How many layers are done."""
+        return len(self.seen)
+
+    def facts(self) -> CheckpointFacts:
+        """What the memory of a pass depends on."""
+        config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
+        name = getattr(self.loaded.config, "_attn_implementation", None)
+        d_model = size_of(config, "hidden_size") or 1
+        kept, keep = self.wanted.heads.kept, KEPT if self.wanted.keep is None else self.wanted.keep
+        corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
+        return CheckpointFacts(
+            batch=len(self.inputs.sequences),
+            length=max(len(text.ids) for family in families for text in family),
+            d_model=d_model,
+            d_inner=size_of(config, "intermediate_size") or 4 * d_model,
+            n_heads=size_of(config, "num_attention_heads") or 1,
+            item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
+            holds_matrices=name != "sdpa",
+            kept_matrices=len(keep) * self.n_layers,
+            kept_cells=self.n_layers * (corner + 2 * len(kept.queries) * kept.top),
+            keep_limit=self.wanted.keep_limit,
+        )
+
+    def foresee(self) -> None:
+        """Predicts the memory of the pass. Raises `MhaError` where it does not fit."""
+        self.peak_bytes = foresee_checkpoint(self.facts(), free_bytes(self.device_asked))
+
+    @torch.no_grad()
+    def run(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
+        """One pass with every layer looked at, and the passes that show that looking changes nothing."""
+        self.foresee()  # what is kept cell by cell may have been asked for since
+        began = perf_counter()
+        self._tell = tell
+        tell(0.0, "the first layer")
+        outputs = self._pass(self.inputs.keywords, self._take)
+        self.seconds["pass and statistics"] = perf_counter() - began
+        if not self.seen:
+            raise self._nothing_seen()
+        began = perf_counter()
+        self._compare(outputs)
+        self.seconds["comparison"] = perf_counter() - began
+
+    def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
+        """The outputs of the model, watched by `take` or by nobody."""
+        model, batch = self.loaded.model, len(self.inputs.sequences)
+        if take is None:
+            return outputs_of(model, keywords)
+        with captured(model, take, batch=batch):
+            return self._pass(keywords, None)
+
+    def _compare(self, outputs: Mapping[str, Any]) -> None:
+        """Whether the same bits come out without inspection: of the whole text, or where it is long of its first tokens."""
+        longest = max(tensor.shape[1] for tensor in self.inputs.keywords.values())
+        self.compared_len = longest if longest <= COMPARED_WHOLE else COMPARED_LEN
+        keywords = self.inputs.beginning(self.compared_len)
+        watched = outputs if longest <= COMPARED_WHOLE else self._pass(keywords, lambda call: None)
+        self.identical = are_identical(watched, self._pass(keywords, None))
+
+    def _nothing_seen(self) -> MhaError:
+        unfit = [reason for (kind, layer), reason in self._unfit.items() if self.wanted.is_wanted(layer, kind)]
+        return nothing_seen(self.loaded.config.model_type, self.wanted.layers, self._found, unfit)
+
+    def _take(self, call: Call) -> None:
+        """Looks at one attention, if it is asked for, while the model waits."""
+        axes, place = self.axes(call.kind), (call.kind, call.layer)
+        reason = misfit(call, axes)
+        if reason is not None:
+            self._unfit.setdefault(place, reason)
+            return
+        self._found.append(place)
+        if not self.wanted.is_wanted(call.layer, call.kind):
+            return
+        self.seen.append(self._look(call, axes))
+        self._tell(min(1.0, len(self.seen) / self.n_layers), self.seen[-1].said.label)
+
+    def axes(self, kind: AttentionKind) -> Axes:
+        """Whose tokens stand on the axes of an attention of this kind."""
+        queries, keys = texts_of(kind, self.inputs.sequences, self.inputs.context)
+        ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
+        return Axes(
+            queries=queries,
+            keys=keys,
+            q_len=max(len(text.ids) for text in queries),
+            k_len=max(len(text.ids) for text in keys),
+            side=self.inputs.side,
+            is_self=kind != "cross",
+            id_of=lambda word: ids.get(word, -1),
+            dtype=self.loaded.dtype,
+            device=self.loaded.model.device,
+        )
+
+    def _look(self, call: Call, axes: Axes) -> SeenLayer:
+        """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
+        wanted = self.wanted.heads
+        sight = see(call, axes.real_queries(), self._masks)
+        if self.on_layer is not None:
+            self.on_layer(call, sight)
+        asked = make_asked(
+            axes,
+            wanted.patterns,
+            sink_tokens=wanted.sink_tokens,
+            spans=self.wanted.spans,
+        )
+        is_small = self.loaded.model.device.type == "cpu" and sight.shape[2] * sight.shape[3] <= SMALL_CELLS
+        with one_thread() if is_small else nullcontext():
+            baseline = self._baseline(call, sight, asked)
+            looks = self._looks(call, sight, axes, asked, baseline)
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for done in looks for head in done.said)
+        arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
+        survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
+        said = told_of(call, sight, mask=mask_words(baseline, axes), survey=survey)
+        return SeenLayer(said, heads, arrays)
+
+    def _looks(self, call: Call, sight: Sight, axes: Axes, asked: Asked, baseline: Baseline) -> list[Look]:
+        """What is found of all heads that are asked for. On a CPU every thread takes its own."""
+        wanted = self.wanted.heads
+
+        def of_heads(heads: range) -> Look:
+            return look(
+                axes,
+                attention_of_heads(call, sight, heads),
+                asked=asked,
+                sink_share=wanted.sink_share,
+                baseline=baseline,
+                kept=wanted.kept,
+                allow_nonfinite=wanted.allow_nonfinite,
+            )
+
+        n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
+        return shared_out([partial(of_heads, heads) for heads in head_ranges(sight, wanted.heads, n_parts)])
+
+    def _baseline(self, call: Call, sight: Sight, asked: Asked) -> Baseline:
+        """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
+        if not isinstance(call, ScoredCall):
+            return make_baseline(sight.pattern, asked)
+        key = (call.kind, id(sight.allowed))
+        if key not in self._baselines:
+            while len(self._baselines) >= KEPT_MASKS:
+                del self._baselines[next(iter(self._baselines))]
+            self._baselines[key] = (
+                make_baseline(sight.pattern, asked),
+                sight.allowed,
+            )  # alive, so that its id names it
+        return self._baselines[key][0]
+
+    def _matrices(self, call: Call, sight: Sight) -> dict[str, Tensor]:
+        """The matrices of this layer that are to be kept, as far as the limit goes."""
+        batch, n_heads, n_queries, n_keys = sight.shape
+        one = 4 * batch * n_heads * n_queries * n_keys
+        keep = self._keep(one)
+        if not keep:
+            return {}
+        n_bytes = one * len(keep)
+        if self._kept_bytes + n_bytes > self.wanted.keep_limit:
+            self.not_kept.append(f"matrices of {call.title}")
+            return {}
+        self._kept_bytes += n_bytes
+        made = whole(call, sight) | ({} if call.z is None else {"z": call.z})
+        missing = [name for name in keep if name not in made]
+        self.not_kept += (
+            [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
+        )
+        made["strongest_key"] = strongest_key(made["pattern"])
+        names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
+        heads = self.wanted.heads.heads
+        own = {
+            name: made[name] if heads is None or made[name].shape[1] == 1 else made[name][:, heads] for name in names
+        }
+        return {name: array.cpu() for name, array in own.items()}
+
+    def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
+        """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""
+        if self.wanted.keep is not None:
+            return self.wanted.keep
+        room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
+        return KEPT[: max(1, room)]
+
+    def _survey(self, sight: Sight, axes: Axes, asked: Asked, checks: tuple[Check, ...]) -> Survey:
+        """How the heads of a layer were looked at."""
+        wanted = self.wanted.heads
+        return Survey(
+            block=asked.block,
+            steps=profile_steps(axes),
+            patterns=tuple(pattern.text for pattern in wanted.patterns),
+            sink_tokens=wanted.sink_tokens,
+            sink_share=wanted.sink_share,
+            kernel=sight.kernel,
+            checks=checks,
+            peak_bytes=self.peak_bytes,
+            full_bytes=4 * prod(sight.shape),
+            kept=wanted.kept,
+        )
+
+    def record(self) -> Record:
+        """The record of the layers that are finished, of which there must be one at least."""
+        seen = list(self.seen)
+        arrays = {
+            layer_prefix(i) + name: to_array(array)
+            for i, done in enumerate(seen)
+            for name, array in done.arrays.items()
+        }
+        ok = all(done.said.self_check.ok for done in seen)
+        worst = max(seen, key=lambda done: done.said.survey.checks[-1].strain).said.self_check  # that is its last check
+        model = self._model()
+        return Record(
+            command=self.wanted.heads.command,
+            config=self._config(seen[0].said, model),
+            sequences=self.inputs.sequences,
+            context=self.inputs.context,
+            vocabulary=(),
+            trace=(),
+            heads=tuple(head for done in seen for head in done.heads),
+            timings={
+                name: Timing(s, (s,), s, 0.0)
+                for name, s in (self.seconds | {"total": sum(self.seconds.values())}).items()
+            },
+            self_check=SelfCheck(worst.max_abs_error, worst.tolerance, ok and self.identical is not False),
+            environment=environment(self.loaded.model.device, self.device_asked),
+            weights=self.loaded.checkpoint.path,
+            not_kept=tuple(self.not_kept),
+            model=model,
+            layers=tuple(done.said for done in seen),
+            spans=self.wanted.spans,
+            arrays=arrays,
+        )
+
+    def _model(self) -> Model:
+        loaded = self.loaded
+        implementation = str(getattr(loaded.config, "_attn_implementation", None) or "eager")
+        rungs = dict.fromkeys(done.said.captured_by for done in self.seen)
+        inspected = " and ".join(
+            dict.fromkeys("hand-written" if rung == "softmax" else implementation for rung in rungs)
+        )
+        return Model(
+            path=loaded.source,
+            revision=loaded.revision,
+            family=loaded.config.model_type,
+            architecture=type(loaded.model).__name__,
+            implementation=implementation,
+            path_inspected=f"{inspected} (unchanged)",
+            identical_outputs=self.identical,
+            compared_len=self.compared_len,
+            n_layers=n_layers_of(loaded.config),
+            n_parameters=sum(p.numel() for p in loaded.model.parameters()),
+            n_vocabulary=int(getattr(loaded.text_config, "vocab_size", 0) or 0),
+            positions=positions_of(loaded.model),
+            max_positions=most_positions(loaded.config),
+            dtype=loaded.dtype,
+            without=without_attention(loaded.config, self._found, self._unfit),
+            generated=self.generated,
+        )
+
+    def _config(self, first: InspectedLayer, model: Model) -> Config:
+        """The sizes and choices in the house's words; those of each layer stand in `layers`."""
+        known = ("rope", "rope-interleaved", "alibi", "learned")
+        return Config(
+            d_model=int(getattr(self.loaded.text_config, "hidden_size", 0) or first.n_heads * first.d_v),
+            n_heads=first.n_heads,
+            n_kv_heads=first.n_kv_heads,
+            d_head=first.d_head,
+            d_v=first.d_v,
+            positions=model.positions if model.positions in known else "none",  # type: ignore[arg-type]
+            causal=first.mask.startswith("causal"),
+            padding=self.inputs.side,
+            scale=first.scale,
+            softcap=first.softcap,
+            dtype=model.dtype,  # type: ignore[arg-type]
+            device=str(self.loaded.model.device),
+            tokenizer=self.loaded.checkpoint.tokenizer or "word",
+            max_positions=model.max_positions or Config.max_positions,
+            rope_theta=rope_theta_of(self.loaded.config, first.layer),
+        ).resolved()

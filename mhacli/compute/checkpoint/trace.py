@@ -1,0 +1,365 @@
+"""The walkthrough of one attention of a checkpoint: every tensor that its modules make, in the order of execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import is_attention
+from mhacli.adapters.hf.captured_pattern import Sight, whole
+from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
+from mhacli.compute.base.head_statistics import finite
+from mhacli.compute.base.recording_tap import summarise
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.errors import MhaError, UsageError
+from mhacli.requests.plan import Place
+from mhacli.results.record.checkpoint import AttentionKind, InspectedLayer
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import Cell, ScorePart
+from mhacli.results.record.steps import Parameter, Step
+
+_BUILDING = ("eager", "math", "softmax")
+"""The kernels that make matrices of queries × keys; the others never do."""
+_SILENT = ("Dropout", "Identity")
+"""Modules that change nothing in evaluation."""
+
+
+class Made(NamedTuple):
+    """A tensor and how it was made: by a `module` from a `source`, where there is one."""
+
+    name: str
+    tensor: Tensor
+    formula: str
+    meaning: str
+    module: nn.Module | None = None
+    built: bool = True
+
+
+@dataclass
+class _Seen:
+    """What the wanted attention made on its way, before and after the call itself; `is_done` behind its last module."""
+
+    before: list[Made] = field(default_factory=list)
+    after: list[Made] = field(default_factory=list)
+    call: Call | None = None
+    sight: Sight | None = None
+    is_done: bool = False
+
+
+def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | None = None) -> Record:
+    """The record of a pass whose trace is that of one attention, the first that is asked for; with `values`, each tensor's
+    numbers; with a `place`, the story of its cell. Raises `MhaError` where there is no such layer."""
+    kind, layer = (run.wanted.layers or ((None, 0),))[0]
+    run.wanted = replace(run.wanted, layers=((kind, layer),))
+    seen = _Seen()
+    with _watched(run, kind, seen):
+        run.run()
+    if seen.call is None or seen.sight is None:
+        raise MhaError(f"layer {layer} must have an attention to walk, got none", code="no-layer")
+    record = run.record()
+    name = record.layers[0].name
+    record = replace(
+        record,
+        layers=record.layers[:1],
+        heads=tuple(head for head in record.heads if head.attention == name),
+        arrays={array: tensor for array, tensor in record.arrays.items() if array.startswith("layers.0.")},
+    )
+    words = _Words.of(record.layers[0], seen.sight, record.config.d_model)
+    assert record.model is not None
+    ways = _Ways.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
+    made = (*seen.before, *_inside(seen.call, seen.sight, record.layers[0], ways), *seen.after)
+    steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
+    cell = None if place is None else follow_call(seen.call, seen.sight, place, record)
+    timings = {name: timing for name, timing in record.timings.items() if name != "total"}  # that of other things too
+    return replace(record, trace=steps, cell=cell, timings=timings)
+
+
+def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]:
+    """The outermost modules that are an attention of a kind, with what is around the call too, such as an output projection."""
+    is_pair = bool(run.loaded.config.is_encoder_decoder)
+    parts = {name: module for name, module in run.loaded.model.named_modules() if name and is_attention(name, module)}
+    names = [  # a norm beside an attention has no parts, and a list never runs
+        name for name, module in parts.items()
+        if list(module.children()) and not isinstance(module, nn.ModuleList)
+        and kind in (None, kind_of(name, is_pair=is_pair))
+    ]  # fmt: skip
+    return [parts[name] for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+
+@contextmanager
+def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Iterator[None]:
+    """Hears of what the parts of every attention make, each time anew, until the wanted one has come."""
+
+    def enter(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
+        given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
+        if seen.call is None and given:
+            seen.before[:] = [Made("x", given[0], "what the layers before made", "a row of numbers per token")]
+
+    def leave(*_: Any) -> None:
+        seen.is_done = seen.call is not None
+
+    def take(call: Call, sight: Sight) -> None:
+        if seen.call is None:
+            seen.call, seen.sight = call, sight
+
+    handles: list[Any] = []
+    for top in _roots_of(run, kind):
+        handles += [top.register_forward_pre_hook(enter, with_kwargs=True), top.register_forward_hook(leave)]
+        for name, module in top.named_modules():
+            if not list(module.children()) and type(module).__name__ not in _SILENT and name:
+                handles.append(module.register_forward_hook(_listener(name, seen)))
+    run.on_layer = take
+    try:
+        yield
+    finally:
+        run.on_layer = None
+        for handle in handles:
+            handle.remove()
+
+
+def _listener(name: str, seen: _Seen) -> Any:
+    def told(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not seen.is_done:
+            one = Made(name, output, _formula(name, module), type(module).__name__, module)
+            (seen.before if seen.call is None else seen.after).append(one)
+
+    return told
+
+
+def _formula(name: str, module: nn.Module) -> str:
+    """How a module makes its tensor, for the kinds that attention is made of."""
+    kind, short = type(module).__name__, name.rpartition(".")[2]
+    added = " + b" if getattr(module, "bias", None) is not None else ""
+    if kind == "Conv1D":
+        return f"{short} = x W{added}, W [d_in, d_out]"
+    if isinstance(module, nn.Linear) or kind.endswith("Linear"):
+        return f"{short} = x Wᵀ{added}"
+    if "RMSNorm" in kind or kind == "T5LayerNorm":
+        return f"{short} = x / √(mean x² + ε) · {'(1 + g)' if kind.startswith('Gemma') else 'g'}"
+    if isinstance(module, nn.LayerNorm):
+        return f"{short} = (x − mean) / √(var + ε) · g{added}"
+    return f"{short} = {kind}(x)"
+
+
+# ------------------------------------------------------------------------------------------------------- the attention itself
+
+
+def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Iterator[Made]:
+    """What the attention reads, and the matrices that follow from it; those that no kernel builds are built here."""
+    made, is_built = whole(call, sight), layer.kernel in _BUILDING
+    if isinstance(call, ScoredCall):
+        shared = layer.n_heads // layer.n_kv_heads
+        yield Made(
+            "q", call.q, f"q = {ways.of_queries}", "what each token asks for, head by head, as attention reads it"
+        )
+        said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
+        yield Made("k", call.k, f"k = {ways.of_keys}", f"what each token is found by{said}")
+        yield Made("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
+        met = "every query meets every key: their dot product says how well they match"
+        yield Made("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
+        if call.mask is not None:
+            is_bool = call.mask.dtype == torch.bool
+            yield Made("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
+        if call.sinks is not None:
+            whose = "head" if call.sinks.ndim == 1 else "query"
+            yield Made("sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing")
+    seen = f"what a query sees: {layer.mask}"
+    yield Made("scores", made["scores"], _scores_formula(call, layer), seen, built=is_built)
+    sinks = " and the sink" if layer.sinks else ""
+    softmax = f"pattern = softmax(scores) over the keys{sinks}"
+    yield Made("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
+    if call.z is not None:
+        seen = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
+        yield Made("z", call.z, "z = pattern v", seen)
+
+
+class _Ways(NamedTuple):
+    """How queries and keys came to be what attention reads, behind their projections."""
+
+    of_queries: str
+    of_keys: str
+
+    @staticmethod
+    def of(made: Sequence[Made], positions: str, theta: float) -> _Ways:
+        """By the modules that were passed, and by how tokens know their place."""
+        names = [one.name.rpartition(".")[2] for one in made]
+        turned = f", turned by its place (RoPE, base {theta:g})" if positions.startswith("rope") else ""
+
+        def way(short: str) -> str:
+            normed = ", normed" if any(name.startswith(short) and "norm" in name for name in names) else ""
+            return f"its projection{normed}, cut into heads{turned}"
+
+        return _Ways(way("q"), way("k"))
+
+
+def _scores_formula(call: Call, layer: InspectedLayer) -> str:
+    if not isinstance(call, ScoredCall):
+        return "scores as softmax reads them"
+    scaled = f"{call.scale:.6g} · qk"
+    c = call.softcap
+    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
+    return f"scores = {capped}{' + position bias' if layer.bias else ''}; −∞ where not allowed"
+
+
+def _pattern_meaning(layer: InspectedLayer) -> str:
+    if layer.sinks:
+        return "shares of the keys; they sum to less than 1, for the sink takes the rest"
+    return "each query's shares of its keys, which sum to 1"
+
+
+# ------------------------------------------------------------------------------------------------------------- the steps
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The sizes of a layer, to name axes by."""
+
+    batch: int
+    q_len: int
+    k_len: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_v: int
+    d_model: int
+
+    @staticmethod
+    def of(layer: InspectedLayer, sight: Sight, d_model: int) -> _Words:
+        """Those of a layer that was seen."""
+        batch, _, q_len, k_len = sight.shape
+        return _Words(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
+
+    def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
+        """The axes of a tensor by what it is called and how large it is; a module may have the name of a site of ours."""
+        known = {
+            "q": "batch head query d_head", "k": "batch kv_head key d_head", "v": "batch kv_head key d_v",
+            "qk": "batch head query key", "scores": "batch head query key", "pattern": "batch head query key",
+            "z": "batch head query d_v", "mask": "batch head query key",
+            "sinks": "head" if len(shape) == 1 else "batch head query",
+        }.get(name)  # fmt: skip
+        if known is not None and not of_module:
+            return tuple(known.split())
+        short = name.rpartition(".")[2]
+        is_of_keys = short.startswith(("k", "v")) and self.k_len in shape[1:3]
+        length, n = ("key", self.k_len) if is_of_keys else ("query", self.q_len)
+        words = {0: "batch", len(shape) - 1: self._width(short, shape[-1])} if shape[0] == self.batch else {}
+        fitting = {self.n_kv_heads: "kv_head", self.n_heads: "head", self.k_len: "key", n: length}
+        for place, size in enumerate(shape):
+            words.setdefault(place, fitting.get(size, "rows" if place == 0 else "width"))
+        return tuple(words[place] for place in range(len(shape)))
+
+    def _width(self, name: str, size: int) -> str:
+        """The word for the last axis: by its name for projections, else the width of the model where it is that."""
+        own = {
+            "q": ("head·d_head", self.n_heads * self.d_head),
+            "k": ("kv_head·d_head", self.n_kv_heads * self.d_head),
+            "v": ("kv_head·d_v", self.n_kv_heads * self.d_v),
+        }
+        word, width = own.get(name[:1], ("", 0))
+        if size == width:
+            return word
+        if size == sum(width for _, width in own.values()) and self.d_head == self.d_v:
+            return "(head+2·kv_head)·d_head"
+        names = {self.d_head: "d_head", self.n_heads * self.d_v: "head·d_v", self.d_model: "d_model"}
+        return names.get(size, "width")
+
+
+def _view_of(made: Made, others: Sequence[Made]) -> str | None:
+    """The tensor whose memory this one shares, the first of them; None where it has its own. All are alive meanwhile."""
+    storage = made.tensor.untyped_storage().data_ptr()
+    first = next(other for other in others if other.tensor.untyped_storage().data_ptr() == storage)
+    return None if first is made else first.name
+
+
+def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> Step:
+    """A tensor as the walkthrough tells it."""
+    tensor = made.tensor
+    weights = [] if made.module is None else list(made.module.named_parameters())
+    return Step(
+        site=made.name,
+        axes=words.axes(made.name, tuple(tensor.shape), of_module=made.module is not None),
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        formula=made.formula,
+        meaning=made.meaning,
+        layout="copy" if view_of is None else "view",
+        strides=tuple(tensor.stride()),
+        flops=_flops(made, words),
+        bytes=tensor.numel() * tensor.element_size(),
+        view_of=view_of,
+        built=made.built,
+        parameters=tuple(Parameter(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),
+        values=summarise(tensor) if values else None,
+    )
+
+
+def _flops(made: Made, words: _Words) -> int:
+    """Operations, counted as the walkthrough of our own layer does: 2 per weight and row, 1 for other numbers."""
+    cells = words.batch * words.n_heads * words.q_len * words.k_len
+    own = {"qk": 2 * cells * words.d_head, "scores": cells, "pattern": 5 * cells, "z": 2 * cells * words.d_v}
+    if made.module is None:
+        is_turned = "RoPE" in made.formula  # two products and a sum for each number
+        return own.get(made.name, 3 * made.tensor.numel() if is_turned else 0)
+    weights = [p for p in made.module.parameters() if p.ndim == 2]
+    if weights:
+        rows, n_biases = made.tensor.numel() // made.tensor.shape[-1], len(list(made.module.parameters())) - 1
+        return 2 * rows * prod(weights[0].shape) + n_biases * made.tensor.numel()
+    return made.tensor.numel()
+
+
+# -------------------------------------------------------------------------------------------------------------- the cell
+
+
+def follow_call(call: Call, sight: Sight, place: Place, record: Record) -> Cell:
+    """The story of one cell of a captured attention. Raises `UsageError` for a place outside, and where no queries and keys
+    were seen."""
+    if not isinstance(call, ScoredCall):
+        raise UsageError("cell must be of a layer whose queries and keys are seen, got one seen by its softmax")
+    view = record.of_layer(0)
+    _require_place(place, call, view)
+    b, h = place.sequence, place.head
+    i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
+    group = call.q.shape[1] // call.k.shape[1]
+    made, first, n_keys = whole(call, sight), view.first_key(b), len(view.keys[b].ids)
+    own = slice(first, first + n_keys)
+    scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
+    allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
+    return Cell(
+        sequence=b, head=h, query=place.query, key=place.key,
+        q=_numbers(call.q[b, h, i]), k=_numbers(call.k[b, h // group, j]), v=_numbers(call.v[b, h // group, j]),
+        qk=finite(made["qk"][b, h, i, j].item()), scale=call.scale, softcap=call.softcap, allowed=allowed,
+        score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
+        share=finite(shares[j].item()), z=_numbers(call.z[b, h, i]), parts=_parts(sight, place, i, j),
+    )  # fmt: skip
+
+
+def _require_place(place: Place, call: ScoredCall, view: Record) -> None:
+    if place.sequence >= len(view.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(view.sequences) - 1}, got {place.sequence}")
+    counts = (
+        ("head", place.head, call.q.shape[1]),
+        ("query", place.query, len(view.sequences[place.sequence].ids)),
+        ("key", place.key, len(view.keys[place.sequence].ids)),
+    )
+    for name, value, count in counts:
+        if value >= count:
+            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
+
+
+def _parts(sight: Sight, place: Place, i: int, j: int) -> tuple[ScorePart, ...]:
+    """What is added to the score besides the product."""
+    if sight.bias is None:
+        return ()
+    full = torch.broadcast_to(sight.bias, sight.shape)
+    return (ScorePart("position bias", "position", finite(full[place.sequence, place.head, i, j].item()), added=True),)
+
+
+def _numbers(row: Tensor) -> tuple[float | None, ...]:
+    return tuple(finite(x) for x in row.double().tolist())

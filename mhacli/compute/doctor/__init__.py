@@ -1,0 +1,1 @@
+"""The checks of `mha doctor`: this installation, or a checkpoint."""

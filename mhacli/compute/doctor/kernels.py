@@ -1,0 +1,143 @@
+"""Every backend of attention on every device and in every dtype against float64, and how exact the definition itself is."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from mhacli.attention import masks
+from mhacli.attention.backends.catalogue import Projected, draw_heads, prepare
+from mhacli.attention.backends.exact import Exact, deviation, exact_answer
+from mhacli.attention.core import attend
+from mhacli.attention.fused import kernel_among, operators_of
+from mhacli.compute.base.threads import one_thread
+from mhacli.compute.bench.failures import explained, told
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import Workload
+from mhacli.results.doctor import Kernel, Numerics
+from mhacli.spec.config import Dtype
+
+Told = Callable[[float, str], None]
+DTYPES: tuple[Dtype, ...] = ("float64", "float32", "float16", "bfloat16")
+CEILING: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "float16": 5e-3, "bfloat16": 2e-2}
+"""Largest error of a result of normal numbers, up to 512 tokens of 128 columns: twice what was measured, or more."""
+ROW_SUM_CEILING: Mapping[str, float] = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 5e-3}
+_ALWAYS_THERE = ("explicit", "sdpa", "math", "tiled", "torch-mha", "torch-mha-weights")
+"""What must run wherever torch does: others are kernels that torch may lack here, whatever it says when they are forced."""
+_SIZE = {"batch": 2, "n_heads": 6, "n_kv_heads": 6, "d_head": 64, "q_len": 130, "k_len": 130}
+_MOST_FLOPS = 1e12
+_WITH_ALL_THREADS = "float32"
+"""The dtype that is tried with as many threads as anything else is computed with; in the others, where products are as small,
+threads would only wait for each other."""
+_LOUD = 1000.0
+
+
+def measure(
+    devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, tell: Told
+) -> tuple[tuple[Kernel, ...], tuple[Numerics, ...]]:
+    """Both tables: rows by device, then dtype."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of itself on stderr
+    dtypes = DTYPES if dtype is None else (dtype,)
+    places = [(device, kind) for device in devices for kind in dtypes]
+    kernels: list[Kernel] = []
+    numerics: list[Numerics] = []
+    for place, (device, kind) in enumerate(places):
+        tell(place / len(places), f"{device} {kind}")
+        if device == "mps" and kind == "float64":  # which it does not have
+            continue
+        with nullcontext() if kind == _WITH_ALL_THREADS else one_thread():
+            kernels += _kernels(torch.device(device), kind, seed, compiles)
+            numerics.append(numerics_of(torch.device(device), kind, seed))
+    return tuple(kernels), tuple(numerics)
+
+
+# ----------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _kernels(device: torch.device, dtype: Dtype, seed: int, compiles: bool) -> list[Kernel]:
+    """Every backend at one size, causal, in this dtype."""
+    workload = Workload(**_SIZE, dtype=dtype, causal=True, direction="forward")
+    heads = draw_heads(workload, device, seed)
+    shared: list[Exact] = []
+    return [_kernel(name, workload, heads, seed, shared, compiles=compiles) for name in BACKENDS]
+
+
+def _kernel(
+    backend: str, workload: Workload, heads: Projected, seed: int, shared: list[Exact], *, compiles: bool
+) -> Kernel:
+    """A backend against the exact answer; `shared` holds that of those which take the heads as they are."""
+    device, dtype = str(heads[0].device), workload.dtype
+    if BACKENDS[backend].is_compiled and not compiles:
+        return Kernel(
+            device, dtype, backend, "not tried", None, reason="torch compiles it for seconds; --compile tries it"
+        )
+    try:
+        with explained(backend):
+            prepared = prepare(backend, workload, heads, seed)
+            ran = kernel_among(operators_of(lambda: prepared.once("forward")))
+        if prepared.leaves is heads and not shared:
+            shared.append(exact_answer(prepared, workload, most_flops=_MOST_FLOPS))
+        own = prepared.leaves is heads
+        exact = shared[0] if own else exact_answer(prepared, workload, most_flops=_MOST_FLOPS)
+        error = deviation(prepared, workload, exact).max_error
+    except Exception as fault:
+        status, reason = told(fault)
+        ok = False if status == "failed" and backend in _ALWAYS_THERE else None
+        return Kernel(device, dtype, backend, status, ok, reason=reason)
+    tolerance = CEILING[dtype] * max(1.0, float(exact.out.abs().max()))
+    known = error if math.isfinite(error) else None
+    return Kernel(
+        device, dtype, backend, "ok", error <= tolerance, known, tolerance, ran,
+        None if known is not None else "results are not finite",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- numerics
+
+
+def numerics_of(device: torch.device, dtype: Dtype, seed: int) -> Numerics:
+    """The definition on a device in a dtype, against the same in float64 on the CPU."""
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((2, 6, 97, 48), (2, 3, 97, 48), (2, 3, 97, 32))
+    wide = [torch.randn(size, generator=generator, dtype=torch.float64).to(kind) for size in sizes]
+    q, k, v = (tensor.to(device) for tensor in wide)
+    exact = attend(*(tensor.double() for tensor in wide), allowed=masks.causal())
+    pattern, z = _run(q, k, v)
+    earlier = torch.ones(pattern.shape[-2:], dtype=torch.bool).tril()
+    loud, loud_z = _run(q, k, v, scale=_LOUD * q.shape[-1] ** -0.5)
+    empty_pattern, empty = _run(q, k, v, offset=-2)
+    return Numerics(
+        str(device),
+        dtype,
+        max_error=_largest(z - exact),
+        ceiling=CEILING[dtype] * max(1.0, float(exact.abs().max())),
+        row_sum_error=_largest(pattern.sum(dim=-1) - 1),
+        row_sum_ceiling=ROW_SUM_CEILING[dtype],
+        forbidden=_largest(pattern.masked_fill(earlier, 0.0)),
+        empty=max(_largest(empty_pattern[..., :2, :]), _largest(empty[..., :2, :])),
+        loud=bool(loud_z.isfinite().all()) and _largest(loud.sum(dim=-1) - 1) <= ROW_SUM_CEILING[dtype],
+    )
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, offset: int = 0, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """The pattern and z of causal attention, in float64 on the CPU. `offset` is the first query's own key: of −2 the first two
+    queries see none."""
+    kept: dict[str, Tensor] = {}
+
+    def tap(site: str, tensor: Tensor, **where: object) -> None:
+        kept[site] = tensor.detach().cpu().double()
+
+    attend(q, k, v, allowed=masks.causal(offset), scale=scale, tap=tap)
+    return kept["pattern"], kept["z"]
+
+
+def _largest(numbers: Tensor) -> float:
+    """The largest absolute value, infinite where one is not finite."""
+    found = numbers.abs().max().item()
+    return found if math.isfinite(found) else math.inf

@@ -1,0 +1,1 @@
+"""Statistics of heads over long texts, without their matrices: `mha heads`."""

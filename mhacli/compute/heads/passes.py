@@ -1,0 +1,336 @@
+"""A look at a few heads: both passes, the arrays that are kept of them, and the checks that are always on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.attention.core import visible_cells
+from mhacli.attention.fused import Attended
+from mhacli.attention.tiled.forward import pattern_of
+from mhacli.attention.tiled.rectangles import indices
+from mhacli.attention.tiled.scores import Scores, Shares, VirtualPattern
+from mhacli.attention.tiled.statistics import (
+    Asked,
+    Statistics,
+    distances_folded,
+    doubling_steps,
+    in_steps,
+    shares_of,
+    summarise,
+    with_sink,
+)
+from mhacli.compute.base.head_statistics import Baseline, Found, finite, has_keys, head_statistics
+from mhacli.compute.base.token_axes import Axes
+from mhacli.compute.layer.run import TOLERANCE
+from mhacli.errors import MhaError
+from mhacli.results.record.consistency import MOST_OF_SUMS
+from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
+from mhacli.results.record.tiled import Check, Kept
+
+CHECKED_WHOLE, CHECKED_ROWS = 128, 16
+"""Up to so many queries z is computed again from their shares for all of them, of more for some that are evenly spread."""
+_HUGE = 1e4
+"""Scores that may be too large to be told apart."""
+
+
+class Look(NamedTuple):
+    """What was found of some neighbouring heads: what is said of them, arrays `[batch, head, …]` on the CPU, and checks."""
+
+    said: tuple[HeadStatistics, ...]
+    arrays: Mapping[str, Tensor]
+    kernel: str
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What some neighbouring heads computed: their pattern to ask, z, and the values that it was made of.
+
+    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made it. `sink_mass` is the share that a
+    learned sink takes of each query, which no key gets. `v` None: the values were not seen. `is_finite`: so were all inputs.
+    """
+
+    heads: range
+    pattern: Shares
+    z: Float[Tensor, "batch head query d_v"]
+    v: Float[Tensor, "batch kv_head key d_v"] | None
+    lse: Float[Tensor, "batch head query"]
+    kernel: str
+    sink_mass: Float[Tensor, "batch head query"] | None = None
+    is_finite: bool = True
+
+
+def attention_of(
+    scores: Scores, attended: Attended, v: Float[Tensor, "batch kv_head key d_v"], heads: range
+) -> Attention:
+    """The attention of scores, of which z and the log-sum-exp are known."""
+    is_finite = all(bool(tensor.isfinite().all()) for tensor in (scores.q, scores.k, v))
+    pattern = pattern_of(scores, attended.lse)
+    return Attention(heads, pattern, attended.z, v, attended.lse, attended.kernel, is_finite=is_finite)
+
+
+def look(
+    axes: Axes,
+    attention: Attention,
+    *,
+    asked: Asked,
+    sink_share: float,
+    baseline: Baseline,
+    kept: Kept,
+    allow_nonfinite: bool,
+    tell: Callable[[int], None] = lambda cells: None,
+) -> Look:
+    """Everything about some heads; the `baseline` is that of all heads, `tell` hears of the cells that were looked at."""
+    heads, pattern, lse = attention.heads, attention.pattern, attention.lse
+    own_baseline = baseline.of_heads(heads)
+    statistics = summarise(pattern, asked, tell, visible=own_baseline.visible, lift=SINK_LIFT)
+    if attention.sink_mass is not None:
+        statistics = with_sink(statistics, attention.sink_mass)
+    seen = has_keys(statistics)
+    is_huge = ~(lse.abs() < _HUGE)
+    is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
+    if not allow_nonfinite and bool(is_lost.any()):
+        raise _overflow(heads, is_lost, axes)
+    top_score = torch.where(seen, statistics.peak + _lse_of_shares(attention), -torch.inf)
+    found = Found(heads, statistics, top_score, pattern, attention.sink_mass)
+    arrays = {
+        "lse": torch.where(seen, lse, torch.nan),
+        "max_score": torch.where(seen, found.top_score, torch.nan),
+        **_arrays(statistics, axes, asked),
+        **_cells(pattern, kept),
+    }
+    if kept.z:
+        arrays["z"] = attention.z
+    return Look(
+        head_statistics(found, own_baseline, axes, sink_share=sink_share),
+        {name: array.cpu() for name, array in arrays.items()},
+        attention.kernel,
+        check_statistics(found, attention, axes),
+    )
+
+
+def _lse_of_shares(attention: Attention) -> Float[Tensor, "batch head query"]:
+    """What the shares are relative to: the log-sum-exp of the scores, the learned sink's among them."""
+    return attention.lse if attention.sink_mass is None else attention.lse - torch.log1p(-attention.sink_mass)
+
+
+def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
+    """What to say of scores so large that the shares of a query do not add up, and in which heads."""
+    of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
+    named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
+    return MhaError(
+        f"the scores must be small enough for {axes.dtype}, got some whose shares do not add up in head {named}",
+        hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite looks anyway",
+        code="not-finite",
+    )
+
+
+def _arrays(statistics: Statistics, axes: Axes, asked: Asked) -> dict[str, Tensor]:
+    """The vectors, the map and the masses between spans as records keep them; NaN for queries without keys."""
+    seen = has_keys(statistics)
+    per_query = {
+        "entropy": statistics.entropy,
+        "participation": 1 / statistics.squares,
+        "distance": statistics.distance,
+        "sink": statistics.first,
+    }
+    return {
+        **{name: torch.where(seen, row, torch.nan) for name, row in per_query.items()},
+        "received": statistics.received,
+        "map": map_of(statistics, asked.block),
+        "profile": profile_of(statistics, axes),
+        **between_of(statistics, asked, "span_mass"),
+    }
+
+
+def between_of(statistics: Statistics, asked: Asked, name: str) -> dict[str, Tensor]:
+    """The mean share that a query of each span gives each span, by name; nothing where there are no spans."""
+    if asked.q_spans is None:
+        return {}
+    seen = has_keys(statistics)[:, :, None] & asked.q_spans[:, None]
+    return {name: statistics.between / seen.sum(dim=-1).clamp(min=1)[..., None]}
+
+
+def uniform_arrays(baseline: Baseline, axes: Axes, asked: Asked) -> dict[str, Tensor]:
+    """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
+    arrays = {
+        "visible": baseline.visible.to(torch.int64),
+        "uniform_map": map_of(baseline.statistics, asked.block),
+        "uniform_received": baseline.statistics.received,
+        "uniform_profile": profile_of(baseline.statistics, axes),
+        **between_of(baseline.statistics, asked, "uniform_span_mass"),
+    }
+    return {name: array.cpu() for name, array in arrays.items()}
+
+
+def joined_arrays(looks: Sequence[Look], uniform: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of looks side by side, and those of uniform attention of the same heads."""
+    arrays = {name: torch.cat([done.arrays[name] for done in looks], dim=1) for name in looks[0].arrays}
+    heads = [head.head for done in looks for head in done.said]
+    return arrays | {name: array if array.shape[1] == 1 else array[:, heads] for name, array in uniform.items()}
+
+
+def map_of(statistics: Statistics, block: int) -> Float[Tensor, "batch head query_block key_block"]:
+    """The mean share that the queries of a block give a block of keys; queries without keys do not count."""
+    seen = has_keys(statistics).to(statistics.map.dtype)
+    n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
+    means: Tensor = statistics.map / n_seen.clamp(min=1)[..., None]
+    return means
+
+
+def profile_of(statistics: Statistics, axes: Axes) -> Float[Tensor, "batch head step"]:
+    """The share of all mass at each distance, in the bins of `profile_steps`."""
+    zero, steps = axes.q_len - 1, profile_steps(axes)
+    rows = [in_steps(distances_folded(profile, zero), steps) for profile in statistics.profile]
+    masses: Tensor = statistics.mass.double().sum(dim=-1)[..., None].clamp(min=1)
+    return torch.stack(rows) / masses
+
+
+def profile_steps(axes: Axes) -> tuple[int, ...]:
+    """The upper ends of the distances in a profile."""
+    return doubling_steps(max(axes.q_len, axes.k_len) - 1)
+
+
+def _cells(pattern: Shares, kept: Kept) -> dict[str, Tensor]:
+    """The cells that were asked for, by sequence and head: a corner, and the strongest keys of queries."""
+    arrays = {}
+    places = [[(b, h) for h in range(pattern.shape[1])] for b in range(pattern.shape[0])]
+    if kept.corner is not None:
+        c = kept.corner
+        spans = (range(c.first_query, c.first_query + c.n_queries), range(c.first_key, c.first_key + c.n_keys))
+        shares = torch.stack([torch.stack([shares_of(pattern, p, *spans) for p in row]) for row in places])
+        seen = visible_cells(pattern.allowed, *(indices(span, shares) for span in spans))
+        arrays["corner"] = shares if seen is None else torch.where(seen, shares, torch.nan)
+    if kept.queries:
+        tops = [[_top_keys(pattern, p, kept) for p in row] for row in places]
+        arrays["top_shares"], arrays["top_keys"] = (
+            torch.stack([torch.stack([top[part] for top in row]) for row in tops]) for part in (0, 1)
+        )
+    return arrays
+
+
+def _top_keys(pattern: Shares, place: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
+    """The largest shares of each asked query and their keys, −1 where a share is 0."""
+    keys = range(pattern.shape[3])
+    n_keys = min(kept.top, len(keys))
+    tops = [shares_of(pattern, place, range(query, query + 1), keys).topk(n_keys, dim=1) for query in kept.queries]
+    shares, found = (torch.cat([top[part] for top in tops]) for part in (0, 1))
+    return shares, torch.where(shares > 0, found, -1)
+
+
+def check_statistics(found: Found, attention: Attention, axes: Axes) -> tuple[Check, ...]:
+    """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
+
+    Every query gives 1 in all, a learned sink's share among it, so that what the keys receive and the maps add up to the
+    rest; and z of some queries, from their shares, is what was computed. The tolerance is that of shares whose scores are
+    rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
+    passed over.
+    """
+    statistics, wide = found.statistics, found.statistics.mass.dtype
+    seen = has_keys(statistics)
+    given = seen.double() if found.sink_mass is None else torch.where(seen, 1 - found.sink_mass.double(), 0.0)
+    n_given = given.sum(dim=-1)
+    largest = found.top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    rounding = _rounding(wide, largest)
+    sums = {
+        "each query gives 1": (statistics.mass - given).abs().amax(dim=-1).double(),
+        "keys receive one per query": (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
+        "maps add up to one per query": (statistics.map.double().sum(dim=(-1, -2)) - n_given).abs()
+        / n_given.clamp(min=1),
+    }
+    if not attention.is_finite:
+        sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
+    checks = [_check(name, error.max().item(), rounding) for name, error in sums.items()]
+    if attention.v is None:
+        return tuple(checks)
+    of_kernel = _rounding(torch.float64 if axes.dtype == "float64" else torch.float32, largest)
+    return (*checks, _check_z(attention, attention.v, axes, max(rounding, of_kernel) + TOLERANCE[axes.dtype]))
+
+
+def _rounding(dtype: torch.dtype, largest: float) -> float:
+    """How far shares may be off whose scores, the largest of this size, are rounded in a dtype."""
+    return min(MOST_OF_SUMS, TOLERANCE[str(dtype).removeprefix("torch.")] + 16 * torch.finfo(dtype).eps * largest)
+
+
+def _check(name: str, error: float, tolerance: float) -> Check:
+    return Check(name, finite(error), tolerance, error <= tolerance)
+
+
+def _check_z(attention: Attention, v: Tensor, axes: Axes, rounding: float) -> Check:
+    """z of spread queries from the sums of shares and values. Where scores are so large that shares are made in float64, a query
+    may be as far off besides as the rounding of the kernel's own scores can move it, and the check says by how much."""
+    errors, magnitude, moved = _z_again(attention, v, axes)
+    usual = rounding * magnitude
+    allowed = usual + torch.where(errors > usual, moved, 0.0)
+    worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
+    check = _check("z of the shares is the kernel's", errors[worst].item(), allowed[worst].item())
+    return replace(check, rounding=(allowed.amax().item() - usual) if check.ok else 0.0)
+
+
+def _z_again(attention: Attention, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:
+    """The largest distance of z from the sums of shares and values for each of some spread queries, the largest magnitude of
+    all, and how far the rounding of scores may move each."""
+    batch, n_heads, _, n_keys = attention.pattern.shape
+    group, errors, moved, magnitude = n_heads // v.shape[1], [], [], 0.0
+    for b in range(batch):
+        spans = _checked(axes.first_query(b), len(axes.queries[b].ids))
+        queries = [query for span in spans for query in span]
+        for place in ((b, h) for h in range(n_heads)):
+            rows = [shares_of(attention.pattern, place, span, range(n_keys)) for span in spans]
+            shares, values = torch.cat(rows).double(), v[b, place[1] // group].double()
+            sums, own = (shares @ values).cpu(), attention.z[place][queries].double().cpu()
+            apart = torch.where(own.isfinite() & sums.isfinite(), (sums - own).abs(), 0.0)
+            errors.append(torch.where(own.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
+            moved.append(_moved(attention.pattern, place, queries, shares, values).cpu())
+            magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
+    return torch.cat(errors), magnitude, torch.cat(moved)
+
+
+def _moved(
+    pattern: Shares, place: tuple[int, int], queries: list[int], shares: Tensor, values: Tensor
+) -> Float[Tensor, " query"]:
+    """How far z of some queries may move when their scores are rounded in float32, where these are large; else 0.
+
+    A dot product of n numbers is off by E = n u Σ|q||k| at most, whatever the order of summing, with u = 2⁻²⁴. So a share is
+    off by a factor between e^−E and e^E, and z by Σ p (e^E − 1) |v − z| / Σ p e^−E. Source: Higham 2002, "Accuracy and
+    Stability of Numerical Algorithms", section 3.1. Two more roundings are those of the scale and of the score itself.
+    """
+    scores = pattern.scores if isinstance(pattern, VirtualPattern) else None
+    if scores is None or not scores.is_wide:
+        return shares.new_zeros(len(shares))
+    (b, h), group = place, scores.q.shape[1] // scores.k.shape[1]
+    products = scores.q[b, h, queries].double().abs() @ scores.k[b, h // group].double().abs().mT
+    off = ((scores.q.shape[3] + 2) * torch.finfo(torch.float32).eps / 2 * abs(scores.scale) * products).clamp(
+        max=_MOST_OFF
+    )
+    least = (shares * (-off).exp()).sum(dim=1)
+    apart = [(values - z).abs().amax(dim=1) for z in shares @ values]
+    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(shares, off, apart, strict=True)])
+    farthest = torch.stack([away.amax() for away in apart])
+    return torch.minimum(sums / least.clamp(min=torch.finfo(torch.float64).tiny), farthest)
+
+
+_MOST_OFF = 300.0
+"""An exponent beyond which nothing is known of a share; e to its power is still a number."""
+
+
+def _checked(first: int, n: int) -> list[range]:
+    """Of `n` columns from the first one on all of a few, which are asked for at once, or some, evenly spread."""
+    if n <= CHECKED_WHOLE:
+        return [range(first, first + n)]
+    places: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
+    return [range(first + place, first + place + 1) for place in places]
+
+
+def worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
+    """Of each check the one that came nearest to its tolerance, or passed it most."""
+    return tuple(
+        replace(max(same, key=lambda check: check.strain), rounding=max(check.rounding for check in same))
+        for same in zip(*checks, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""One layer of our own: `mha run`, `mha trace` and `mha decode`."""

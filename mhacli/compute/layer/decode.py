@@ -1,0 +1,242 @@
+"""Autoregressive decoding, step by step: one token comes in, reads what is kept of the past, and is kept itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.attention import masks
+from mhacli.attention.cache import CACHES
+from mhacli.attention.core import Tap, no_tap
+from mhacli.attention.layer import Past, Rows
+from mhacli.checkpoints.mha_weights import LayerFile
+from mhacli.compute.base.devices import free_bytes
+from mhacli.compute.base.head_statistics import finite
+from mhacli.compute.base.recording_tap import require_finite
+from mhacli.compute.base.setup import Setup
+from mhacli.compute.base.stopwatch import Stopwatch, time_stages
+from mhacli.compute.layer.cache_timing import compare_ways
+from mhacli.compute.layer.run import Observed, Options, largest_difference, make_record, prepare
+from mhacli.errors import MhaError
+from mhacli.requests.plan import decodable, foresee
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep, DecodeSummary
+from mhacli.results.record.steps import SelfCheck, Step
+from mhacli.spec import decode_costs as costs
+from mhacli.spec.config import Config
+from mhacli.spec.decode_costs import CacheKind
+from mhacli.text.encode import Encoded
+
+_ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
+"""Sites with one row per query, and what stands where a later key is not there yet."""
+
+
+def decode(
+    encoded: Encoded,
+    config: Config,
+    *,
+    cache: CacheKind = "preallocated",
+    prompt_len: int = 0,
+    lengths: Sequence[int] = (),
+    source: LayerFile | None = None,
+    options: Options = Options(),
+) -> Record:
+    """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
+
+    Its arrays are what the steps computed, row by row; its self-check is their distance from a full recomputation of the
+    whole sequence. The ways of keeping the past are compared at `lengths`, by default that of the text. Raises `MhaError`
+    as `inspect` does, and `UsageError` for what cannot be decoded token by token.
+    """
+    resolved = decodable(config.resolved() if source is None else source.config, encoded, prompt_len)
+    setup, plan = prepare(encoded, resolved, source, options)
+    with torch.no_grad():
+        for length in lengths:
+            _require_room(setup, length)
+        decoder = Decoder(setup, setup.rows(), cache, prompt_len)
+        observed = decoder.observe()
+        if not options.allow_nonfinite:
+            require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
+        timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
+        record = make_record(setup, plan, observed, timings, options)
+        ways = compare_ways(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
+    return replace(
+        record,
+        self_check=_against_recomputation(record),
+        decoding=DecodeSummary(
+            cache=cache,
+            prompt_len=prompt_len,
+            ways=ways,
+            weight_bytes=costs.weight_bytes(setup.config),
+            token_bytes=costs.token_bytes(setup.config),
+            full_token_bytes=costs.token_bytes(setup.config, setup.config.n_heads),
+            crossing_len=costs.crossing_len(setup.config, setup.facts.batch),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The rows of a text and a way of keeping the past, to be run again and again with the same numbers."""
+
+    setup: Setup
+    x: Rows
+    cache: CacheKind
+    prompt_len: int
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each step's new tokens begin and end: the prompt at once, then one by one."""
+        after = [(t, t + 1) for t in range(self.prompt_len, self.x.shape[1])]
+        return [(0, self.prompt_len), *after] if self.prompt_len else after
+
+    def run(self, tap: Tap) -> None:
+        """All steps, each told to the tap as `step N` with its output."""
+        past = self._empty()
+        for number, (start, end) in enumerate(self.spans()):
+            out, past = self.step(start, end, past)
+            tap(site_of(number), out)
+
+    def step(self, start: int, end: int, past: Past | None, tap: Tap = no_tap) -> tuple[Rows, Past | None]:
+        """The output of the tokens from `start` to `end`, and the state behind them."""
+        layer, places = self.setup.layer.attention, self.setup.places[..., :end]
+        if past is None:
+            bias = self._bias(0, end)
+            out = layer(self.x[:, :end], allowed=self.setup.allowed, bias=bias, places=places, tap=tap)[0]
+            return out[:, start:], None
+        allowed = masks.shifted(self.setup.allowed or masks.causal(), start)
+        bias = self._bias(start, end)
+        new, own = self.x[:, start:end], places[..., start:]
+        out, _, past = layer.decode(new, past, allowed=allowed, bias=bias, places=own, tap=tap)
+        return out, past
+
+    def observe(self) -> Observed:
+        """Runs all steps once, and gathers their rows into whole tensors."""
+        whole: dict[str, Tensor] = {}
+        steps: list[Step] = []
+        seconds: dict[str, float] = {}
+        full, past = self.setup.run(), self._empty()
+        for number, span in enumerate(self.spans()):
+            seen: dict[str, Tensor] = {}
+            watch = Stopwatch(self.setup.device)
+            out, past = self.step(*span, past, lambda site, tensor, into=seen, **_: into.update({site: tensor}))
+            watch(site_of(number), out)
+            seconds |= watch.seconds
+            self._gather(whole, seen | {"out": out}, span)
+            whole["v"] = seen["v"] if past is None else past.v
+            difference = largest_difference(out, full[:, slice(*span)])
+            steps.append(self._step(number, span, seen, past, difference))
+        tensors = {site: tensor.cpu() for site, tensor in whole.items()}
+        return Observed(tuple(steps), tensors, self.setup.visible().cpu(), seconds)
+
+    def _gather(self, whole: dict[str, Tensor], seen: Mapping[str, Tensor], span: tuple[int, int]) -> None:
+        """The rows of a step's queries into tensors for all queries and keys; the keys that come later stay as not there."""
+        n_new, length = span[1] - span[0], self.x.shape[1]
+        for site in ("qk", "scores", "pattern", "z", "out"):
+            rows = seen[site][..., -n_new:, :]
+            shape = (*rows.shape[:-2], length, length if site in _ROWS else rows.shape[-1])
+            into = whole.setdefault(site, rows.new_full(shape, _ROWS.get(site, 0.0)))
+            into[..., slice(*span), : rows.shape[-1]] = rows
+
+    def _step(
+        self, number: int, span: tuple[int, int], seen: Mapping[str, Tensor], past: Past | None, difference: float
+    ) -> Step:
+        (start, end), config, batch = span, self.setup.config, self.x.shape[0]
+        n_new = end - start
+        out_width = seen["out"].shape[2]
+        cost: dict[str, Any] = {"batch": batch, "n_new": n_new, "length": end, "cache": self.cache}
+        token = batch * costs.token_bytes(config)
+        return Step(
+            site=site_of(number),
+            axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
+            shape=(batch, n_new, out_width),
+            dtype=str(seen["out"].dtype).removeprefix("torch."),
+            formula=f"out = softmax(scale · q[{_span(start, end)}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]"
+            + _output_words(config),
+            meaning=f"{'the prompt at once' if number == 0 < self.prompt_len else 'one new token'} over {end} keys and values",
+            layout="copy",
+            strides=tuple(seen["out"].stride()),
+            flops=costs.step_flops(config, **cost),
+            bytes=batch * n_new * out_width * seen["out"].element_size(),
+            cache=CacheStep(
+                phase="prefill" if number == 0 < self.prompt_len else "decode",
+                start=start,
+                tokens=self._tokens(start, end),
+                q_shape=tuple(seen["q"].shape),
+                k_shape=tuple(seen["k"].shape),
+                v_shape=tuple(seen["v"].shape),
+                n_past=start,
+                read_bytes=0 if past is None else end * token,
+                appended_bytes=0 if past is None else n_new * token,
+                moved_bytes=costs.moved_bytes(config, **cost),
+                cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
+                max_abs_difference=finite(difference),
+            ),
+        )
+
+    def _tokens(self, start: int, end: int) -> tuple[tuple[str, ...], ...]:
+        """The names of the new tokens of each sequence; none where it is padding."""
+        named = []
+        for sequence in self.setup.encoded.sequences:
+            first = self.setup.config.first_column(len(sequence.tokens), self.x.shape[1])
+            named.append(sequence.tokens[max(0, start - first) : max(0, end - first)])
+        return tuple(named)
+
+    def _empty(self) -> Past | None:
+        if self.cache == "none":
+            return None
+        return CACHES[self.cache](self.setup.layer.attention, self.x.shape[0], self.x.shape[1])
+
+    def _bias(self, start: int, end: int) -> Tensor | None:
+        """The rows and columns of the score bias that these queries meet."""
+        bias = self.setup.bias
+        if bias is None:
+            return None
+        whole: Tensor = torch.atleast_2d(bias)
+        rows: Tensor = whole if whole.shape[-2] == 1 else whole[..., start:end, :]
+        return rows if rows.shape[-1] == 1 else rows[..., :end]
+
+
+def _require_room(setup: Setup, length: int) -> None:
+    """Raises `MhaError` for a length at which computing all again, one of the ways compared, does not fit in memory."""
+    longer = replace(setup.facts, q_len=length, k_len=length)
+    try:
+        foresee(longer, (), 0, free_bytes(setup.config.device))
+    except MhaError as fault:
+        raise MhaError(
+            f"lengths must be such that computing all again fits in memory, got {length}: {fault.message}",
+            hint="compare at shorter --lengths",
+            code=fault.code,
+        ) from None
+
+
+def site_of(number: int) -> str:
+    """The name of a step in traces and timings."""
+    return f"step {number}"
+
+
+def _output_words(config: Config) -> str:
+    if not config.out_proj:
+        return ""
+    return " W_oᵀ + b_o" if config.bias else " W_oᵀ"
+
+
+def _span(start: int, end: int) -> str:
+    return str(start) if end == start + 1 else f"{start} … {end - 1}"
+
+
+def _against_recomputation(record: Record) -> SelfCheck:
+    """The larger of two errors: the steps' outputs against what follows from the pattern that is shown, and against their
+    rows of a full recomputation. There both sides may err, so the tolerance is twice that of one output; what is shown must
+    still keep its own.
+    """
+    found = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
+    known = [error for error in (record.self_check.max_abs_error, *found) if error is not None]
+    tolerance = 2 * record.self_check.tolerance
+    if len(known) <= len(found):
+        return SelfCheck(None, tolerance, False)
+    if max(known) <= tolerance and not record.self_check.ok:
+        return record.self_check
+    return SelfCheck(max(known), tolerance, max(known) <= tolerance)

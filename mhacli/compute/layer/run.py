@@ -1,0 +1,229 @@
+"""The main study: a text, and what every attention head does with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mhacli.attention import masks
+from mhacli.attention.core import per_query_head
+from mhacli.attention.layer import merge_heads
+from mhacli.attention.tiled import statistics as stats
+from mhacli.attention.tiled.scores import ComputedPattern
+from mhacli.attention.tiled.statistics import summarise
+from mhacli.attention.weights import layer_file as weights
+from mhacli.checkpoints.mha_weights import LayerFile
+from mhacli.compute.base.devices import free_bytes
+from mhacli.compute.base.head_statistics import Found, finite, head_statistics, make_asked, make_baseline
+from mhacli.compute.base.recording_tap import Capture, require_finite, to_array
+from mhacli.compute.base.setup import Setup, make_setup
+from mhacli.compute.base.stopwatch import Stopwatch, time_stages
+from mhacli.errors import UsageError
+from mhacli.requests.plan import Plan, facts_of, foresee
+from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import SelfCheck, Step, Timing
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.text.encode import Encoded, encode
+
+TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
+"""Largest error of an output in each dtype, relative to the magnitudes that it is the sum of."""
+_BLOCK_CELLS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record of a run, beyond the config: arrays to keep, their limit in bytes, and how often to time it."""
+
+    keep: Sequence[str] | None = None
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    repeat: int | None = None
+    allow_nonfinite: bool = False
+    command: tuple[str, ...] = ()
+
+
+def inspect(
+    text: str | Sequence[str] | Encoded = (),
+    config: Config | None = None,
+    *,
+    context: Sequence[str] = (),
+    source: LayerFile | None = None,
+    options: Options = Options(),
+) -> Record:
+    """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
+
+    `text` is one sequence, several (a batch, padded), texts that are tokens already, or nothing where the config asks
+    for random rows. `context` makes it
+    cross-attention. `source` gives weights from a file, else they come from the config's seed. Raises `MhaError` for what
+    a user can mend: sizes that do not fit together, text without tokens, too little memory, numbers that overflow.
+    """
+    resolved = (config or Config()).resolved() if source is None else source.config
+    encoded = (
+        text
+        if isinstance(text, Encoded)
+        else encode([text] if isinstance(text, str) else text, resolved, context=context)
+    )
+    setup, plan = prepare(encoded, resolved, source, options)
+    with torch.no_grad():
+        return record_run(setup, plan, options)[0]
+
+
+def prepare(encoded: Encoded, config: Config, source: LayerFile | None, options: Options) -> tuple[Setup, Plan]:
+    """A run made ready, with the plan of what to keep. Raises `MhaError` before the first large tensor if it cannot fit."""
+    plan = foresee(facts_of(encoded, config), options.keep, options.keep_limit, free_bytes(config.device))
+    return make_setup(encoded, config, source=source, allow_nonfinite=options.allow_nonfinite), plan
+
+
+def record_run(
+    setup: Setup,
+    plan: Plan,
+    options: Options,
+    *,
+    route: str = "separate",
+    values: bool = False,
+    also: Sequence[str] = (),
+) -> tuple[Record, Observed]:
+    """One observed run and its repetitions as a record, and what was observed, with the sites of `also` besides."""
+    observed = observe(setup, (*plan.keep, *also), route=route, values=values)
+    if not options.allow_nonfinite:
+        require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
+    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
+    return make_record(setup, plan, observed, timings, options), observed
+
+
+def weights_content(encoded: Encoded, config: Config, source: LayerFile | None = None) -> bytes:
+    """The weights that `inspect` computes with, as the content of a weights file. Raises `MhaError` if not finite."""
+    setup = make_setup(encoded, config, source=source)
+    return weights.to_bytes(setup.layer, setup.config, encoded.vocabulary.tokens)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One observed run: its steps, the tensors that were kept, the mask, and the seconds of every site."""
+
+    steps: tuple[Step, ...]
+    tensors: Mapping[str, Tensor]
+    visible: Bool[Tensor, "#batch #head query key"]
+    first_s: Mapping[str, float]
+
+    def tensor(self, name: str) -> Tensor:
+        """`q`, `k`, `v` or `out` as the route made it; `shares`: what multiplied the values, after any dropout."""
+        names = {"out": ("out", "out_sum"), "shares": ("dropped", "pattern")}.get(name, (name, f"{name}_per_head"))
+        return next(self.tensors[site] for site in names if site in self.tensors)
+
+
+_ALWAYS = (
+    "q",
+    "q_per_head",
+    "k",
+    "k_per_head",
+    "v",
+    "v_per_head",
+    "qk",
+    "scores",
+    "pattern",
+    "dropped",
+    "out",
+    "out_sum",
+)
+
+
+def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
+    """Runs once and keeps the sites named, and what the statistics and the self-check need."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
+    capture = Capture(setup.facts, shapes, keep={*keep, *_ALWAYS}, values=values)
+    watch = Stopwatch(setup.device, then=capture)
+    setup.run(watch, route)
+    visible = setup.visible()
+    tensors = {name: tensor.cpu() for name, tensor in capture.tensors.items()}
+    return Observed(tuple(capture.steps), tensors, visible.cpu(), watch.seconds)
+
+
+def make_record(
+    setup: Setup, plan: Plan, observed: Observed, timings: Mapping[str, Timing], options: Options
+) -> Record:
+    """The record of an observed run, everything moved to the CPU once.
+
+    Raises `UsageError` where an array was to be kept of a site that the run does not pass.
+    """
+    for name in options.keep or ():
+        if name not in observed.tensors:
+            passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
+            raise UsageError(
+                f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
+            )
+    entropy, heads = _look(setup, observed)
+    tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
+    arrays = {name: to_array(tensors[name]) for name in plan.keep}
+    arrays |= {
+        "allowed": to_array(observed.visible),
+        "entropy": to_array(entropy),
+        "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
+    }
+    return Record(
+        command=options.command,
+        config=setup.config,
+        sequences=setup.encoded.sequences,
+        context=setup.encoded.context,
+        vocabulary=setup.encoded.vocabulary.tokens,
+        trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
+        heads=heads,
+        timings=timings,
+        self_check=_self_check(setup, observed),
+        environment=setup.environment,
+        weights=setup.weights,
+        not_kept=plan.not_kept,
+        arrays=arrays,
+    )
+
+
+def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
+    """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
+    pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
+    asked = make_asked(setup.axes).on("cpu")
+    baseline = make_baseline(pattern, asked)
+    statistics = summarise(pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
+    found = Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
+    return statistics.entropy, head_statistics(found, baseline, setup.axes)
+
+
+def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
+    """The output again, in float64, from the shares that are shown: blocks of queries, to bound the memory.
+
+    The tolerance is relative to the largest sum of magnitudes behind an output, which is what bounds its rounding.
+    """
+    shares, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
+    v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
+    block = max(1, _BLOCK_CELLS // (shares.shape[0] * shares.shape[1] * shares.shape[3]))
+    error, magnitude = 0.0, 0.0
+    for start in range(0, shares.shape[2], block):
+        rows = shares[:, :, start : start + block].double()
+        again, sums = _output(rows @ v, o_proj), _output(rows @ v.abs(), o_proj, magnitudes=True)
+        error = max(error, largest_difference(again, out[:, start : start + block]))
+        magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
+    tolerance = TOLERANCE[setup.config.dtype] * magnitude
+    return SelfCheck(finite(error), tolerance, error <= tolerance)
+
+
+def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = False) -> Tensor:
+    """Heads to output in float64, or with `magnitudes` the sum of the absolute values of what is added up."""
+    concat = merge_heads(z)
+    if o_proj is None:
+        return concat
+    weight, bias = (None if p is None else p.detach().cpu().double() for p in (o_proj.weight, o_proj.bias))
+    if magnitudes:
+        weight, bias = (None if p is None else p.abs() for p in (weight, bias))
+    return torch.nn.functional.linear(concat, weight, bias)
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """The largest distance of finite cells; infinite where only one of two cells is finite."""
+    one, other = one.cpu().double(), other.cpu().double()
+    if bool((one.isfinite() != other.isfinite()).any()):
+        return math.inf
+    return torch.where(one.isfinite(), (one - other).abs(), 0.0).max().item()

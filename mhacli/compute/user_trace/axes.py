@@ -1,0 +1,270 @@
+"""The axes of somebody's tensors by name, from how their sizes follow the sizes that were asked for.
+
+One size can mean several things; in a second run, with other sizes, those come apart. An axis is called by what it was in
+every run: a word of the house, or a product of words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+from mhacli.adapters.usercode.subject import Operation
+from mhacli.compute.user_trace.dataflow import KERNEL, Attention, Flow, Roles
+
+WORDS = ("batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context")
+_TWINS = (("kv_head", "head"), ("d_v", "d_head"), ("key", "query"), ("d_context", "d_model"))
+"""Words that stand for another one where their sizes are never different."""
+_SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "qkv", "kv", "qk_proj", "concat", "q", "k", "v")
+"""Sites whose width is that of heads side by side, although it may be that of the model."""
+_FUSED = "(head+2·kv_head)·d_head"
+Sizes = Mapping[str, int]
+"""What each word came to in a run."""
+
+
+class Measured(NamedTuple):
+    """A run: its words' sizes, the shape of what each place of the walk made there, and how often it was passed."""
+
+    sizes: Sizes
+    shapes: Mapping[object, tuple[int, ...]]
+    counts: Mapping[object, int]
+
+
+def sizes_of(flow: Flow, roles: Roles, asked: Sizes) -> Sizes:
+    """The words that the run itself tells of, besides those that it was `asked` with: widths and counts of heads."""
+    found = dict(asked)
+    if not roles.attentions:
+        return found
+    first = roles.attentions[0]
+    d_head = _contracted(flow, first)
+    n_scores = _count_scores(flow, roles)
+    plane = asked["batch"] * asked["query"] * asked["key"]
+    if d_head:
+        found.setdefault("d_head", d_head)
+    if n_scores and not n_scores % plane:
+        found.setdefault("head", n_scores // plane)
+    found.setdefault("d_v", _width_of_values(flow, first) or found.get("d_head", 0))
+    found.setdefault("kv_head", _kv_heads(flow, roles, found))
+    return {word: size for word, size in found.items() if size}
+
+
+def _contracted(flow: Flow, one: Attention) -> int | None:
+    """The width of the dot products."""
+    if one.qk is None:
+        return None
+    operation = flow.operations[one.qk]
+    if operation.name == "einsum":
+        letters = einsum_letters(operation.arguments.get("equation", ""), [t.ndim for t in operation.inputs])
+        if letters is None or len(letters) != 3:
+            return None
+        sizes = dict(zip(letters[0], operation.inputs[0].shape, strict=True))
+        return prod(sizes[x] for x in letters[0] if x in letters[1] and x not in letters[2])
+    place = 1 if operation.name == "baddbmm" else 0
+    return int(operation.inputs[place].shape[-1])
+
+
+def einsum_letters(equation: object, n_axes: Sequence[int]) -> tuple[str, ...] | None:
+    """The letters of each operand and of the result, spelled out; None where they cannot be told."""
+    if not isinstance(equation, str) or "->" not in equation:
+        return None
+    left, right = equation.replace(" ", "").split("->")
+    terms = left.split(",")
+    if len(terms) != len(n_axes):
+        return None
+    missing = max((n - len(term.replace("...", "")) for term, n in zip(terms, n_axes, strict=True)), default=0)
+    spare = "".join(chr(0x3B1 + place) for place in range(missing))  # letters that no equation has
+    spelled = []
+    for term, n in zip(terms, n_axes, strict=True):
+        n_spare = n - len(term.replace("...", ""))
+        spelled.append(term.replace("...", spare[missing - n_spare :]))
+        if len(spelled[-1]) != n:
+            return None
+    return (*spelled, right.replace("...", spare))
+
+
+def _count_scores(flow: Flow, roles: Roles) -> int:
+    """How many scores there are in all runs of the first softmax's line, whatever their shape."""
+    first = flow.operations[roles.attentions[0].softmax]
+    total = 0
+    for one in roles.attentions:
+        operation = flow.operations[one.softmax]
+        if (operation.file, operation.line, operation.name) != (first.file, first.line, first.name):
+            continue
+        if operation.name == KERNEL:
+            queries, keys = operation.inputs[:2]
+            total += queries.numel() // max(1, queries.shape[-1]) * keys.shape[-2]
+        else:
+            total += operation.output.numel()
+    return total
+
+
+def _width_of_values(flow: Flow, one: Attention) -> int | None:
+    if one.z is None or flow.operations[one.z].name == "einsum":
+        return None
+    operation = flow.operations[one.z]
+    return int(operation.inputs[2 if operation.name == KERNEL else -1].shape[-1])
+
+
+def _kv_heads(flow: Flow, roles: Roles, found: Sizes) -> int:
+    """How many heads keys have, by how many numbers their projection makes, where that can be told."""
+    n_heads, d_head = found.get("head", 0), found.get("d_head", 0)
+    projections = [(index, site) for index, site in roles.sites.items() if site in ("k_proj", "kv", "qkv")]
+    if not projections or not d_head:
+        return n_heads
+    site = projections[0][1]
+    line = flow.operations[projections[0][0]].line
+    made = [flow.operations[index] for index, other in projections if other == site]
+    n_numbers = sum(one.output.numel() for one in made if one.line == line)
+    n_rows = n_numbers / (found["batch"] * found["key"] * d_head)
+    n = {"k_proj": n_rows, "kv": n_rows / 2, "qkv": (n_rows - n_heads) / 2}[site]
+    return int(n) if n >= 1 and n == int(n) and not n_heads % int(n) else n_heads
+
+
+# -------------------------------------------------------------------------------------------------------------- naming
+
+
+def known_words(runs: Sequence[Measured]) -> tuple[str, ...]:
+    """The words that are different things in these runs."""
+    words = [word for word in WORDS if all(word in run.sizes for run in runs)]
+    for twin, word in _TWINS:
+        if twin in words and word in words and all(run.sizes[twin] == run.sizes[word] for run in runs):
+            words.remove(twin)
+    return tuple(words)
+
+
+def axes_of(place: object, site: str, runs: Sequence[Measured]) -> tuple[str, ...]:
+    """The names of the axes of what one place of the walk made, from all runs that passed it with as many axes."""
+    shape = runs[0].shapes[place]
+    seen = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
+    words = known_words(runs)
+    axes = [name_of([run.shapes[place][axis] for run in seen], seen, words) for axis in range(len(shape))]
+    is_by_heads = site.partition(".")[0] in _SIDE_BY_SIDE or site.startswith("z.")
+    if is_by_heads and axes and {"head", "d_head"} <= set(words):
+        axes[-1] = _by_heads(axes[-1], site, runs, words)
+    return tuple(axes)
+
+
+def _by_heads(axis: str, site: str, runs: Sequence[Measured], words: Sequence[str]) -> str:
+    """The width of heads side by side, where the width of the model is the same number."""
+    heads = "kv_head" if site.startswith(("k", "v")) and "kv_head" in words else "head"
+    width = "d_v" if site.startswith(("v", "z", "concat")) and "d_v" in words else "d_head"
+    if not all(run.sizes["d_model"] == run.sizes[heads] * run.sizes[width] for run in runs if "d_model" in run.sizes):
+        return axis
+    named = {"d_model": f"{heads}·{width}"} | {f"{n}·d_model": f"{n}·{heads}·{width}" for n in (2, 3)}
+    return named.get(axis, axis)
+
+
+def name_of(sizes: Sequence[int], runs: Sequence[Measured], words: Sequence[str]) -> str:
+    """What has had these sizes in these runs: the simplest such thing, or the two that cannot be told apart."""
+    for candidates in _candidates(words):
+        fitting = [
+            name for name in candidates
+            if all(_value(name, run.sizes) == size for size, run in zip(sizes, runs, strict=True))
+        ]  # fmt: skip
+        if fitting:
+            return "|".join(fitting[:2])
+        if set(sizes) == {1}:
+            return "single"
+    return "part" if len(runs) > 1 and len(set(sizes)) == 1 else "width"
+
+
+def _value(name: str, sizes: Sizes) -> float:
+    """How large something is that has such a name."""
+    if name == _FUSED:
+        return float((sizes["head"] + 2 * sizes["kv_head"]) * sizes["d_head"])
+    name, _, over = name.partition("/")
+    name, _, plus = name.partition("+")
+    size = prod(int(word) if word.isdigit() else sizes[word] for word in name.split("·"))
+    return size / (int(over) if over.isdigit() else sizes[over] if over else 1) + int(plus or 0)
+
+
+def _candidates(words: Sequence[str]) -> Iterator[list[str]]:
+    """Everything that an axis may be, the simplest first; of a list, all are as simple."""
+    pairs = list(combinations(words, 2))
+    natural = ["·".join(pair) for pair in pairs if _is_natural(pair)]
+    widths = [word for word in words if word.startswith("d_")]
+    shares_keys = "kv_head" in words and {"head", "d_head"} <= set(words)
+    yield list(words)
+    yield natural
+    yield [f"{n}·{width}" for n in (2, 3) for width in widths]
+    yield ["head/kv_head", _FUSED] if shares_keys else []
+    yield [f"{n}·{name}" for n in (2, 3) for name in natural if "d_" in name]
+    yield [f"{width}/2" for width in widths]
+    yield [f"{n}·{width}" for n in (4,) for width in widths] + [f"{w}+1" for w in words if w in ("key", "query")]
+    yield ["·".join(pair) for pair in pairs]
+    yield ["·".join(three) for three in combinations(words, 3)]
+
+
+def _is_natural(pair: tuple[str, str]) -> bool:
+    """Whether two words are often put side by side on one axis."""
+    return pair in (
+        ("head", "d_head"), ("head", "d_v"), ("kv_head", "d_head"), ("kv_head", "d_v"), ("batch", "head"),
+        ("batch", "kv_head"), ("batch", "query"), ("batch", "key"),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- lengths that are always the same
+
+
+def told_apart(flow: Flow, roles: Roles, axes: Mapping[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+    """The axes of each operation, where queries and keys are the same rows: which axis is whose then follows from the
+    operations, not from sizes."""
+    products = {one.qk: one.is_swapped for one in roles.attentions if one.qk is not None}
+    told: dict[int, tuple[str, ...]] = {}
+    for index in range(len(flow.operations)):
+        named = axes[index]
+        n_lengths = named.count("query")
+        if n_lengths == 1 and "key" not in named and _is_of_keys(roles.sites.get(index, "")):
+            told[index] = tuple("key" if axis == "query" else axis for axis in named)
+        elif n_lengths == 2:
+            order = _order(flow, index, products, told)
+            rest = iter(order)
+            told[index] = tuple(next(rest) if axis == "query" else axis for axis in named)
+        else:
+            told[index] = named
+    return told
+
+
+def _is_of_keys(site: str) -> bool:
+    return site.partition(".")[0] in ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
+
+
+def _order(
+    flow: Flow, index: int, products: Mapping[int, bool], told: Mapping[int, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Which of two axes of the same length comes first."""
+    operation = flow.operations[index]
+    if index in products:
+        is_turned = products[index] != _gives_second_first(operation.arguments.get("equation"), operation)
+        return ("key", "query") if is_turned else ("query", "key")
+    for source in flow.made_by[index]:
+        lengths = tuple(axis for axis in told.get(source, ()) if axis in ("query", "key")) if source is not None else ()
+        if len(lengths) == 2 and source is not None:
+            return lengths[::-1] if _exchanges(operation, told[source]) else lengths
+    return ("query", "key")
+
+
+def _gives_second_first(equation: object, operation: Operation) -> bool:
+    """Whether an einsum gives the length of its second operand before that of its first."""
+    letters = einsum_letters(equation, [tensor.ndim for tensor in operation.inputs])
+    if letters is None or len(letters) != 3:
+        return False
+    own = [next((n for n, term in enumerate(letters[:2]) if x in term and x not in letters[1 - n]), None)
+           for x in letters[2]]  # fmt: skip
+    places = [n for n in own if n is not None]
+    return places[:2] == [1, 0]
+
+
+def _exchanges(operation: Operation, before: Sequence[str]) -> bool:
+    """Whether a transposition puts the second of two lengths first."""
+    n = len(before)
+    places = [place for place, axis in enumerate(before) if axis in ("query", "key")]
+    if operation.name == "transpose" and n > 1:
+        dims = {int(operation.arguments.get("dim0", -1)) % n, int(operation.arguments.get("dim1", -2)) % n}
+        return dims == set(places)
+    if operation.name == "permute":
+        dims_given = [int(one) % n for one in operation.arguments.get("dims", range(n))]
+        return [place for place in dims_given if place in places] != places
+    return False

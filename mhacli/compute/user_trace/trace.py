@@ -1,0 +1,388 @@
+"""The walkthrough of somebody's own attention: every tensor that it makes, its axes named from its sizes, beside its line."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.usercode.call.find_call import find_subject
+from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Operation, Subject
+from mhacli.adapters.usercode.watch.operations import address_of, watch
+from mhacli.adapters.usercode.weights.parameters import parts_of
+from mhacli.compute.base.devices import environment
+from mhacli.compute.check.prepare import arguments_of, ready
+from mhacli.compute.user_trace.axes import Measured, axes_of, known_words, name_of, sizes_of, told_apart
+from mhacli.compute.user_trace.dataflow import Flow, Roles, flow_of, roles_of
+from mhacli.compute.user_trace.describe import variable_of
+from mhacli.compute.user_trace.sizes import Asked, asked_of, expected_of, other_heads, other_lengths, other_widths
+from mhacli.compute.user_trace.steps import Walked, steps_of
+from mhacli.errors import UsageError
+from mhacli.io.json_schema import decode
+from mhacli.requests.user_code import TargetRequest
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.steps import SelfCheck, TokenSequence
+from mhacli.spec.config import Config
+
+_MAX_BUILDS = 6
+_TOLERANCE = 1e-4
+"""Of the largest output: a watched `nn.MultiheadAttention` takes its slow path, whose sums are in another order."""
+
+
+@dataclass(frozen=True)
+class WalkRequest:
+    """What `mha trace TARGET` asks: which attention, whether the numbers of each tensor are told, and the command itself."""
+
+    of: TargetRequest
+    values: bool = False
+    command: tuple[str, ...] = ()
+
+
+def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
+    """The record of a walk, without arrays, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
+    asked = decode(WalkRequest, request, "request")
+    subject = ready(asked.of, stage)
+
+    def subjects(built: Built) -> Subject:
+        stage(f"finding out how to call {asked.of.target} with other widths")
+        return find_subject(built, asked.of)
+
+    def tell(doing: str) -> None:
+        stage(f"{doing} {asked.of.target}")
+
+    record = walk_subject(subject, asked.of, subjects=subjects, tell=tell, values=asked.values, command=asked.command)
+    return json.dumps(record.document(), allow_nan=False).encode()
+
+
+class Pass(NamedTuple):
+    """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
+
+    asked: Asked
+    answer: Answer
+    flow: Flow
+    roles: Roles
+    sites: Mapping[int, str]
+    places: tuple[object, ...]
+    inputs: tuple[tuple[str, Tensor], ...]
+
+    def measured(self) -> Measured:
+        """The sizes of this pass, and the shape at each place."""
+        shapes: dict[object, tuple[int, ...]] = {}
+        counts: dict[object, int] = {}
+        for index, place in enumerate(self.places):
+            shapes.setdefault(place, tuple(self.flow.operations[index].output.shape))
+            counts[place] = counts.get(place, 0) + 1
+        shapes |= {("given", name): tuple(tensor.shape) for name, tensor in self.inputs}
+        return Measured(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
+
+
+def walk_subject(
+    subject: Subject,
+    request: TargetRequest,
+    *,
+    subjects: Callable[[Built], Subject],
+    tell: Callable[[str], None] = lambda doing: None,
+    values: bool = False,
+    command: tuple[str, ...] = (),
+) -> Record:
+    """The record of one call of somebody's attention, with an entry of the trace for each operation that made something.
+
+    It is called again with other lengths and, where it can be rebuilt (`subjects` finds how to call what was), other widths,
+    to tell axes apart; what then fails is done without. `tell` hears what begins, before each call. Raises what the first call
+    raises.
+    """
+    asked = asked_of(subject, causal=request.causal)
+    fresh = _fresh(subject), _fresh(subject)
+    tell("calling")
+    first = _pass(subject, asked, request.seed)
+    passes = [first, *_others(fresh[0], asked, request, subjects, tell)]
+    runs = [one.measured() for one in passes]
+    axes = {index: axes_of(place, first.sites[index], runs) for index, place in enumerate(first.places)}
+    if "key" not in known_words(runs):
+        axes = told_apart(first.flow, first.roles, axes)
+    given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
+    walked = Walked(first.flow, first.roles, first.sites, first.places, axes, given, _repeated(first, runs))
+    tell("calling")
+    record = _record(subject, request, first, runs, command)
+    return replace(
+        record,
+        trace=steps_of(walked, values=values),
+        self_check=_check(first.answer.out, _answer(fresh[1], asked, request.seed).out),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the calls
+
+
+def _fresh(subject: Subject) -> Subject:
+    """One that has not been called, so that what a call leaves behind does not reach the next; the same where it has no copy."""
+    try:
+        return subject.of(copy.deepcopy(subject.built.call), subject.dtype)
+    except Exception:  # what their objects raise when they are copied
+        return subject
+
+
+def _answer(subject: Subject, asked: Asked, seed: int) -> Answer:
+    """What it gives, everything that is random drawn from the seed."""
+    inputs = asked.inputs(seed, subject.dtype, subject.device)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        return subject(inputs, mask=asked.mask)
+
+
+def _pass(subject: Subject, asked: Asked, seed: int) -> Pass:
+    """One call with random rows, watched. Raises what it raises."""
+    inputs = asked.inputs(seed, subject.dtype, subject.device)
+    return watched(subject, inputs, seed, mask=asked.mask)._replace(asked=asked)
+
+
+def watched(
+    subject: Subject, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
+) -> Pass:
+    """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
+    keys = inputs.queries if inputs.keys is None else inputs.keys
+    asked = Asked(
+        inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2], inputs.queries.shape[-1], keys.shape[-1],
+        subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
+    )  # fmt: skip
+
+    def ask() -> Answer:
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            return subject(inputs, mask=mask, padding=padding)
+
+    answer, operations = watch(ask, _files(subject.built))
+    given = _given(inputs, is_function=subject.is_function)
+    names, parameters = _names(subject, operations, given, asked)
+    flow = flow_of(operations, names, parameters)
+    roles = roles_of(flow)
+    sites = _sites(flow, roles)
+    places = tuple(
+        (one.file, one.line, one.name, sites[index], one.output.ndim) for index, one in enumerate(flow.operations)
+    )
+    is_masked = "mask" in names.values()
+    masks = [t for one in flow.operations for t in one.inputs if is_masked and names.get(id(t)) == "mask"][:1]
+    return Pass(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
+
+
+def _files(built: Built) -> list[str]:
+    """Where its author's code stands; torch's own is nobody's to change."""
+    is_torch = built.file is not None and built.file.startswith(str(Path(torch.__file__).parent))
+    return [] if built.file is None or is_torch else [built.file]
+
+
+def _given(inputs: Inputs, *, is_function: bool) -> tuple[tuple[str, Tensor], ...]:
+    names = ("q", "k", "v") if is_function else ("x", "context", "values")
+    tensors = (inputs.queries, inputs.keys, inputs.values)
+    return tuple((name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None)
+
+
+def _given_axes(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
+    """The axes of what was given; of a mask, and of keys that are as many as queries, those of the keys too."""
+    axes = axes_of(("given", name), name, runs)
+    if "key" in known_words(runs) or name in ("x", "q"):
+        return axes
+    return (*("key" if name != "mask" and axis == "query" else axis for axis in axes[:-1]),
+            "key" if axes[-1:] == ("query",) else axes[-1])  # fmt: skip
+
+
+def _others(
+    subject: Subject,
+    asked: Asked,
+    request: TargetRequest,
+    subjects: Callable[[Built], Subject],
+    tell: Callable[[str], None],
+) -> Iterator[Pass]:
+    """Calls with other lengths, and with other heads and widths; without those that it does not take."""
+    tell("calling")
+    with suppress(Exception):
+        yield _pass(subject, other_lengths(asked), request.seed)
+    if subject.is_function:
+        with suppress(Exception):
+            yield _pass(subject, other_heads(other_lengths(asked)), request.seed)
+        return
+    for changes in islice(other_widths(subject.built), _MAX_BUILDS):
+        tell("building")
+        with suppress(Exception):
+            other = subjects(subject.built.rebuild(changes))
+            yield _pass(other, asked_of(other, causal=request.causal), request.seed)
+            return
+
+
+# ------------------------------------------------------------------------------------------------------------ the names
+
+
+def _names(
+    subject: Subject, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: Asked
+) -> tuple[dict[int, str], frozenset[int]]:
+    """The names of tensors that no operation made, by identity, and which of them are parameters or buffers."""
+    made = {id(operation.output) for operation in operations}
+    owned = _owned(subject)
+    names: dict[int, str] = {}
+    parameters = set()
+    for operation in operations:
+        for tensor in operation.inputs:
+            if id(tensor) in made or id(tensor) in names:
+                continue
+            name = owned.get(address_of(tensor))
+            if name is not None:
+                names[id(tensor)] = name
+                parameters.add(id(tensor))
+                continue
+            name = _name_of_given(tensor, given, asked)
+            if name is not None:
+                names[id(tensor)] = name
+    return names, frozenset(parameters)
+
+
+def _owned(subject: Subject) -> dict[int, str]:
+    """The module's parameters, buffers, and other tensors that it holds, by the address of their memory."""
+    module, call = subject.built.module, subject.built.call
+    held = vars(call) if hasattr(call, "__dict__") else {}
+    found = {address_of(value): name for name, value in held.items() if isinstance(value, Tensor)}
+    if module is not None:
+        named = (*module.named_buffers(), *module.named_parameters())
+        found |= {address_of(tensor): name for name, tensor in named}
+    return {address: name for address, name in found.items() if address}
+
+
+def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: Asked) -> str | None:
+    """Which of the rows that were given a tensor is, also where the call wanted them turned; or that it is the mask."""
+    for name, rows in given:
+        if address_of(rows) == address_of(tensor):
+            return name
+    for name, rows in given:
+        if _is_copy(tensor, rows):
+            return name
+    is_plane = tensor.ndim > 1 and tuple(tensor.shape[-2:]) == (asked.q_len, asked.k_len)
+    return "mask" if is_plane and asked.mask is not None else None
+
+
+def _is_copy(tensor: Tensor, rows: Tensor) -> bool:
+    """Whether a tensor holds the same rows, as they are or with the batch second."""
+    if tensor.dtype != rows.dtype or tensor.ndim != rows.ndim or rows.ndim < 2:
+        return False
+    return any(tensor.shape == other.shape and torch.equal(tensor, other) for other in (rows, rows.transpose(0, 1)))
+
+
+def _sites(flow: Flow, roles: Roles) -> dict[int, str]:
+    """What each operation is called: its site in attention, else the variable that its line gives, else torch's name."""
+    sites = dict(roles.sites)
+    taken = set(sites.values()) | {"x", "q", "k", "v"}
+    for index, operation in enumerate(flow.operations):
+        if index in sites:
+            continue
+        after = flow.operations[index + 1] if index + 1 < len(flow.operations) else None
+        is_last = after is None or (after.file, after.line) != (operation.file, operation.line)
+        is_part = "output" in operation.arguments
+        variable = variable_of(operation) if is_last or is_part else None
+        sites[index] = variable if variable is not None and variable not in taken else operation.name
+    return sites
+
+
+def _repeated(one: Pass, runs: Sequence[Measured]) -> dict[object, str]:
+    """What each place that was passed several times was repeated for, where its count says so."""
+    words = known_words(runs)
+    found = {}
+    for place, count in runs[0].counts.items():
+        seen = [run for run in runs if place in run.counts]
+        if count > 1 and len(seen) > 1:
+            name = name_of([run.counts[place] for run in seen], seen, words)
+            found[place] = "" if name in ("part", "width", "single") else name
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ the record
+
+
+def _record(
+    subject: Subject, request: TargetRequest, one: Pass, runs: Sequence[Measured], command: tuple[str, ...]
+) -> Record:
+    """The record without its steps."""
+    asked, built = one.asked, subject.built
+    keys = _tokens("c", asked.k_len) if asked.takes_context else None
+    queries = _tokens("x", asked.q_len)
+    words = known_words(runs)
+    sizes = tuple((word, size) for word, size in runs[0].sizes.items() if word in words)
+    out = one.answer.out
+    return Record(
+        command=command,
+        config=_config(subject, request, one, runs[0].sizes),
+        sequences=(queries,) * asked.batch,
+        context=None if keys is None else (keys,) * asked.batch,
+        vocabulary=queries.tokens if keys is None else keys.tokens,
+        trace=(),
+        heads=(),
+        timings={},
+        self_check=SelfCheck(None, 0.0, False),
+        environment=environment(subject.device, request.device),
+        module=OwnModule(
+            target=request.target,
+            arguments=arguments_of(built),
+            called=subject.described,
+            sizes=sizes,
+            n_runs=len(runs),
+            result=tuple(out.shape),
+            expected=expected_of(asked, out),
+        ),
+    )
+
+
+def _tokens(letter: str, n: int) -> TokenSequence:
+    """Made-up tokens, named by their places."""
+    tokens = tuple(f"{letter}{place}" for place in range(n))
+    begins = [sum(len(token) + 1 for token in tokens[:place]) for place in range(n)]
+    offsets = tuple((begin, begin + len(token)) for begin, token in zip(begins, tokens, strict=True))
+    return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
+
+
+def _config(subject: Subject, request: TargetRequest, one: Pass, sizes: Mapping[str, int]) -> Config:
+    """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
+    one, and of positions, which no config leaves open, none."""
+    asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")
+    d_model = sizes.get("d_model", n_heads * (d_head or asked.d_in))
+    dtype = str(subject.dtype).removeprefix("torch.")
+    parts = parts_of(subject.built.module, {})
+    common: dict[str, Any] = {
+        "bias": any(part.bias is not None for part in parts),
+        "out_proj": "out" in one.sites.values(),
+        "d_model": d_model,
+        "positions": "none",
+        "causal": request.causal,
+        "dtype": dtype if dtype in ("float64", "float32", "float16", "bfloat16") else "float32",
+        "device": request.device,
+        "seed": request.seed,
+        "random": (asked.batch, asked.q_len),
+    }
+    try:
+        known = Config(
+            n_heads=n_heads,
+            n_kv_heads=sizes.get("kv_head", n_heads),
+            d_head=d_head,
+            d_v=sizes.get("d_v", d_head),
+            **common,
+        )
+        return known.resolved()
+    except UsageError:
+        return Config(n_heads=1, d_head=d_model, **common).resolved()
+
+
+def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
+    """Whether watching left the result as it is without."""
+    if watched.shape != unwatched.shape:
+        return SelfCheck(None, _TOLERANCE, False)
+    tolerance = _TOLERANCE * max(1.0, float(unwatched.abs().nan_to_num().amax())) if unwatched.numel() else _TOLERANCE
+    both = torch.isfinite(watched) & torch.isfinite(unwatched)
+    is_same_otherwise = bool((torch.isfinite(watched) == torch.isfinite(unwatched)).all())
+    error = float((watched - unwatched)[both].abs().amax()) if bool(both.any()) else 0.0
+    return SelfCheck(error, tolerance, is_same_otherwise and error <= tolerance)

@@ -1,0 +1,1 @@
+"""Files, JSON, memory and signals."""

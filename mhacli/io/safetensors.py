@@ -1,0 +1,234 @@
+"""safetensors files from strangers: the header checked entry by entry, without torch, before any tensor is made.
+
+The library checks too, but says less: here every fault names the tensor and the rule. Format: 8 bytes of header length,
+a JSON header, then the tensors without gaps. Source: https://github.com/huggingface/safetensors (README, "Format").
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mhacli.errors import MhaError
+from mhacli.io import memory
+from mhacli.io.files import format_size, opened, read_up_to
+from mhacli.io.json_schema import load_json
+
+T = TypeVar("T")
+METADATA_KEY = "mha"
+MAX_HEADER_BYTES = 100_000_000
+MAX_NAME_LEN = 1024
+MAX_RANK = 64
+ITEM_BITS: Mapping[str, int] = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8,
+    "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What the header says of one tensor: its dtype in the format's spelling, its shape, and where its bytes lie."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A checked file: all its bytes, and its header. `metadata` is the JSON under our key, or None."""
+
+    path: str
+    data: bytes
+    tensors: Mapping[str, TensorInfo]
+    metadata: Any
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """A checked header without its tensors: their bytes begin at `body_start` of a file of `n_bytes`."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+    metadata: Any
+    body_start: int
+    n_bytes: int
+
+
+def read_tensor_header(path: str) -> TensorHeader:
+    """The header of a regular file, checked as `read_tensor_file` checks it, and the file's size against it.
+
+    No tensor is read, so a file of any size answers at once. Raises `MhaError` naming the rule that it breaks.
+    """
+    with _opened_tensors(path) as read:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise _bad(path, "be a regular file", "a pipe")
+        head, tensors, metadata = _checked(path, read)
+    _require_whole(path, status.st_size - len(head), _ends(path, tensors))
+    return TensorHeader(path, tensors, metadata, len(head), status.st_size)
+
+
+def read_tensor_file(path: str, limit: int) -> TensorFile:
+    """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times.
+
+    No tensor is read before the header is found to be in order: a damaged file costs no memory, whatever its size.
+    Raises `MhaError` naming the rule, and the tensor, that it breaks.
+    """
+    with _opened_tensors(path) as read:
+        head, tensors, metadata = _checked(path, read)
+        end_of = _ends(path, tensors)
+        _require_room(path, len(head), end_of, limit)
+        data = head + read_up_to(read, max(end_of.values(), default=0) + 1)
+    _require_whole(path, len(data) - len(head), end_of)
+    return TensorFile(path, data, tensors, metadata)
+
+
+def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
+    """The whole file whose header was read before. Raises `MhaError` as `read_tensor_file` does, and for another file by now."""
+    file = read_tensor_file(header.path, limit)
+    if (file.tensors, file.metadata) != (header.tensors, header.metadata):
+        raise _bad(header.path, "stay as it is while it is looked at", "another file of that name")
+    return file
+
+
+def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Mapping[str, T]:
+    """The tensors of a checked file, as a `load` of safetensors makes them. Raises `MhaError` where the library refuses them."""
+    from safetensors import SafetensorError
+
+    try:
+        return load(file.data)
+    except (SafetensorError, ValueError) as fault:
+        raise _bad(file.path, "be readable by safetensors", f"{fault!s:.200}") from None
+
+
+def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
+    """`opened`, but never of a file whose name says that it is a pickle."""
+    if path.lower().endswith(PICKLE_ENDINGS):
+        raise _pickled(path, "its name says that it is a pickle")
+    return opened(path)
+
+
+def _checked(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, TensorInfo], Any]:
+    """The bytes before the first tensor, the entries of all tensors, and our metadata."""
+    head, header = _header(path, read)
+    metadata = _our_metadata(path, header.pop("__metadata__", {}))
+    return head, {name: _tensor(path, name, entry) for name, entry in header.items()}, metadata
+
+
+def shown_name(name: str) -> str:
+    """A tensor name for a message: quoted, and shortened in the middle when it is long."""
+    return repr(name if len(name) <= 80 else f"{name[:40]} … {name[-20:]}")
+
+
+def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, Any]]:
+    """The bytes before the first tensor, and the header in them."""
+    first = read_up_to(read, 8)
+    if first[:2] == b"PK" or (first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+        raise _pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
+    if len(first) < 8:
+        raise _bad(path, "begin with 8 bytes of header length", f"a file of {len(first)} bytes")
+    (length,) = struct.unpack("<Q", first)
+    if length > MAX_HEADER_BYTES:
+        raise _bad(path, f"have a header of at most {MAX_HEADER_BYTES} bytes", f"a header length of {length}")
+    text = read_up_to(read, length)
+    if len(text) < length:
+        raise _bad(path, f"hold its whole header of {length} bytes", f"a file of {8 + len(text)} bytes")
+    header = load_json(text, f"{path}: header")
+    if not isinstance(header, dict):
+        raise _bad(path, "have a JSON object as header", type(header).__name__)
+    if not text.startswith(b"{"):  # the format says so; neither a byte order mark nor spaces may come before it
+        raise _bad(path, "begin its header with {", f"{text[:8]!r}")
+    return first + text, header
+
+
+def _our_metadata(path: str, entry: Any) -> Any:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise _bad(path, "have metadata that maps names to strings", f"{entry!r:.80}")
+    return load_json(entry[METADATA_KEY], f"{path}: metadata") if METADATA_KEY in entry else None
+
+
+def _tensor(path: str, name: str, entry: Any) -> TensorInfo:
+    subject = f"tensor {shown_name(name)}"
+    if not name or len(name) > MAX_NAME_LEN:
+        raise _bad(path, f"name its tensors with 1 to {MAX_NAME_LEN} characters", f"{shown_name(name)} of {len(name)}")
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise _bad(path, f"give dtype, shape and data_offsets for {subject}", f"{entry!r:.80}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
+        raise _bad(path, f"give {subject} a dtype of the format", f"{dtype!r:.80}")
+    if not _counts(shape) or len(shape) > MAX_RANK:
+        raise _bad(path, f"give {subject} a shape of at most {MAX_RANK} counts", f"{shape!r:.80}")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
+        raise _bad(path, f"give {subject} two offsets, start and end", f"{offsets!r:.80}")
+    bits = ITEM_BITS[dtype]
+    for size in shape:
+        bits *= size
+    if bits != 8 * (offsets[1] - offsets[0]):
+        raise _bad(path, f"hold {bits // 8} bytes for {subject}", f"{offsets[1] - offsets[0]}")
+    return TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+
+
+def _ends(path: str, tensors: Mapping[str, TensorInfo]) -> Mapping[str, int]:
+    """Where each tensor ends, in the order of the body. Side by side from its first byte: no gap, no overlap."""
+    end_of: dict[str, int] = {}
+    position = 0
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if info.start != position:
+            word = "overlaps" if info.start < position else "leaves a gap to"
+            raise _bad(
+                path, "hold its tensors side by side", f"tensor {shown_name(name)}, which {word} the one before it"
+            )
+        position = end_of[name] = info.end
+    return end_of
+
+
+def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: int) -> None:
+    room = int(min(limit, memory.SHARE_OF_AVAILABLE * memory.available_bytes() / 3))
+    for name, end in end_of.items():
+        if head_len + end > room:
+            raise MhaError(
+                f"{path} must have at most {format_size(room)}, got {format_size(head_len + end)} to the end of tensor "
+                f"{shown_name(name)}",
+                code="too-large",
+                path=path,
+            )
+
+
+def _require_whole(path: str, body_len: int, end_of: Mapping[str, int]) -> None:
+    """The body ends where its last tensor does: nothing missing, nothing more."""
+    for name, end in end_of.items():
+        if end > body_len:
+            raise _bad(
+                path,
+                f"be whole, but it is cut {format_size(end - body_len)} before the end of tensor {shown_name(name)}",
+                f"{body_len} bytes",
+            )
+    if body_len > max(end_of.values(), default=0):
+        last = f"tensor {shown_name(list(end_of)[-1])}" if end_of else "its header"
+        raise _bad(path, f"end with {last}", "bytes after it")
+
+
+def _pickled(path: str, why: str) -> MhaError:
+    return MhaError(
+        f"{os.path.basename(path)} must be a safetensors file, and {why}: pickles can run code and are never opened",
+        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file",
+        code="bad-file",
+        path=path,
+    )
+
+
+def _bad(path: str, rule: str, got: str) -> MhaError:
+    return MhaError(f"{path} must {rule}, got {got}", code="bad-file", path=path)

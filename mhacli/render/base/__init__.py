@@ -1,0 +1,1 @@
+"""What every view uses: numbers as text, colours, tables and options."""

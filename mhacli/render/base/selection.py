@@ -1,0 +1,141 @@
+"""The heads of a record and the layers of a checkpoint's: which are chosen, where they stand, and how they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mhacli.errors import UsageError
+from mhacli.render.base.options import ViewOptions
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import Record
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.results.record.checkpoint import InspectedLayer
+    from mhacli.results.record.tiled import Survey
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One inspected layer: what is said of it, and its own record."""
+
+    said: InspectedLayer
+    view: Record
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether its matrices were kept."""
+        return "pattern" in self.view.arrays
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether its matrices were kept, or sums of their blocks."""
+        return self.has_pattern or "map" in self.view.arrays
+
+
+def places_of(record: Record, heads: Sequence[int]) -> list[int]:
+    """Where heads stand on the head axis of the arrays. Raises `UsageError` for one that the record does not have."""
+    known = [head.head for head in record.heads]
+    for head in heads:
+        if head not in known:
+            raise UsageError(f"head and map must name heads of the record, {listed_numbers(known)}, got {head}")
+    return [known.index(head) for head in heads]
+
+
+def listed_numbers(heads: Sequence[int]) -> str:
+    """Heads as an error names them: `0 to 3`, or `1, 3`."""
+    whole = list(heads) == list(range(heads[0], heads[-1] + 1))
+    return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
+
+
+def chosen_layers(record: Record, options: ViewOptions) -> tuple[Layer, ...]:
+    """The layers that were asked for, or all, in the order of the record. Raises `UsageError` for one that it does not have."""
+    wanted = [*range(len(record.layers))]
+    if options.layers is not None:
+        found = set()
+        for kind, number in options.layers:
+            matching = [i for i in wanted if record.layers[i].layer == number and kind in (None, record.layers[i].kind)]
+            if not matching:
+                asked = f"{kind}.{number}" if kind is not None else number
+                raise UsageError(f"layer must be one of {names_of(record.layers)}, got {asked}")
+            found |= {*matching}
+        wanted = sorted(found)
+    return tuple(Layer(record.layers[i], record.of_layer(i)) for i in wanted)
+
+
+def require_inspected_heads(layers: Sequence[Layer], heads: Iterable[int]) -> None:
+    """Raises `UsageError` for a head that none of the layers has."""
+    known = sorted({head.head for layer in layers for head in layer.view.heads})
+    for head in heads:
+        if head not in known:
+            where = names_of([layer.said for layer in layers])
+            raise UsageError(f"head and map must name heads of {where}, {listed_numbers(known)}, got {head}")
+
+
+def chosen_heads(layers: Sequence[Layer], options: ViewOptions) -> tuple[HeadStatistics, ...]:
+    """The heads of the layers that were asked for, or all."""
+    require_inspected_heads(layers, options.heads or ())
+    heads = (head for layer in layers for head in layer.view.heads)
+    return tuple(head for head in heads if options.heads is None or head.head in options.heads)
+
+
+def survey_of(record: Record) -> Survey:
+    """How heads were looked at; of several layers, that which saw the largest distances. Raises `UsageError` for none."""
+    surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
+    if not surveys:
+        raise UsageError("the record must be one of mha heads to be drawn so, got another")
+    return max(surveys, key=lambda survey: survey.steps[-1])
+
+
+def names_of(layers: Sequence[InspectedLayer]) -> str:
+    """Layers by kind and number.
+
+    `layers 0–2, 5`, or of a pair `encoder 0–2, cross 1`.
+    """
+    kinds = list(dict.fromkeys(layer.kind for layer in layers))
+    if kinds == ["self"]:
+        return f"layer{'s' * (len(layers) > 1)} {ranges([layer.layer for layer in layers])}"
+    return ", ".join(f"{kind} {ranges([layer.layer for layer in layers if layer.kind == kind])}" for kind in kinds)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers with neighbours put together.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7, 8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [[f"{run[0]}–{run[-1]}"] if len(run) > 2 else list(map(str, run)) for run in runs]
+    return ", ".join(part for run in parts for part in run)
+
+
+def by_layers(layers: Sequence[InspectedLayer], tell: Callable[[InspectedLayer], str]) -> list[str]:
+    """What is said of layers, each thing once, with the layers of which it is true where it is not true of all."""
+    said: dict[str, list[InspectedLayer]] = {}
+    for layer in layers:
+        said.setdefault(tell(layer), []).append(layer)
+    if len(said) == 1:
+        return [word for word in said if word]
+    return [f"{word} ({_names_within(own, layers)})" for word, own in said.items() if word]
+
+
+def _names_within(own: Sequence[InspectedLayer], layers: Sequence[InspectedLayer]) -> str:
+    """As `names_of`, but a kind of which all layers are meant goes without their numbers."""
+    parts = []
+    for kind in dict.fromkeys(layer.kind for layer in own):
+        same = [layer for layer in own if layer.kind == kind]
+        is_whole = kind != "self" and len(same) == sum(layer.kind == kind for layer in layers)
+        parts.append(kind if is_whole else names_of(same))
+    return ", ".join(parts)
+
+
+def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
+    """The number of a layer, with its kind where there are several: `5`, `cross 5`; and which call, if not the first."""
+    said = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
+    return said if layer.call == 1 else f"{said} call {layer.call}"

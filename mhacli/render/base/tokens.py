@@ -1,0 +1,172 @@
+"""The tokens of a text as a table: where they stand, what they are, and, of a checkpoint, what its tokenizer calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mhacli.render.base.format import PADDING, count_of, fitted, token_text
+from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
+from mhacli.render.base.tables import left_out, plain_table
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import TokenSequence
+from mhacli.text.escape import token_label
+from mhacli.text.tokenizers.vocabulary import UNKNOWN
+
+MAX_TOKEN_ROWS = 16
+_GAP, _LEAST_TOKEN, _MOST_BYTES = 2, 12, 18
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column beside the token: its heading, what it says of the token at an index, and how soon it gives way (0: never)."""
+
+    name: str
+    tell: Callable[[int], Text]
+    justify: Literal["left", "right"] = "left"
+    yields: int = 0
+
+
+def token_tables(
+    record: Record, sequences: Selection, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    """The tables of the chosen sequences, each with that of its context."""
+    for place, index in enumerate(sequences.shown):
+        if sequences.hidden and place == sequences.before:
+            yield hidden(sequences.hidden, "sequence", "--all or --sequence")
+        tables = [token_table(record, index, options, screen)]
+        if record.context is not None:
+            tables.append(token_table(record, index, options, screen, of_context=True))
+        yield from tables if record.model is None else reversed(tables)  # an encoder reads first
+
+
+def hidden(count: int, noun: str, option: str) -> Text:
+    """What is left out of a view, and how to see it."""
+    return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
+
+
+def token_table(
+    record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool = False
+) -> RenderableType:
+    """The tokens of a sequence with index, id and the characters they come from; padding shown as padding.
+
+    Of a checkpoint also the tokenizer's own name of a token, its bytes, and what is special or was generated.
+    """
+    family = record.keys if of_context else record.sequences
+    sequence, longest = family[index], max(len(other.tokens) for other in family)
+    first = record.config.first_column(len(sequence.tokens), longest)
+    rows = balanced(longest, longest if options.everything else MAX_TOKEN_ROWS)
+    indices = [row - first for row in rows.shown]
+    more = left_out(rows.hidden) if rows.hidden else Text()
+    needed = max(more.cell_len, min(_LEAST_TOKEN, max(cell_len(token_text(sequence, i)) for i in indices)))
+    columns = _fitting(_columns(record, index, of_context, indices), indices, screen.width - needed)
+    room = max(len(PADDING), screen.width - _taken(columns, indices) - (0 if sequence.pieces else len(f" {UNKNOWN}")))
+    token = _Column("token", lambda i: _token(record, sequence, i, room))
+    at = 2 if sequence.pieces else 1  # a checkpoint's ids are numbers beside the index, ours come after the word
+    columns.insert(at, token)
+    table = plain_table(*((column.name, column.justify == "right") for column in columns), gap=_GAP)
+    for place, i in enumerate(indices):
+        if rows.hidden and place == rows.before:
+            table.add_row("⋮", *[""] * (at - 1), more)
+        table.add_row(*(column.tell(i) for column in columns))
+    return Group(_title(record, index, longest - len(sequence.tokens), of_context), table)
+
+
+def _title(record: Record, index: int, n_padding: int, of_context: bool) -> Text:
+    sequence = (record.keys if of_context else record.sequences)[index]
+    padding = f" + {n_padding} padding" if n_padding else ""
+    title = Text(
+        f"{_text_name(record, index, of_context)}: {count_of(len(sequence.tokens), 'token')}{padding}, ", style="bold"
+    )
+    size = len(record.vocabulary) if record.model is None else f"{record.model.n_vocabulary:,}"
+    return title.append(f"vocabulary of {size}", style="not bold")
+
+
+def _text_name(record: Record, index: int, of_context: bool) -> str:
+    if record.model is None:
+        return f"{'context' if of_context else 'sequence'} {index}"
+    half = "" if record.context is None else "encoder" if of_context else "decoder"
+    number = f"sequence {index}" if len(record.sequences) > 1 else ""
+    return f"{half} {number}".strip() or "text"
+
+
+def _token(record: Record, sequence: TokenSequence, index: int, room: int) -> Text:
+    if not 0 <= index < len(sequence.tokens):
+        return Text(PADDING, style="dim")
+    token = Text(fitted(token_text(sequence, index), room), style="bold")
+    if _is_unknown(record, sequence.ids[index], sequence.tokens[index]):
+        token.append(f" {UNKNOWN}", style="not bold yellow")
+    return token
+
+
+def _is_unknown(record: Record, token_id: int, token: str) -> bool:
+    """Whether the vocabulary calls the token `<unk>` instead of by its name."""
+    known = 0 <= token_id < len(record.vocabulary)
+    return known and record.vocabulary[token_id] == UNKNOWN != token
+
+
+# ------------------------------------------------------------------------------------------------------------ columns
+
+
+def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -> list[_Column]:
+    """What stands beside a token, the index first; padding has no more than that."""
+    sequence = (record.keys if of_context else record.sequences)[index]
+
+    def of_token(name: str, tell: Callable[[int], str], **rest: object) -> _Column:
+        def cell(i: int) -> Text:
+            return Text(tell(i)) if 0 <= i < len(sequence.tokens) else Text("–", style="dim")
+
+        return _Column(name, cell, **rest)  # type: ignore[arg-type]
+
+    def offsets(i: int) -> str:
+        start, end = sequence.offsets[i]
+        return "–" if pieces and start == end else f"{start}–{end}"
+
+    pieces = sequence.pieces
+    number = _Column("index", lambda i: Text(str(i)) if i >= 0 else Text("–", style="dim"), "right")
+    columns = [number, of_token("id", lambda i: str(sequence.ids[i]), justify="right")]
+    own_names = [i for i in indices if 0 <= i < len(pieces) and pieces[i].name != sequence.tokens[i]]
+    if own_names:
+        columns.append(of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), yields=2))
+    if pieces:
+        columns.append(of_token("bytes", lambda i: fitted(pieces[i].bytes, _MOST_BYTES), yields=3))
+    columns.append(of_token("offsets", offsets, yields=1 if pieces else 0))
+    if _has_documents(record):
+        columns.append(of_token("document", lambda i: str(sequence.documents[i]), justify="right"))
+    if record.model is not None and any(_note(record, index, of_context, i) for i in indices):
+        columns.append(_Column("", lambda i: Text(_note(record, index, of_context, i), style="cyan")))
+    return columns
+
+
+def _note(record: Record, index: int, of_context: bool, token: int) -> str:
+    """What is to be known of a token of a checkpoint: that it is no text, or no text of the user's."""
+    sequence = (record.keys if of_context else record.sequences)[index]
+    if not 0 <= token < len(sequence.tokens):
+        return "masked"
+    made = None if record.model is None or of_context else record.model.generated
+    said = ["generated"] if made is not None and token >= made.prompt_lens[index] else []
+    return ", ".join(said + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
+
+
+def _has_documents(record: Record) -> bool:
+    return any(sequence.documents for sequence in record.sequences)
+
+
+def _taken(columns: list[_Column], indices: list[int]) -> int:
+    """What the columns beside the token take, with the gaps between all."""
+    widths = (max([cell_len(column.name), *(column.tell(i).cell_len for i in indices)]) for column in columns)
+    return sum(widths) + _GAP * len(columns)
+
+
+def _fitting(columns: list[_Column], indices: list[int], width: int) -> list[_Column]:
+    """The columns that fit beside a token: those that yield soonest go first."""
+    for step in range(3, 0, -1):
+        if _taken(columns, indices) <= width:
+            break
+        columns = [column for column in columns if column.yields < step]
+    return columns

@@ -1,0 +1,189 @@
+"""What a checkpoint's record says of the model: what it is, how its attention was seen, and whether all of that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mhacli.render.base.format import bytes_text, count_of, count_text, flowing, number_text, seconds_text
+from mhacli.render.base.options import Screen
+from mhacli.render.base.selection import by_layers, names_of, ranges
+from mhacli.results.record.checkpoint import Generated, InspectedLayer, Model
+from mhacli.results.record.record import Record
+from mhacli.results.record.tiled import Check
+from mhacli.text.escape import visible
+
+_MAX_TOLD = 8
+_OF_Z = "z of the shares"
+"""How the name of the check begins that compares what came out; a layer of which only the pattern was seen has none."""
+_SEEN = {
+    "registry": "seen in transformers' attention registry",
+    "module": "seen in the model's own eager_attention_forward",
+    "sdpa": "seen in torch's scaled_dot_product_attention",
+    "softmax": "seen by its softmax: shares and values, no queries and keys",
+}
+
+
+def model_header(record: Record, model: Model, screen: Screen, *, everything: bool = False) -> RenderableType:
+    """The model, the proof that looking changed nothing, how each layer was seen, and which layers are not to be trusted."""
+    name = [Text(visible(model.path), style="bold")]
+    name += [Text(f"revision {visible(model.revision)}")] if model.revision else []
+    lines: list[RenderableType] = [
+        flowing(name, screen.width),
+        flowing([Text(part) for part in _sizes(record, model)], screen.width),
+        flowing([*_proof(record, model)], screen.width),
+        flowing([Text(part, style="dim") for part in _how(record, model)], screen.width),
+    ]
+    if model.generated is not None:
+        made = model.generated
+        said = f"{count_of(made.n_tokens, 'token')} generated, each the likeliest"
+        repeated = f"one pass over the whole text makes {made.repeated} of {made.n_tokens} the same"
+        style = "green" if made.repeated == made.n_tokens else "yellow"
+        lines.append(flowing([Text(said), Text(repeated, style=style)], screen.width))
+        lines.append(Text(f"generated: {_generated_text(record, made)}", style="bold"))
+    return Group(*lines, *_unverified(record, everything))
+
+
+def _generated_text(record: Record, made: Generated) -> str:
+    """What the model said, quoted, with what draws nothing made visible."""
+    text, n = record.sequences[0], made.prompt_lens[0]
+    begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
+    said = text.text[begin:] or "".join(text.tokens[n:])  # bytes that make no character are in no text
+    return f"“{visible(said)}”"
+
+
+def _sizes(record: Record, model: Model) -> Iterator[str]:
+    """What the model is, and where it ran."""
+    environment, seen = record.environment, len({(layer.kind, layer.layer) for layer in record.layers})
+    n_all = model.n_layers * len({layer.kind for layer in record.layers})
+    yield from (visible(model.family), visible(model.architecture))
+    yield f"{count_text(model.n_parameters)} parameters"
+    chosen = f", {names_of(record.layers)} inspected" if seen + len(model.without) < n_all else ""
+    yield count_of(model.n_layers, "layer") + chosen
+    yield from by_layers(record.layers, _heads)
+    most = "" if model.max_positions is None else f", {model.max_positions:,} at most"
+    yield f"positions {visible(model.positions)}{most}"
+    yield from (visible(model.dtype), visible(environment.device))
+    yield f"torch {visible(environment.torch)}"
+    yield f"mha {visible(environment.mha)}"
+
+
+def _heads(layer: InspectedLayer) -> str:
+    heads = count_of(layer.n_heads, "head")
+    if not _sees_values(layer):
+        return heads
+    if layer.captured_by == "softmax":
+        return f"{heads} × d_v {layer.d_v}"
+    own = f"{heads} × d_head {layer.d_head}" + (f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else "")
+    return own + (f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else "")
+
+
+def _sees_values(layer: InspectedLayer) -> bool:
+    return any(check.name.startswith(_OF_Z) for check in layer.survey.checks)
+
+
+def _proof(record: Record, model: Model) -> Iterator[Text]:
+    """Which path was inspected, whether it gave the same as without inspection, and what the shares come to."""
+    yield Text(f"path inspected: {visible(model.path_inspected)}", style="bold")
+    families = (record.sequences, record.context or ())
+    longest = max(len(sequence.tokens) for family in families for sequence in family)
+    part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""
+    if model.identical_outputs is None:
+        yield Text("outputs not compared with those without inspection", style="yellow")
+    elif model.identical_outputs:
+        yield Text(f"outputs bit-identical with and without inspection{part}", style="green")
+    else:
+        yield Text(f"outputs are NOT identical with and without inspection{part}", style="bold red")
+    errors = [layer.self_check.max_abs_error for layer in record.layers if _sees_values(layer)]
+    if errors:
+        worst = None if None in errors else max(error for error in errors if error is not None)
+        yield Text(f"max|P·V − z| {number_text(worst)}")
+
+
+def _how(record: Record, model: Model) -> Iterator[str]:
+    """How the layers were seen and what departs from plain attention, each with the layers of which it is true."""
+    layers = record.layers
+    yield from by_layers(layers, lambda layer: _SEEN.get(layer.captured_by, visible(layer.captured_by)))
+    yield from by_layers(
+        layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
+    )
+    yield from by_layers(layers, lambda layer: f"mask: {visible(layer.mask)}")
+    yield from by_layers(layers, _own_scale)
+    yield from by_layers(layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}")
+    yield from by_layers(layers, lambda layer: "a bias on the scores" if layer.bias else "")
+    yield from by_layers(
+        layers, lambda layer: "learned sinks, which entropy counts as one more key" if layer.sinks else ""
+    )
+    types = dict.fromkeys(without.type for without in model.without)
+    for kind in types:
+        numbers = [without.layer for without in model.without if without.type == kind]
+        yield f"without attention matrix: {visible(kind)} (layer{'s' * (len(numbers) > 1)} {ranges(numbers)})"
+    total = record.timings.get("total")
+    if total is not None:
+        loading = record.timings.get("loading")
+        of_it = "" if loading is None else f", loading {seconds_text(loading.median_s)} of it"
+        yield f"took {seconds_text(total.median_s)}{of_it}"
+    yield f"whole matrices would take {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+
+
+def _own_scale(layer: InspectedLayer) -> str:
+    is_usual = layer.scale is None or abs(layer.scale * layer.d_head**0.5 - 1) < _CLOSE
+    return "" if is_usual else f"scale {layer.scale:.4g}"
+
+
+_CLOSE = 1e-6
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def _unverified(record: Record, everything: bool) -> Iterator[Text]:
+    """The layers whose numbers are not shown to be what the model computed, and why."""
+    doubtful = [layer for layer in record.layers if not layer.verified]
+    shown = doubtful if everything else doubtful[:_MAX_TOLD]
+    for layer in shown:
+        yield Text(f"! {layer.label} NOT verified: {'; '.join(_reasons(layer)) or 'no reason given'}", style="bold red")
+    if len(shown) < len(doubtful):
+        rest = names_of(doubtful[len(shown) :])
+        yield Text(f"! {rest} NOT verified either (--all tells why)", style="bold red")
+
+
+def _reasons(layer: InspectedLayer) -> list[str]:
+    """Checks that do not hold, with their numbers, and what else stands in the way."""
+    failed = [check for check in layer.survey.checks if not check.ok]
+    own = [f"'{visible(check.name)}' is off by {_within(check)}" for check in failed]
+    told = [f"the check '{check.name}'" for check in failed]
+    return own + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in told)]
+
+
+def _within(check: Check) -> str:
+    return f"{number_text(check.error)} (tolerance {number_text(check.tolerance)})"
+
+
+def checks_view(record: Record, screen: Screen) -> Text:
+    """Whether everything holds, in one word, then each check by the layer where it is worst; what fails by name."""
+    names = dict.fromkeys(check.name for layer in record.layers for check in layer.survey.checks)
+    n_checks = sum(len(layer.survey.checks) for layer in record.layers)
+    verdict = (
+        Text(f"self-check ok: {n_checks} checks, {names_of(record.layers)}", style="bold green")
+        if record.self_check.ok
+        else Text("self-check FAILED", style="bold red")
+    )
+    parts = [_worst(name, record.layers) for name in names]
+    if record.model is not None and record.model.identical_outputs is False:
+        parts.insert(0, Text("outputs differ from those without inspection", style="bold red"))
+    return Text("\n").join([verdict, flowing(parts, screen.width)])
+
+
+def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
+    """A check where it comes nearest to its tolerance, and where it fails."""
+    found = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
+    worst, of = max(found, key=lambda pair: pair[0].strain)
+    failed = [layer for check, layer in found if not check.ok]
+    said = f"{visible(name)} within {_within(worst)}"
+    said += f", {of.label}" if len(layers) > 1 else ""
+    if failed:
+        return Text(f"{said}: FAILED in {names_of(failed)}", style="bold red")
+    return Text(said, style="dim")

@@ -1,0 +1,226 @@
+"""The terminal view of two records beside each other: verdict, what is said differently, tokens, sites, heads, heatmaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mhacli.render.base.format import count_of, filled, fitted, number_text, share_text, short_text, token_text
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.tables import plain_table, title_rule
+from mhacli.render.diff.maps import maps_view
+from mhacli.render.diff.sites import sites_view
+from mhacli.render.diff.words import layers_text, texts_of, verdict_text
+from mhacli.results.diff.result import Differences, HeadChange, Setting, StatisticChange, TextDifference
+from mhacli.results.diff.statistics import SHARES, by_size
+from mhacli.results.record.heads import NEAR
+from mhacli.results.record.record import Record
+from mhacli.text.escape import visible
+
+_MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
+_CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
+_MOST_TOLD, _LEAST_ROOM = 3, 24
+_MEANINGS = {
+    "sink": "sink: what the first token gets",
+    "leading": "leading: the first few (≤)",
+    "diagonal": "diagonal: the token itself (diag)",
+    "previous": "previous: the one before (prev)",
+    "duplicate": "duplicate: the same token (dup)",
+    "induction": "induction: the one after one like it (ind)",
+    "near": f"near: those within {NEAR} tokens (±{NEAR})",
+    "learned_sink": "learned_sink: what no key gets",
+    "entropy_share": "entropy_share: entropy relative to that of uniform attention (H/max)",
+    "entropy": "entropy: in nats (H)",
+    "effective_keys": "effective_keys: mean of exp H (keys)",
+    "participation": "participation: mean of 1/Σp²",
+    "distance": "distance: mean of |i−j|",
+    **{f"window_{n}": f"window_{n}: the distance within which {n} % lie" for n in (50, 90, 99)},
+    "offset": "offset: the distance that gets most beyond uniform attention, at_offset: what it gets",
+    "max_score": "max_score: the largest score (max)",
+    "certainty": "certainty: how far the mass of its kind exceeds uniform attention's",
+}
+"""What statistics are, and in brackets their headings in the tables of heads."""
+_COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
+
+
+def diff_view(
+    found: Differences, records: tuple[Record, Record], names: tuple[str, str], *, options: ViewOptions, screen: Screen
+) -> RenderableType:
+    """Everything that `mha diff` prints, of choices that `diffmaps.require_drawable` lets pass."""
+    a, b = records
+    sections: list[RenderableType] = [
+        Group(Text(verdict_text(found, a, b), style=_COLOURS[found.verdict]), *_names(names, found, screen)),
+        *_settings(found.settings, screen, everything=options.everything),
+        *_texts(found, a, b, everything=options.everything),
+        *sites_view(found, a, b, screen, everything=options.everything),
+        *_heads(found, screen, everything=options.everything),
+        *maps_view(found, records, options=options, screen=screen),
+        _closing(found),
+    ]
+    spaced: list[RenderableType] = []
+    for section in sections:
+        spaced += [section] if not spaced else [Text(""), section]
+    return Group(*spaced)
+
+
+def _names(names: tuple[str, str], found: Differences, screen: Screen) -> Iterator[RenderableType]:
+    for letter, name in zip("AB", names, strict=True):
+        yield Text(f"{letter} = {visible(name)}", style="bold")
+    alike = [f"{name} {visible(word)}" for name, word in found.alike]
+    if alike:
+        yield Text("\n".join(filled(["the same in both: " + alike[0], *alike[1:]], screen.width)), style="dim")
+
+
+def _closing(found: Differences) -> Text:
+    """What the numbers mean."""
+    origin = "as asked" if found.dtype is None else f"for {found.dtype}, the coarser of both; --tolerance sets another"
+    rule = (
+        "numbers agree where they are the same bits"
+        if found.tolerance == 0
+        else f"numbers agree where |B − A| is at most {found.tolerance:.3g} × the largest number of the site in either record"
+    )
+    return Text(f"{rule} ({origin}); numbers are compared as float64", style="dim")
+
+
+# ------------------------------------------------------------------------------------------------------------------ settings
+
+
+def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+    if not settings:
+        return
+    shown = settings if everything else settings[:_MAX_SETTINGS]
+    table = plain_table(width=screen.width)
+    table.add_column("", no_wrap=True, max_width=28)
+    for letter in "AB":
+        table.add_column(letter, ratio=1, overflow="fold")
+    for one in shown:
+        name = visible(one.name) + (f" ({layers_text(one.layers)})" if one.layers else "")
+        table.add_row(Text(fitted(name, 28)), Text(visible(one.a)), Text(visible(one.b)))
+    hidden = len(settings) - len(shown)
+    more = [Text(f"⋮ {hidden} more (--all)", style="dim")] if hidden else []
+    yield Group(title_rule("what is said differently"), table, *more)
+
+
+# -------------------------------------------------------------------------------------------------------------------- tokens
+
+
+def _texts(found: Differences, a: Record, b: Record, *, everything: bool) -> Iterator[RenderableType]:
+    """Of each text that is not the same, how many tokens are, and what is other."""
+    others = [text for text in found.texts if not text.is_same or text.n_other_ids]
+    lines: list[RenderableType] = []
+    if found.n_sequences[0] != found.n_sequences[1]:
+        lines.append(
+            Text(
+                f"A has {count_of(found.n_sequences[0], 'sequence')}, B {found.n_sequences[1]}: the first ones are compared"
+            )
+        )
+    shown = others if everything else others[:_MAX_TEXTS]
+    for text in shown:
+        lines += [Text(_text_counts(text, len(found.texts))), *_changes(text, a, b, everything=everything)]
+    if len(shown) < len(others):
+        lines.append(Text(f"⋮ {len(others) - len(shown)} more texts (--all)", style="dim"))
+    if lines:
+        yield Group(title_rule("tokens"), *lines)
+
+
+def _text_counts(text: TextDifference, n_texts: int) -> str:
+    name = "" if n_texts == 1 else f"{'context' if text.family == 'context' else 'sequence'} {text.sequence}: "
+    said = f"{name}{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"
+    if text.n_other_ids:
+        said += f"; {text.n_other_ids} of them have another number in the vocabulary"
+    if text.n_aligned < max(text.n_a, text.n_b):
+        said += "; numbers are compared for the same tokens" + (
+            " and those replaced one to one" if text.replaced else " alone"
+        )
+    if not text.exact:
+        said += (
+            "; aligned by tokens that either text has once: they are too long and too different for the best alignment"
+        )
+    return said
+
+
+def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) -> Iterator[Text]:
+    """What is other, with the tokens around it: `… on the -mat +rug`."""
+    own_a, own_b = texts_of(text, a, b)
+    changes = text.changes if everything else text.changes[:_MAX_CHANGES]
+    for change in changes:
+        line = Text("  ")
+        before = range(max(0, change.a_begin - _CONTEXT_TOKENS), change.a_begin)
+        line.append("… " if before and before[0] else "", style="dim")
+        line.append("".join(f"{token_text(own_a, i)} " for i in before), style="dim")
+        for sign, sequence, begin, end, style in (
+            ("-", own_a, change.a_begin, change.a_end, "red"),
+            ("+", own_b, change.b_begin, change.b_end, "green"),
+        ):
+            for index in range(begin, min(end, begin + _MAX_CHANGES)):
+                line.append(f"{sign}{fitted(token_text(sequence, index), _TOKEN_WIDTH)} ", style=style)
+            line.append(
+                f"{sign}… {end - begin - _MAX_CHANGES} more " if end - begin > _MAX_CHANGES else "", style=style
+            )
+        after = range(change.a_end, min(text.n_a, change.a_end + _CONTEXT_TOKENS))
+        line.append("".join(f"{token_text(own_a, i)} " for i in after), style="dim")
+        line.append("…" if after and after[-1] + 1 < text.n_a else "", style="dim")
+        yield line
+    if len(changes) < len(text.changes):
+        yield Text(f"  ⋮ {len(text.changes) - len(changes)} more places (--all)", style="dim")
+
+
+# --------------------------------------------------------------------------------------------------------------------- heads
+
+
+def _heads(found: Differences, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+    """The heads that changed most: their kind, and what of their statistics changed."""
+    changes = by_size([change for layer in found.layers for change in layer.heads])
+    if not changes:
+        return
+    shown = changes if everything else changes[:_MAX_HEADS]
+    table = plain_table(("head", False), ("kind: A → B", False))
+    table.add_column("statistics: A → B", overflow="fold", ratio=1)
+    names = [(f"{visible(change.layer)} head {change.head}".strip(), _kind(change)) for change in shown]
+    room = screen.width - sum(max(map(len, column)) + 2 for column in zip(("head", "kind: A → B"), *names, strict=True))
+    told: dict[str, None] = {}
+    for change, (label, kind) in zip(shown, names, strict=True):
+        listed = change.statistics if everything else _foremost(change)
+        words = "\n".join(filled([_statistic(one) for one in listed] or ["–"], max(_LEAST_ROOM, room)))
+        table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
+        told |= {one.name: None for one in listed}
+    hidden = len(changes) - len(shown)
+    more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
+    meanings = [meaning for name, meaning in _MEANINGS.items() if name in told]
+    more += [Text("\n".join(filled(meanings, screen.width)), style="dim")] if meanings else []
+    yield Group(
+        title_rule(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
+    )
+
+
+def _kind(change: HeadChange) -> str:
+    return change.kind_a if change.kind_a == change.kind_b else f"{change.kind_a} → {change.kind_b}"
+
+
+def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
+    """The entropy, and the shares that changed most; numbers that are gone or new before all."""
+    gone = [one for one in change.statistics if one.a is None or one.b is None]
+    known = [one for one in change.statistics if one not in gone]
+    shares = [one for one in known if one.name in SHARES and one.name != "entropy_share"]
+    shares.sort(key=lambda one: -abs((one.b or 0.0) - (one.a or 0.0)))
+    entropy = [one for one in known if one.name == "entropy"]
+    return (*gone[:_MOST_TOLD], *shares[:_MOST_TOLD], *entropy)
+
+
+def _statistic(one: StatisticChange) -> str:
+    tell = _share if one.name in SHARES or one.name in ("at_offset", "certainty") else _number
+    unit = " nats" if one.name == "entropy" else ""
+    a, b = tell(one.a), tell(one.b)
+    if a == b and one.a is not None and one.b is not None:  # a change too small for these decimals
+        return f"{one.name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"
+    return f"{one.name} {a} → {b}{unit}"
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else share_text(value, 2)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else short_text(value)

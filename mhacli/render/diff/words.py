@@ -1,0 +1,208 @@
+"""What two records have not in common, in words: the verdict of a comparison, and where a number stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from mhacli.render.base.format import count_of, fitted, number_text, token_text
+from mhacli.render.base.selection import ranges
+from mhacli.results.diff.axes import MASK
+from mhacli.results.diff.result import (
+    Departure,
+    Differences,
+    LayerDifference,
+    Place,
+    SiteDifference,
+    TextDifference,
+)
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import TokenSequence
+from mhacli.text.escape import visible
+
+_TOKEN_WIDTH = 16
+_MOST_NAMED = 2
+_MASK = "allowed"
+
+
+def verdict_text(found: Differences, a: Record, b: Record) -> str:
+    """The one line that a person needs: whether they agree, and where they first depart."""
+    if found.verdict == "nothing":
+        return "nothing can be compared: the records hold no layer, site or step in common"
+    if found.first is None:
+        return _agreement(found)
+    return f"the records differ: first at {_departure_text(found, found.first, a, b)}"
+
+
+def departure_name(departure: Departure) -> str:
+    """Where they first depart, in short: `layer 2 scores`, `the input`."""
+    return "the input" if departure.site is None else _sentence_name(departure.layer, departure.site)
+
+
+def _departure_text(found: Differences, departure: Departure, a: Record, b: Record) -> str:
+    """Where they first depart, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
+    if departure.site is not None:
+        return _at_site(found, departure.layer, departure.site, a, b)
+    said = _input_text(found, a, b) if departure.where == "tokens" else _ids_text(found)
+    numbers = found.first_site
+    if numbers is None or numbers.site is None:
+        return f"the input: {said}"
+    return f"the input: {said}; of what is compared, at {_at_site(found, numbers.layer, numbers.site, a, b)}"
+
+
+def _agreement(found: Differences) -> str:
+    both = "" if not any((found.only_a, found.only_b)) else " in the layers that both hold"
+    compared = [site for _, site in found.compared]
+    if not compared:
+        n_steps = sum(len(layer.sites) for layer in found.layers)
+        alike = f"{count_of(n_steps, 'step')} alike in name, axes and shape"
+        return f"the records agree{both}: {alike}; they hold no numbers to compare"
+    n_same = sum(site.is_same_bits for site in compared)
+    head = f"the records agree{both}: {count_of(len(compared), 'site')}"
+    if n_same == len(compared):
+        return f"{head}, bit for bit in all"
+    label, worst = max(found.compared, key=lambda one: one[1].relative or 0.0)
+    place = _sentence_name(label, worst)
+    return (
+        f"{head}, bit for bit in {n_same}, largest relative difference {number_text(worst.relative)} at {place} "
+        f"(tolerance {found.tolerance:.3g})"
+    )
+
+
+def _input_text(found: Differences, a: Record, b: Record) -> str:
+    """What is other in the tokens, the first few by name."""
+    counts = {"replaced": 0, "only A": 0, "only B": 0}
+    for text in found.texts:
+        for change in text.changes:
+            n_a, n_b = change.a_end - change.a_begin, change.b_end - change.b_begin
+            counts["replaced"] += min(n_a, n_b)
+            counts["only A"] += max(0, n_a - n_b)
+            counts["only B"] += max(0, n_b - n_a)
+    words = {"replaced": "replaced", "only A": "only in A", "only B": "only in B"}
+    parts = [f"{count_of(n, 'token')} {words[kind]}" for kind, n in counts.items() if n]
+    if found.n_sequences[0] != found.n_sequences[1]:
+        parts.insert(0, f"{found.n_sequences[0]} against {count_of(found.n_sequences[1], 'sequence')}")
+    named = _named_changes(found.texts, a, b)
+    has_other_ids = any(text.n_other_ids for text in found.texts)
+    return ", ".join(parts) + (f" ({named})" if named else "") + (f", {_ids_text(found)}" if has_other_ids else "")
+
+
+def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str:
+    """Single tokens by name: `5 “mat” by “rug”`, where there are few."""
+    changes = [(text, change) for text in texts for change in text.changes]
+    if len(changes) > _MOST_NAMED:
+        return ""
+    said = []
+    for text, change in changes:
+        own_a, own_b = texts_of(text, a, b)
+        if max(change.a_end - change.a_begin, change.b_end - change.b_begin) > 1:
+            return ""
+        names = [
+            _token_name(sequence, begin)
+            for sequence, begin, end in ((own_a, change.a_begin, change.a_end), (own_b, change.b_begin, change.b_end))
+            if end > begin
+        ]
+        begin = change.a_begin if change.a_end > change.a_begin else change.b_begin
+        family = "context " if text.family == "context" else ""
+        said.append(f"{family}{begin} {' by '.join(names)}")
+    return ", ".join(said)
+
+
+def _ids_text(found: Differences) -> str:
+    n = sum(text.n_other_ids for text in found.texts)
+    return f"{count_of(n, 'token')} that both have, with another number in the vocabulary"
+
+
+def texts_of(text: TextDifference, a: Record, b: Record) -> tuple[TokenSequence, TokenSequence]:
+    """The two texts that were aligned."""
+    if text.family == "texts":
+        return a.sequences[text.sequence], b.sequences[text.sequence]
+    return a.keys[text.sequence], b.keys[text.sequence]
+
+
+def _token_name(sequence: TokenSequence, index: int) -> str:
+    """A token in quotes, not too long."""
+    return f"“{fitted(token_text(sequence, index), _TOKEN_WIDTH)}”"
+
+
+def layers_text(labels: Sequence[str]) -> str:
+    """Labels of layers in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
+    numbers: dict[str, list[int]] = {}
+    for label in labels:
+        kind, _, number = label.rpartition(" ")
+        numbers.setdefault(kind, []).append(int(number))
+    return ", ".join(f"{kind}{'s' * (len(own) > 1)} {ranges(own)}" for kind, own in numbers.items())
+
+
+def site_name(name: str) -> str:
+    """The name of a site, harmless; that of the mask in plain words."""
+    return "mask" if name == _MASK else visible(name)
+
+
+def _sentence_name(label: str, site: SiteDifference) -> str:
+    return f"{label} {'the ' * (site.site == _MASK)}{site_name(site.site)}".strip()
+
+
+def _at_site(found: Differences, label: str, site: SiteDifference, a: Record, b: Record) -> str:
+    layer = next(layer for layer in found.layers if layer.label == label)
+    unseen = ", the first whose numbers both hold" if _is_unseen_before(found, site, a) else ""
+    return f"{_sentence_name(label, site)}{unseen} ({_how_far(found, layer, site, a, b)})"
+
+
+def _is_unseen_before(found: Differences, site: SiteDifference, a: Record) -> bool:
+    """Whether they may have departed before this site already, where no number is in both records."""
+    if site.largest is None or site.site in MASK:
+        return False
+    before = [*takewhile(lambda one: one is not site, (one for layer in found.layers for one in layer.sites))]
+    has_unseen = a.model is not None or any(one.seen == "shape" and one.site != "ids" for one in before)
+    return has_unseen and all(one.largest is None or one.site in MASK for one in before)
+
+
+def _how_far(found: Differences, layer: LayerDifference, site: SiteDifference, a: Record, b: Record) -> str:
+    where = "" if site.at is None else place_text(site.at, *views(layer, a, b))
+    if site.status == "shape":
+        return site.why
+    if site.n_nonfinite:
+        first = f", the first at {where}" if where else ""
+        return f"{count_of(site.n_nonfinite, 'number')} finite in one of the two alone{first}"
+    if site.n_only_a or site.n_only_b:
+        return f"{count_of(site.n_only_a, 'cell')} allowed only in A, {site.n_only_b} only in B, the first at {where}"
+    if site.largest is None:
+        return f"{site.n_different} of {count_of(site.n_cells, 'number')} are others, one at {where}"
+    at = (
+        f" at {where}"
+        if where
+        else " among its smallest, largest, mean and deviation"
+        if site.seen == "extremes"
+        else ""
+    )
+    return (
+        f"largest difference {number_text(site.largest)}{at}; "
+        f"tolerance {found.tolerance:.3g} × {number_text(site.magnitude)}"
+    )
+
+
+def views(layer: LayerDifference, a: Record, b: Record) -> tuple[Record, Record]:
+    """The layer of either record as a record of its own."""
+    return (
+        a if layer.index_a is None else a.of_layer(layer.index_a),
+        b if layer.index_b is None else b.of_layer(layer.index_b),
+    )
+
+
+def place_text(place: Place, a: Record, b: Record) -> str:
+    """Where a number stands, in A's words: `head 3, query 5 “mat”, key 2 “sat”`; with B's place where it is another."""
+    parts = []
+    sequence = place.a[0] if place.axes[:1] == ("sequence",) else 0
+    for axis, own, other in zip(place.axes, place.a, place.b, strict=True):
+        if axis == "sequence" and len(a.sequences) == 1:
+            continue
+        word = f"{axis} {own}"
+        if axis in ("query", "key"):
+            family = a.sequences if axis == "query" else a.keys
+            names = [_token_name(family[sequence], own)]
+            others = (b.sequences if axis == "query" else b.keys)[sequence]
+            names += [_token_name(others, other)] if 0 <= other < len(others.tokens) else []
+            word += f" {' replaced by '.join(dict.fromkeys(names))}"
+        parts.append(word + (f" ({other} in B)" if other != own else ""))
+    return ", ".join(parts)

@@ -1,0 +1,274 @@
+"""Heads as small maps on one scale: a row per layer, or of one layer as many to a row as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mhacli.render.base.format import count_of, filled, share_text, short_text
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import chosen_layers, names_of, ranges
+from mhacli.render.figures.heads.caption import caption, learned_mass, map_notes, sink_mass, sink_text, unverified
+from mhacli.render.figures.heads.cells import cell_colours, cell_said
+from mhacli.render.figures.heads.choices import drawn_as, of_same_texts, texts_of
+from mhacli.render.figures.heads.subject import Subject, chosen_subjects, one_sequence, subject
+from mhacli.render.figures.svg.axes import Side, left_side, top_side
+from mhacli.render.figures.svg.colour_scale import Shading, hex_of, scale_bar, shading
+from mhacli.render.figures.svg.elements import (
+    FAINT,
+    INK,
+    MONO_EM,
+    SOFT,
+    Piece,
+    characters,
+    element,
+    heading,
+    mono_width,
+    paragraph,
+    placed,
+    rectangle,
+    stacked,
+    value_text,
+    written,
+)
+from mhacli.render.figures.svg.raster import image
+from mhacli.render.figures.svg.sheet import Sheet
+from mhacli.render.heads.drawable import scale_of
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.record import Record
+from mhacli.text.escape import visible
+
+_LEAST = 560.0
+_SIZES = ((16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
+"""Up to so many heads: how large each is drawn, and its cells a side."""
+_COLUMNS = ((12, 4), (1 << 30, 8))
+"""Up to so many heads of one layer: how many stand beside each other."""
+_ACROSS = 32
+"""Heads in a row of a layer; more take another row."""
+_GAP, _NAME, _KINDS, _AXIS = 10.0, 10.0, 10.5, 13.0
+_QUERY, _KEY = "query ↓", "key →"
+_NARROW, _WIDE = 60.0, 120.0
+"""The widths of a map from which on its name has room for a word, and for its kind."""
+_TOLD = 3
+"""Digits of a mass that a pointer is told."""
+_SHAPES = 2500
+"""Up to so many cells in all each is a shape that tells its share."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Heads that stand beside each other, with the name of their layer."""
+
+    name: str
+    places: tuple[int, ...]
+
+
+def grid_figure(record: Record, options: ViewOptions) -> Sheet:
+    """The picture of all heads that were chosen, on one scale."""
+    heads = chosen_subjects(record, options)
+    side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
+    sequence = one_sequence(record, options)
+    subjects = [subject(head, sequence, options, most=most) for head in heads]
+    shaded = shading([one.shown for one in subjects], scale_of(options, heads))
+    body = _body(record, subjects, shaded, _Form(side, options.precision))
+    has_sinks = any(one.hidden_columns for one in subjects)
+    what = "share" if shaded.scale == "rank" else "share, all heads"
+    legend = scale_bar(shaded, options.precision, what=what, has_sinks=has_sinks)
+    notes = [*map_notes(record, subjects, shaded), *_removed(subjects, options), *_of_layers(record, subjects, options)]
+    width = max(_LEAST, body.width, legend.width)
+    title = _name_of(subjects, sequence)
+    cells = int(width / (MONO_EM * _KINDS))
+    told = paragraph([*texts_of(subjects, cells), *filled(_kinds(subjects), cells)], _KINDS, fill=SOFT)
+    chosen = drawn_as(record, options, "grid", subjects=subjects, shaded=shaded)
+    pieces = [stacked([heading(title, 16), told], 3), body, legend, caption(record, notes, chosen, width=width)]
+    return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [one.label for one in subjects], chosen)
+
+
+def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
+    """The layers, how many heads, and the sequence where there are several."""
+    layers = {(said.layer, said.name): said for one in subjects if (said := one.head.layer) is not None}
+    parts = [names_of([*layers.values()])] if layers else []
+    parts += [count_of(len(subjects), "head")]
+    parts += [f"sequence {sequence}"] if len(subjects[0].head.view.sequences) > 1 else []
+    return " · ".join(parts)
+
+
+def _kinds(subjects: Sequence[Subject]) -> list[str]:
+    """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
+    kinds = [one.head.said.kind for one in subjects if one.head.said is not None]
+    return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
+
+
+def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+    """What was taken out, over all heads that are drawn."""
+    learned = learned_mass(subjects)
+    taken = "" if learned is None else f"{share_text(learned, options.precision)} of the attention of their heads"
+    if options.hide_sinks and not taken and not any(one.whole.sinks for one in subjects):
+        yield "no key is a sink of these heads, so none is taken out"
+    elif options.hide_sinks:
+        mass = sink_text(subjects, options.precision)
+        also = f", and learned sinks with {taken}," if taken else ""
+        yield (
+            f"sinks are hidden: {mass} of these heads{also} taken out (each head's own stands above its map); "
+            "the rest of each row is renormalised"
+        )
+    elif taken:
+        yield f"learned sinks take {taken}: no key gets it, so rows sum to less than 1"
+
+
+def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+    """The layers that are not verified, those that were not kept, and those of the model that have no attention matrix."""
+    for layer in dict.fromkeys(one.head.layer for one in subjects):
+        if layer is not None and not layer.verified:
+            yield f"! {layer.label}: {unverified(layer)}"
+    layers = () if record.model is None else chosen_layers(record, options)
+    not_kept = [layer.said for layer in layers if not layer.is_drawable]
+    if not_kept:
+        yield f"not drawn, for the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
+    without = () if record.model is None or options.layers is not None else record.model.without
+    for kind in dict.fromkeys(other.type for other in without):
+        numbers = [other.layer for other in without if other.type == kind]
+        yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
+
+
+def _rows(record: Record, subjects: Sequence[Subject]) -> Iterator[_Row]:
+    layers: dict[tuple[int, str], list[int]] = {}
+    for place, one in enumerate(subjects):
+        said = one.head.layer
+        layers.setdefault((0, "") if said is None else (said.layer, said.name), []).append(place)
+    if len(layers) == 1:
+        (places,) = layers.values()
+        across = min(len(places), next(n for most, n in _COLUMNS if len(places) <= most))
+        yield from (_Row("", tuple(places[i : i + across])) for i in range(0, len(places), across))
+        return
+    for places in layers.values():
+        said = subjects[places[0]].head.layer
+        name = "" if said is None else said.label + ("" if said.verified else " !")
+        yield from (_Row(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
+
+
+def _body(record: Record, subjects: Sequence[Subject], shaded: Shading, form: _Form) -> Piece:
+    rows = [*_rows(record, subjects)]
+    cells = {place: _cell_size(one, form.side) for place, one in enumerate(subjects)}
+    names = _names(subjects, cells[0]) if len(set(cells.values())) == 1 else None
+    layer = max(mono_width(f"{row.name}  ", _NAME) if row.name else 0.0 for row in rows)
+    left = max(layer if names is None else layer + names.left.width, mono_width(f"{_QUERY} ", _NAME))
+    form = replace(form, names=names, is_small=sum(one.shown.shares.size for one in subjects) <= _SHAPES, above=_AXIS)
+    content, y, width = written(left, 2 * _NAME + 3, _KEY, _NAME, fill=SOFT), 0.0, 0.0
+    for row in rows:
+        thumbs = [_thumb(subjects[i], shaded.levels[i], cells[i], form) for i in row.places]
+        top = thumbs[0].height - subjects[row.places[0]].shown.shares.shape[0] * cells[row.places[0]]
+        step = max(thumb.width for thumb in thumbs) + _GAP
+        if form.above:
+            content += written(left - 6, top - 8, _QUERY, _NAME, fill=SOFT, text_anchor="end")
+            form = replace(form, above=0.0)
+        if row.name:
+            middle = (top + thumbs[0].height) / 2 + 0.35 * _NAME
+            content += written(layer - 8, y + middle, row.name, _NAME, fill=INK, text_anchor="end")
+        content += "" if names is None else placed(names.left, left - names.left.width, y + top)
+        content += "".join(placed(thumb, left + place * step, y) for place, thumb in enumerate(thumbs))
+        y += max(thumb.height for thumb in thumbs) + _GAP
+        width = max(width, left + len(thumbs) * step - _GAP)
+    return Piece(content, width, y - _GAP)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of rows and columns that all heads have in common, where there is room for them; the last of a row reaches
+    further to the right by `reach`."""
+
+    left: Piece
+    top: Piece
+    reach: float
+
+
+def _names(subjects: Sequence[Subject], cell: float) -> _Names | None:
+    """None where cells are too small, or the heads read different texts."""
+    one = subjects[0]
+    names = [one.query_name(row) for row in range(one.shown.shares.shape[0])]
+    rows = Side(names, cell, one.shown.first[0], one.shown.block, "")
+    keys = [one.shown.key_name(column) for column in range(one.shown.shares.shape[1])]
+    columns = Side(keys, cell, one.shown.first[1], one.shown.block, "")
+    if not rows.is_named or not columns.is_named or len(of_same_texts(subjects)) > 1:
+        return None
+    return _Names(left_side(rows), *top_side(columns))
+
+
+def _cell_size(one: Subject, side: float) -> float:
+    return max(1.0, float(side // max(*one.shown.shares.shape)))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How heads are drawn: how large, with how many digits, with which names, whether each cell is a shape, and the room for
+    the word for columns `above` the map."""
+
+    side: float
+    precision: int
+    names: _Names | None = None
+    is_small: bool = False
+    above: float = 0.0
+
+
+def _thumb(one: Subject, found: Array, cell: float, form: _Form) -> Piece:
+    """A head's map with its number and the sign of its kind above it."""
+    rows, columns = found.shape
+    colours = cell_colours(one, found)
+    width, height = columns * cell, rows * cell
+    cells = image(0, 0, colours, (cell, cell)) if not form.is_small else _shapes(one, colours, cell)
+    frame = rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)
+    y, name = _NAME + 5 + form.above, _short(one, form)
+    content = element("title", characters(_said(one))) + written(0, _NAME, name, _NAME, fill=INK)
+    if form.names is not None:
+        content += placed(form.names.top, 0, y)
+        y += form.names.top.height
+        width += form.names.reach
+    content += element("g", cells, frame, transform=f"translate(0 {value_text(y)})")
+    return Piece(element("g", content), max(width, form.side, mono_width(name, _NAME)), y + height)
+
+
+def _shapes(one: Subject, colours: Array, cell: float) -> str:
+    """Each cell as a shape that tells its share."""
+    return "".join(
+        rectangle(
+            j * cell,
+            i * cell,
+            cell,
+            cell,
+            hex_of(colours[i, j].tolist()),
+            cell_said(one, i, j),
+            shape_rendering="crispEdges",
+        )
+        for i in range(colours.shape[0])
+        for j in range(colours.shape[1])
+    )
+
+
+def _short(one: Subject, form: _Form) -> str:
+    """The head's number and kind, and what sinks got where that was taken out."""
+    kind = "" if one.head.said is None else one.head.said.kind
+    sign = KIND_SIGNS[kind][0] if kind else ""
+    taken = ""
+    if one.shown.taken is not None and one.whole.sinks:
+        mass = sink_mass([one])
+        taken = "?" if mass is None else share_text(mass, form.precision)
+    if form.side > _WIDE:
+        return f"head {one.head.head}  {sign} {kind}".rstrip() + (f" · sinks {taken}" if taken else "")
+    is_worded = form.side > _NARROW
+    parts = [
+        "head" if is_worded and not taken else "",
+        str(one.head.head),
+        sign,
+        "sinks" if is_worded and taken else "",
+    ]
+    return " ".join(part for part in (*parts, taken) if part)
+
+
+def _said(one: Subject) -> str:
+    said = one.head.said
+    parts = [one.label]
+    if said is not None:
+        parts += [said.kind] + ([] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"])
+    parts += [f"sinks get {sink_text([one], _TOLD)}"] if one.whole.sinks else []
+    return " · ".join(parts)

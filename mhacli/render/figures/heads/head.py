@@ -1,0 +1,236 @@
+"""One head: its map with tokens or positions on both axes, what sinks got beside it, and the sums of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.errors import UsageError
+from mhacli.render.base.format import share_text, short_text
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.figures.heads.caption import caption, map_notes, removed_note, unverified
+from mhacli.render.figures.heads.cells import DIGITS, cell_colours, cell_said, cell_share, cell_text
+from mhacli.render.figures.heads.choices import drawn_as, texts_of
+from mhacli.render.figures.heads.subject import Subject, chosen_subjects, one_sequence, subject
+from mhacli.render.figures.svg.axes import Side, left_side, top_side
+from mhacli.render.figures.svg.colour_scale import (
+    Shading,
+    hex_of,
+    ink_on,
+    scale_bar,
+    shading,
+    sink_colours,
+)
+from mhacli.render.figures.svg.elements import (
+    ALARM,
+    FAINT,
+    MONO_EM,
+    SOFT,
+    Piece,
+    heading,
+    mono_width,
+    paragraph,
+    placed,
+    rectangle,
+    stacked,
+    value_text,
+    wrapped,
+    written,
+)
+from mhacli.render.figures.svg.raster import image
+from mhacli.render.figures.svg.sheet import Sheet
+from mhacli.render.heads.drawable import scale_of
+from mhacli.render.heads.drawing import kv_head_of
+from mhacli.render.heads.maps import FORBIDDEN, HeadMap
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.record import Record
+
+_MOST_CELLS = 512
+"""Cells a side of a map that is drawn alone."""
+_VECTOR = 48
+"""Up to so many cells a side each is a shape of its own, with its number."""
+_SIDE, _LEAST, _LARGEST = 720.0, 560.0, 64.0
+_ROW, _TEXT = 14.0, 11.0
+_STRIP, _APART = 14.0, 8.0
+_DOWN = "query ↓"
+_WHITE = 255
+
+
+def head_figure(record: Record, options: ViewOptions) -> Sheet:
+    """The picture of the one head that was chosen. Raises `UsageError` where several were."""
+    heads = chosen_subjects(record, options)
+    if len(heads) > 1:
+        of_layers = record.model is not None and options.layers is None
+        raise UsageError(
+            f"figure head must be of one head, got {len(heads)}",
+            hint="choose it with --layer N --head H" if of_layers else "choose it with --head H",
+        )
+    one = subject(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
+    shaded = shading([one.shown], scale_of(options, heads))
+    body = _body(one, shaded, options)
+    notes = [*map_notes(record, [one], shaded)]
+    notes += removed_note(one, options.precision, is_hidden=options.hide_sinks)
+    legend = scale_bar(shaded, options.precision, what="share", has_sinks=_has_strip(one))
+    title = _title(one, options)
+    width = max(_LEAST, title.width, body.width, legend.width)
+    told = paragraph(texts_of([one], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
+    chosen = drawn_as(record, options, "head", subjects=[one], shaded=shaded)
+    pieces = [stacked([title, told], 2), body, legend, caption(record, notes, chosen, width=width)]
+    return Sheet(stacked(pieces, 12), one.label, [shaded.range, *notes], [one.label], chosen)
+
+
+def _title(one: Subject, options: ViewOptions) -> Piece:
+    """The head's name, and what is said of it."""
+    said = one.head.said
+    layer = one.head.layer
+    pieces = [heading(one.label + kv_head_of(one.head.view, one.head.head), 16)]
+    if layer is not None and not layer.verified:
+        pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
+    if said is not None:
+        sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
+        parts = [f"{KIND_SIGNS[said.kind][0]} {said.kind}{sure}"]
+        parts += [] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"]
+        parts += [] if said.sink is None else [f"on the first token {share_text(said.sink, options.precision)}"]
+        pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))
+    return stacked(pieces, 2)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How large cells are, whether each is a shape of its own, and the size of numbers in them, 0 for none."""
+
+    width: float
+    height: float
+    is_vector: bool
+    number: float
+
+
+def _layout(one: Subject, options: ViewOptions) -> _Layout:
+    rows, columns = one.shown.shares.shape
+    longest = max(rows, columns)
+    if longest > _VECTOR:
+        pitch = max(1.0, _SIDE // longest)
+        return _Layout(pitch, max(pitch, _ROW) if rows <= _VECTOR else pitch, False, 0.0)
+    number, pitch = next(sizes[1:] for sizes in _SIZES if longest <= sizes[0])
+    widest = max(len(share_text(x, options.precision)) for x in (0.5, _largest(one.shown), _largest(one.whole)))
+    needed = mono_width("0" * widest, number) + 5
+    if needed > _LARGEST:
+        return _Layout(pitch, pitch, True, 0.0)
+    return _Layout(max(pitch, needed), pitch, True, number)
+
+
+def _largest(shown: HeadMap) -> float:
+    return float(np.fmax.reduce(shown.shares, axis=None))
+
+
+_SIZES = ((10, 11.0, 42.0), (16, 10.0, 34.0), (32, 8.5, 26.0), (_VECTOR, 7.0, 20.0))
+"""Up to so many cells a side: the size of numbers, and of cells."""
+
+
+def _body(one: Subject, shaded: Shading, options: ViewOptions) -> Piece:
+    """The map between its names, and the strips to its right."""
+    layout, shown = _layout(one, options), one.shown
+    rows, columns = shown.shares.shape
+    left = left_side(Side([one.query_name(row) for row in range(rows)], layout.height, *_places(one, 0), _DOWN + " "))
+    names = [shown.key_name(column) for column in range(columns)]
+    top, reach = top_side(Side(names, layout.width, *_places(one, 1), ""))
+    cells = _cells(one, shaded, layout, options)
+    frame = rectangle(0, 0, cells.width, cells.height, "none", stroke=FAINT, stroke_width=0.8)
+    strips = _strips(one, layout, options)
+    x, y = left.width, top.height + 16
+    content = placed(left, 0, y) + placed(top, x, y - top.height) + placed(cells, x, y)
+    content += placed(Piece(frame, 0, 0), x, y)
+    content += written(x, 10, "key →", 10, fill=SOFT)
+    content += written(x - 6, y - 8, _DOWN, 10, fill=SOFT, text_anchor="end")
+    content += placed(strips, x + cells.width + _APART, y)
+    width = x + max(cells.width + reach, cells.width + _APART + strips.width)
+    return Piece(content, width, y + cells.height)
+
+
+def _places(one: Subject, axis: int) -> tuple[int, int]:
+    """The token at which cell 0 begins, and the tokens of a cell; rows that were asked for have names instead."""
+    return (0, 1) if axis == 0 and one.rows is not None else (one.shown.first[axis], one.shown.block)
+
+
+def _cells(one: Subject, shaded: Shading, layout: _Layout, options: ViewOptions) -> Piece:
+    rows, columns = one.shown.shares.shape
+    colours = cell_colours(one, shaded.levels[0])
+    width, height = columns * layout.width, rows * layout.height
+    if not layout.is_vector:
+        return Piece(image(0, 0, colours, (layout.width, layout.height)), width, height)
+    content = "".join(
+        _cell(one, row, column, colours[row, column].tolist(), layout, options)
+        for row in range(rows)
+        for column in range(columns)
+    )
+    return Piece(content, width, height)
+
+
+def _cell(one: Subject, row: int, column: int, colour: Sequence[int], layout: _Layout, options: ViewOptions) -> str:
+    """A cell with its number, and what a pointer is told."""
+    x, y = column * layout.width, row * layout.height
+    said = cell_said(one, row, column)
+    drawn = rectangle(x, y, layout.width, layout.height, hex_of(colour), said, shape_rendering="crispEdges")
+    if not layout.number:
+        return drawn
+    share = cell_share(one, row, column)
+    fill = SOFT if share == FORBIDDEN else ink_on(colour)
+    return drawn + _number(x, y, cell_text(share, options.precision), fill, layout)
+
+
+def _number(x: float, y: float, text: str, fill: str, layout: _Layout) -> str:
+    """A number in the middle of a cell, which a pointer goes through."""
+    middle = x + layout.width / 2, y + layout.height / 2 + 0.35 * layout.number
+    return written(*middle, text, layout.number, fill=fill, text_anchor="middle", pointer_events="none")
+
+
+def _has_strip(one: Subject) -> bool:
+    return one.shown.taken is not None or one.shown.learned is not None
+
+
+def _strips(one: Subject, layout: _Layout, options: ViewOptions) -> Piece:
+    """To the right of the map: what sinks took of each row, what a learned sink took, and what the drawn cells add up to."""
+    columns: list[tuple[str, Array, bool]] = []
+    if one.shown.taken is not None:
+        columns.append(("sinks", one.shown.taken, True))
+    if one.shown.learned is not None:
+        columns.append(("learned", one.shown.learned, True))
+    if layout.number:
+        open_shares = np.where(one.shown.is_open, one.shown.shares, 0.0)
+        columns.append(("Σ", open_shares.sum(axis=1), False))
+    width = layout.width if layout.number else _STRIP
+    content = ""
+    for place, (name, numbers, is_shaded) in enumerate(columns):
+        x = place * (width + _APART)
+        content += _header(name, x + width / 2)
+        content += placed(_strip(one, numbers, layout, width, options, is_shaded=is_shaded), x, 0)
+    return Piece(content, len(columns) * (width + _APART) - _APART + 30 if columns else 0.0, 0.0)
+
+
+def _header(name: str, x: float) -> str:
+    if len(name) == 1:
+        return written(x, -5, name, 10, fill=SOFT, text_anchor="middle")
+    return written(x, -5, name, 10, fill=SOFT, transform=f"rotate(-50 {value_text(x)} -5)")
+
+
+def _strip(
+    one: Subject, numbers: Array, layout: _Layout, width: float, options: ViewOptions, *, is_shaded: bool
+) -> Piece:
+    colours, sees = sink_colours(numbers), one.shown.n_queries > 0
+    if not layout.is_vector:
+        colours[~sees] = _WHITE
+        return Piece(image(0, 0, colours[:, None], (width, layout.height)), width, 0)
+    content = ""
+    for row, number in enumerate(numbers.tolist()):
+        y, colour = row * layout.height, colours[row].tolist()
+        is_coloured = is_shaded and bool(sees[row])
+        if is_coloured:
+            said = f"{one.query_name(row)}: {number:.{DIGITS}g}"
+            content += rectangle(0, y, width, layout.height, hex_of(colour), said, shape_rendering="crispEdges")
+        if layout.number:
+            text = cell_text(number if sees[row] else FORBIDDEN, options.precision)
+            content += _number(0, y, text, ink_on(colour) if is_coloured else SOFT, layout)
+    return Piece(content, width, 0)

@@ -1,0 +1,1 @@
+"""The parts of an SVG picture: elements, axes, cells and scales."""

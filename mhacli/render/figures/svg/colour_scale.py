@@ -1,0 +1,141 @@
+"""The colours of maps that share a scale, and the bar that tells what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.render.base.colours import RAMP, is_dark, ramp_colour, sink_colour
+from mhacli.render.base.format import share_text
+from mhacli.render.base.options import Scale
+from mhacli.render.figures.svg.elements import FAINT, INK, SOFT, Piece, beside, element, mono_width, rectangle, written
+from mhacli.render.heads.maps import FORBIDDEN, NOT_A_NUMBER, HeadMap, largest_of_maps, levels, range_text
+from mhacli.results.record.arrays import Array
+
+Colour = tuple[int, int, int]
+BLANK: Colour = (228, 228, 228)
+"""A cell that may not be attended: lighter than any of the ramp but its end, and without a hue."""
+UNKNOWN: Colour = (214, 39, 40)
+"""A cell that is not a number: red, which the ramp has nowhere."""
+_RAMP = np.array([ramp_colour(level) for level in range(256)], np.uint8)
+_BAR, _HIGH, _SIZE = 220.0, 12.0, 10.0
+_ALIKE = 1e-4
+"""What exceeds the top of a scale by less, of itself, reads the same in the four digits of its range."""
+
+
+@dataclass(frozen=True)
+class Shading:
+    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which shares of queries
+    without a choice can exceed (`is_exceeded`). Ranks are among the `n_open` cells of a map, of each its own."""
+
+    scale: Scale
+    largest: float
+    levels: tuple[Array, ...]
+    n_open: tuple[int, ...]
+    is_exceeded: bool
+    has_unknown: bool
+    has_blank: bool
+    is_empty: bool
+
+    @property
+    def range(self) -> str:
+        """The kind of the scale and its range: `linear, 0 … .62`."""
+        if self.scale == "rank" and len(self.n_open) > 1:
+            return "rank, the smallest … the largest of each head's own cells"
+        return f"{self.scale}, {range_text(self.scale, self.largest, sum(self.n_open), is_exceeded=self.is_exceeded)}"
+
+
+def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
+    """The common scale of some maps; a rank is among the cells of its own map, as everywhere."""
+    shares = np.concatenate([one.shares.ravel() for one in maps])
+    largest = largest_of_maps(maps)
+    of_maps = tuple(levels(one.shares, scale, largest) for one in maps)
+    found = np.concatenate([part.ravel() for part in of_maps])
+    return Shading(
+        scale=scale,
+        largest=largest,
+        levels=of_maps,
+        n_open=tuple(int((part >= 0).sum()) for part in of_maps),
+        is_exceeded=scale != "rank" and bool((np.nan_to_num(shares) > (1 + _ALIKE) * largest).any()),
+        has_unknown=bool((found == NOT_A_NUMBER).any()),
+        has_blank=bool((found == FORBIDDEN).any()),
+        is_empty=not bool((np.nan_to_num(shares) > 0).any()),
+    )
+
+
+def colours_of(found: Array) -> Array:
+    """Red, green and blue of levels, `[…, 3]`."""
+    colours: Array = _RAMP[np.clip(found, 0, 255).astype(int)]
+    colours[found == FORBIDDEN] = BLANK
+    colours[found == NOT_A_NUMBER] = UNKNOWN
+    return colours
+
+
+def sink_colours(shares: Array) -> Array:
+    """Red, green and blue of what sinks get, from 0 to 1: another colour than any of the ramp."""
+    found = np.rint(255 * np.clip(np.nan_to_num(shares), 0, 1)).astype(int)
+    drawn = [sink_colour(level) for level in found.ravel().tolist()]
+    colours: Array = np.array(drawn, np.uint8).reshape(*found.shape, 3)
+    colours[np.isnan(shares)] = UNKNOWN
+    return colours
+
+
+def hex_of(colour: Sequence[int]) -> str:
+    """A colour as attributes have it.
+
+    >>> hex_of((68, 1, 84))
+    '#440154'
+    """
+    return "#" + "".join(f"{int(part):02x}" for part in colour)
+
+
+def ink_on(colour: Sequence[int]) -> str:
+    """Black or white, whichever can be read on a colour."""
+    red, green, blue = (int(part) for part in colour)
+    return "#ffffff" if is_dark((red, green, blue)) else "#000000"
+
+
+def scale_bar(shaded: Shading, precision: int, *, what: str, has_sinks: bool = False) -> Piece:
+    """The legend of a picture: the ramp with its kind and range, and the colours that are none of it."""
+    pieces = [_ramp(shaded, what)]
+    pieces += [_swatch(BLANK, "not allowed", "0")] if shaded.has_blank else []
+    pieces += [_swatch(UNKNOWN, "not a number", "?")] if shaded.has_unknown else []
+    pieces += [_sink_ramp(precision)] if has_sinks else []
+    return beside(pieces, 22)
+
+
+def _ramp(shaded: Shading, what: str) -> Piece:
+    stops = [
+        element("stop", offset=f"{100 * place / (len(RAMP) - 1):.4f}%", stop_color=hex_of(colour))
+        for place, colour in enumerate(RAMP)
+    ]
+    gradient = element("linearGradient", *stops, id="ramp")
+    bar = rectangle(0, 0, _BAR, _HIGH, "url(#ramp)", stroke=FAINT, stroke_width=0.5)
+    said = f"{what}: {shaded.range}"
+    return Piece(
+        element("defs", gradient) + bar + written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK),
+        max(_BAR, mono_width(said, _SIZE)),
+        _HIGH + 1.6 * _SIZE,
+    )
+
+
+def _swatch(colour: Colour, said: str, sign: str) -> Piece:
+    side = 2 * _HIGH
+    box = rectangle(0, 0, side, _HIGH, hex_of(colour), stroke=FAINT, stroke_width=0.5)
+    fill = SOFT if colour == BLANK else ink_on(colour)
+    box += written(side / 2, _HIGH - 2.5, sign, _SIZE, fill=fill, text_anchor="middle")
+    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
+    return Piece(box + text, max(side, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)
+
+
+def _sink_ramp(precision: int) -> Piece:
+    ends = [
+        element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(sink_colour(level))) for level in (0, 255)
+    ]
+    bar = rectangle(0, 0, _BAR / 2, _HIGH, "url(#sinks)", stroke=FAINT, stroke_width=0.5)
+    said = f"sink: linear, 0 … {share_text(1.0, precision)}"
+    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
+    gradient = element("defs", element("linearGradient", *ends, id="sinks"))
+    return Piece(gradient + bar + text, max(_BAR / 2, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)

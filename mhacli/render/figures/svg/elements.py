@@ -1,0 +1,143 @@
+"""A small writer of SVG: elements, text whose width is known before it is drawn, and pieces that are put beside each other.
+
+Text goes through `visible` or `token_label` before it comes here, which leaves no character that XML forbids; here it is
+escaped for XML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.cells import cell_len
+
+from mhacli.render.base.format import fitted
+
+MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
+SANS = "'DejaVu Sans', Helvetica, Arial, sans-serif"
+INK, SOFT, FAINT, PAPER, ALARM = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff", "#b00020"
+MONO_EM = 0.602
+"""The width of a character of the monospaced family, in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
+SANS_EM = 0.68
+"""What a character of a bold title takes at most on average: a bound, so that titles are given room enough."""
+LINE = 1.35
+"""The distance of lines, in ems."""
+
+Attribute = str | float | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a picture: its SVG, whose upper left corner is (0, 0), and the room that it takes."""
+
+    content: str
+    width: float
+    height: float
+
+
+def element(name: str, *children: str, **attributes: Attribute) -> str:
+    """An SVG element: children are SVG already, values of attributes are escaped. `font_size` is written `font-size`; what is
+    None is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{value_text(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    content = "".join(children)
+    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def value_text(value: str | float) -> str:
+    """An attribute's value, numbers with two decimals at most.
+
+    >>> value_text(12.50)
+    '12.5'
+    """
+    if isinstance(value, str):
+        return escape(value, quote=True)
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
+
+
+def characters(text: str) -> str:
+    """Text as the content of an element."""
+    return escape(text, quote=False)
+
+
+def rectangle(
+    x: float, y: float, width: float, height: float, fill: str, said: str = "", **attributes: Attribute
+) -> str:
+    """A rectangle, with what a pointer is told about it if anything."""
+    told = [element("title", characters(said))] if said else []
+    return element("rect", *told, x=x, y=y, width=width, height=height, fill=fill, **attributes)
+
+
+def written(
+    x: float, y: float, text: str, size: float, *, fill: str = INK, said: str = "", **attributes: Attribute
+) -> str:
+    """A line of text with its baseline at `y`, with what a pointer is told about it. Spaces stay as they are."""
+    told = [element("title", characters(said))] if said else []
+    return element(
+        "text", *told, characters(text), x=x, y=y, font_size=size, fill=fill, **{"xml:space": "preserve"}, **attributes
+    )
+
+
+def mono_width(text: str, size: float) -> float:
+    """How wide a text in the monospaced family is; characters that a terminal gives two cells take two."""
+    return cell_len(text) * MONO_EM * size
+
+
+def placed(piece: Piece, x: float, y: float) -> str:
+    """A piece at a place of a larger one."""
+    return element("g", piece.content, transform=f"translate({value_text(x)} {value_text(y)})")
+
+
+def stacked(pieces: Sequence[Piece], gap: float) -> Piece:
+    """Pieces below each other, aligned on the left."""
+    content, y = "", 0.0
+    for piece in pieces:
+        content += placed(piece, 0, y)
+        y += piece.height + gap
+    return Piece(content, max(piece.width for piece in pieces), max(0.0, y - gap))
+
+
+def beside(pieces: Sequence[Piece], gap: float) -> Piece:
+    """Pieces next to each other, aligned at the top."""
+    content, x = "", 0.0
+    for piece in pieces:
+        content += placed(piece, x, 0)
+        x += piece.width + gap
+    return Piece(content, max(0.0, x - gap), max(piece.height for piece in pieces))
+
+
+def paragraph(lines: Iterable[str], size: float, *, fill: str = INK) -> Piece:
+    """Lines of monospaced text below each other."""
+    shown = [*lines]
+    content = "".join(
+        written(0, (place + 1) * LINE * size - 0.3 * size, line, size, fill=fill) for place, line in enumerate(shown)
+    )
+    return Piece(content, max((mono_width(line, size) for line in shown), default=0.0), len(shown) * LINE * size)
+
+
+def heading(text: str, size: float) -> Piece:
+    """A title, bold."""
+    content = written(0, size, text, size, font_weight="bold", font_family=SANS)
+    return Piece(content, cell_len(text) * SANS_EM * size, LINE * size)
+
+
+def wrapped(text: str, cells: int) -> list[str]:
+    """Lines of at most `cells` cells that together are the text: broken at spaces, and within words that are longer."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if cell_len(joined) <= cells:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        while cell_len(word) > cells:
+            cut = fitted(word, cells + 1)[:-1] or word[0]
+            lines.append(cut)
+            word = word[len(cut) :]
+        line = word
+    return [*lines, line] if line or not lines else lines

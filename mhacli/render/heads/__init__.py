@@ -1,0 +1,1 @@
+"""A head as numbers to draw, and its views in the terminal."""

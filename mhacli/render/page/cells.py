@@ -1,0 +1,291 @@
+"""What a look at heads kept cell by cell, as tables: the strongest keys of some queries, and a corner of every pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import floor, isnan, log10
+
+from mhacli.io.files import format_size
+from mhacli.render.base.colours import NAN_SIGN, level_of
+from mhacli.render.base.format import count_of, percent_text, share_text
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.heads.cells import (
+    CornerCells,
+    asked_queries,
+    asked_title,
+    corner_cells,
+    key_name,
+    query_name,
+    rest_name,
+    strongest_of,
+)
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.page.assets import N_SHADES
+from mhacli.render.page.budget import LIMIT_BYTES
+from mhacli.render.page.html import Html, joined, tag, text
+from mhacli.render.page.statistics import DECIMALS, NONE, key_of
+from mhacli.results.record.heads import in_order
+from mhacli.results.record.tiled import Corner
+
+_FRAME = 1 << 10
+"""Bytes that a section takes beside its tables."""
+_MOST_OPEN = 8
+"""Tables that are seen at once; more can be opened."""
+_MOST_DECIMALS = 7
+"""More digits than these a share of 32 bits does not have."""
+
+
+def kept_cells(
+    heads: Sequence[DrawableHead], sequences: Sequence[int], options: ViewOptions, *, room: int | None
+) -> Html:
+    """Sections with what the record keeps of single cells, of as many heads as `room` bytes take (None: all), which they say;
+    nothing where it keeps none. Where it keeps both, the strongest keys get half of the room."""
+    ordered = _ordered(heads, options.sort)
+    has_corner = any("corner" in head.view.arrays for head in ordered)
+    asked = _asked_section(ordered, sequences, room if room is None or not has_corner else room // 2)
+    left = None if room is None else room - len(asked.encode())
+    corners = _corner_section(ordered, sequences, options, left)
+    return joined(section for section in (asked, corners) if section)
+
+
+def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
+    """The heads in the order of the statistics."""
+    known = {key_of(head.said): head for head in heads if head.said is not None}
+    listed = in_order([head.said for head in heads if head.said is not None], sort)
+    return [known[key_of(said)] for said in listed]
+
+
+def _cut(shown: str) -> Html:
+    """That not all of it is there, why, and how to see the rest."""
+    why = f"such tables take at most half of what the rest of a page of {format_size(LIMIT_BYTES)} leaves"
+    return tag(
+        "p",
+        text(f"there is room for {shown}: {why}. --full puts all in; --sort says which come first, --head draws some"),
+        class_="warning",
+    )
+
+
+def _shelf(tables: Sequence[Html]) -> Iterator[Html]:
+    """The tables beside each other, all but the first few to be opened."""
+    yield tag("div", joined(tables[:_MOST_OPEN]), class_="kept")
+    rest = tables[_MOST_OPEN:]
+    if rest:
+        summary = tag("summary", text(count_of(len(rest), "more table")))
+        yield tag("details", summary, tag("div", joined(rest), class_="kept"))
+
+
+def _named(words: str) -> Html:
+    """A token and its place, in this order whichever way the token is written."""
+    token, _, place = words.rpartition(" ")
+    return joined([tag("bdi", text(token)), text(place)], " ")
+
+
+# ------------------------------------------------------------------------------------------------------ strongest keys
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The table of what a query looked at. `place` orders tables: the sequence, and the query's place among those asked for. Its
+    heads read the same text and see as many keys, unless that `varies`."""
+
+    place: tuple[int, int]
+    title: str
+    n_keys: int
+    rest: str
+    varies: bool
+
+    def html(self, rows: Sequence[Html]) -> Html:
+        """The table with these rows."""
+        names = [
+            tag("th", text("head"), scope="col"),
+            tag("th", text("strongest keys, in order"), scope="colgroup", colspan=str(self.n_keys)),
+            tag("th", text(self.rest), scope="col"),
+            *([tag("th", text("each if uniform"), scope="col")] if self.varies else []),
+        ]
+        groups = [tag("colgroup", span=str(n)) for n in (1, self.n_keys, 1 + self.varies)]
+        head = tag("thead", tag("tr", *names))
+        whole = tag("table", tag("caption", text(self.title)), *groups, head, tag("tbody", joined(rows)))
+        return tag("div", whole, class_="scroll")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a head's query looked at, and the table that it stands in."""
+
+    table: _Asked
+    html: Html
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A query that was asked for: its column, and its table but for what heads leave over."""
+
+    query: int
+    table: _Asked
+
+
+def _asked_section(heads: Sequence[DrawableHead], sequences: Sequence[int], room: int | None) -> Html:
+    having = [head for head in heads if "top_keys" in head.view.arrays]
+    if not having:
+        return Html("")
+    questions = _questions(having, sequences)
+    rows, n_heads = _fitting(having, questions, room)
+    tables: dict[_Asked, list[Html]] = {}
+    for row in rows:
+        tables.setdefault(row.table, []).append(row.html)
+    cut = []
+    if n_heads == 0 and rows:
+        cut = [_cut(f"{len(rows)} of {len(questions[id(having[0].view)])} queries of {having[0].label} alone")]
+    elif n_heads < len(having):
+        cut = [_cut(f"the first {n_heads} of {count_of(len(having), 'head')}")]
+    what = (
+        "what the queries that were asked for looked at, cell by cell: rounded to be told, but not taken from the maps"
+    )
+    parts = (table.html(own) for table, own in sorted(tables.items(), key=lambda item: item[0].place))
+    body = _shelf([*parts])
+    return tag("section", tag("h2", text("asked queries")), tag("p", text(what), class_="dim"), *cut, *body, id="asked")
+
+
+def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mapping[int, list[_Question]]:
+    """For each record of a layer, by its id, the queries that were asked for and are in its text, sequence by sequence."""
+    several = len({head.layer.kind for head in heads if head.layer is not None}) > 1
+    found: dict[int, list[_Question]] = {}
+    for head in heads:
+        if id(head.view) in found:
+            continue
+        view, kind = head.view, f"{head.layer.kind} layers" if several and head.layer is not None else ""
+        found[id(view)] = own = []
+        for b in sequences:
+            for number, query in asked_queries(view, b):
+                title = asked_title(view, b, query, layer=kind)
+                varies = len({*view.arrays["visible"][b, :, query].tolist()}) > 1
+                own.append(_Question(query, _Asked((b, number), title, view.arrays["top_keys"].shape[-1], "", varies)))
+    return found
+
+
+def _fitting(
+    heads: Sequence[DrawableHead], questions: Mapping[int, list[_Question]], room: int | None
+) -> tuple[list[_Row], int]:
+    """The rows of the first heads, and how many these are; no head is whole where even the first takes too much: it has a part of
+    its rows then."""
+    taken: list[_Row] = []
+    seen: set[_Asked] = set()
+    n_bytes = _FRAME
+    for n_whole, head in enumerate(heads):
+        own: list[_Row] = []
+        for question in questions[id(head.view)]:
+            row = _row(head, question)
+            n_bytes += len(row.html.encode()) + 1 + (0 if row.table in seen else len(row.table.html(()).encode()))
+            if room is not None and n_bytes > room:
+                return taken or own, n_whole
+            own.append(row)
+            seen.add(row.table)
+        taken += own
+    return taken, len(heads)
+
+
+def _row(head: DrawableHead, question: _Question) -> _Row:
+    view, (b, number) = head.view, question.table.place
+    table = replace(question.table, rest=rest_name(view.heads[head.place]))
+    found = strongest_of(view, head.place, b, number)
+    cells = [tag("td", _named(name), text(" "), tag("b", text(share))) for name, share in found.keys]
+    if cells:
+        cells += [tag("td")] * (table.n_keys - len(cells))
+        cells.append(tag("td", text(found.rest or NONE)))
+    else:
+        cells = [tag("td", text(found.instead), colspan=str(table.n_keys + 1), class_="dim")]
+    if table.varies:
+        visible = view.arrays["visible"][b, :, question.query]
+        n_visible = int(visible[min(head.place, len(visible) - 1)])
+        cells.append(tag("td", text(percent_text(1 / n_visible) if n_visible else NONE)))
+    return _Row(table, tag("tr", tag("th", text(head.label), scope="row"), *cells))
+
+
+# --------------------------------------------------------------------------------------------------------------- cells
+
+
+def _corner_section(
+    heads: Sequence[DrawableHead], sequences: Sequence[int], options: ViewOptions, room: int | None
+) -> Html:
+    places = [
+        (head, head.view.survey.kept.corner, b)
+        for head in heads
+        for b in sequences
+        if head.view.survey is not None and head.view.survey.kept.corner is not None
+    ]
+    within = [(head, corner, b) for head, corner, b in places if all(_inside(head, corner, b))]
+    if not within:
+        return Html("")
+    tables: list[Html] = []
+    n_bytes = _FRAME
+    for head, corner, b in within:
+        table = _corner_table(head, corner, b, options)
+        n_bytes += len(table.encode()) + 1
+        if room is not None and n_bytes > room:
+            break
+        tables.append(table)
+    n, n_all = len(tables), len(within)
+    cut = [_cut(f"the first {n} of {count_of(n_all, 'table')}")] if n < n_all else []
+    title = tag("h2", text("single cells"))
+    return tag("section", title, _legend(), *cut, *_shelf(tables), id="cells")
+
+
+def _legend() -> Html:
+    """What the shades mean; each table tells its own range."""
+    ramp = tag("span", class_="ramp", role="img", aria_label="dark to bright")
+    pairs = (
+        [text("0"), ramp, text(f"the largest share of the table, {N_SHADES} shades")],
+        [tag("span", class_="swatch closed"), text("0 not allowed")],
+    )
+    what = text(
+        "the share of its attention that a query, a row, gives to a key, a column: rounded, but not taken from the maps"
+    )
+    return tag("p", tag("span", what), *(tag("span", *pair, class_="pair") for pair in pairs), class_="dim legend")
+
+
+def _inside(head: DrawableHead, corner: Corner, b: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The rows and columns of the corner that are tokens and no padding."""
+    view = head.view
+    first_query, first_key = corner.first_query - view.first_query(b), corner.first_key - view.first_key(b)
+    n_queries, n_keys = len(view.sequences[b].tokens), len(view.keys[b].tokens)
+    rows = [row for row in range(corner.n_queries) if 0 <= first_query + row < n_queries]
+    return rows, [key for key in range(corner.n_keys) if 0 <= first_key + key < n_keys]
+
+
+def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptions) -> Html:
+    view = head.view
+    found = corner_cells(view, corner, head.place, b, layer="" if head.layer is None else head.layer.label)
+    precision = max(options.precision, _decimals(found.largest))
+    rows, keys = _inside(head, corner, b)
+    first = corner.first_query - view.first_query(b), corner.first_key - view.first_key(b)
+    names = (tag("th", _named(key_name(view, b, first[1] + key)), scope="col") for key in keys)
+    body = (
+        tag(
+            "tr",
+            tag("th", _named(query_name(view, b, first[0] + row)), scope="row"),
+            *(_cell(found, (row, key), precision) for key in keys),
+        )
+        for row in rows
+    )
+    said = joined([text(found.title), text(found.caption(precision))], "<br>")
+    head_row = tag("thead", tag("tr", tag("th", text("query"), scope="col"), *names))
+    return tag("div", tag("table", tag("caption", said), head_row, tag("tbody", joined(body))), class_="scroll")
+
+
+def _decimals(largest: float) -> int:
+    """As many as give the largest share three digits: those of long texts are small."""
+    return min(_MOST_DECIMALS, DECIMALS - 1 + max(1, -floor(log10(largest))))
+
+
+def _cell(found: CornerCells, at: tuple[int, int], precision: int) -> Html:
+    """A cell: in one of the shades, not allowed, or not a number."""
+    share = float(found.shares[at])
+    if isnan(share):
+        return (
+            tag("td", text(NAN_SIGN), class_="missing")
+            if found.is_broken[at[0]]
+            else tag("td", text("0"), class_="closed")
+        )
+    shade = level_of(share, found.largest) * N_SHADES // 256
+    return tag("td", text(share_text(share, precision)), **({"class_": f"l{shade}"} if shade else {}))

@@ -1,0 +1,80 @@
+"""HTML from parts. What is `Html` is safe to put into a page; everything else goes through `text` first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from io import StringIO
+from typing import NewType
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment
+from rich.style import Style
+
+from mhacli.render.base.options import Screen
+
+Html = NewType("Html", str)
+"""Text in which every `<` is a tag of ours."""
+
+WIDE = Screen(width=10_000, colour=False)
+"""A screen on which a terminal view breaks no line and leaves nothing out."""
+_CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sink", "cyan": "name"}
+"""What a colour of the terminal means."""
+
+
+def text(words: str) -> Html:
+    """Words as they are, harmless."""
+    return Html(escape(words, quote=True))
+
+
+def tag(name: str, *inside: Html, **attributes: str) -> Html:
+    """An element. Attributes are escaped; an underscore at the end of a name is dropped, one within is a hyphen.
+
+    >>> tag("th", text("a < b"), scope="row")
+    '<th scope="row">a &lt; b</th>'
+    """
+    named = ((key.rstrip("_").replace("_", "-"), escape(value, quote=True)) for key, value in attributes.items())
+    own = "".join(f' {key}="{value}"' if value else f" {key}" for key, value in named)
+    return Html(f"<{name}{own}>{''.join(inside)}</{name}>")
+
+
+def joined(parts: Iterable[Html], between: str = "\n") -> Html:
+    """The parts one after the other."""
+    return Html(between.join(parts))
+
+
+def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Html]]) -> Html:
+    """A table that may be wider than the page; the first cell of each row names it."""
+    head = tag("thead", tag("tr", *(tag("th", text(name), scope="col") for name in headings)))
+    body = (tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows)
+    whole = tag("table", tag("caption", text(caption)), head, tag("tbody", *body))
+    return tag("div", whole, class_="scroll")
+
+
+def lines_of(drawn: RenderableType, width: int) -> Iterator[Html]:
+    """The lines of a terminal view on a screen of that width, with what its styles mean as classes."""
+    console = Console(
+        width=width, height=1, file=StringIO(), color_system=None, legacy_windows=False, force_terminal=False
+    )
+    for line in console.render_lines(drawn, console.options, pad=False):
+        yield Html("".join(map(_span, line)).rstrip())
+
+
+def preformatted(drawn: RenderableType, width: int) -> Html:
+    """A terminal view whose columns matter."""
+    return tag("div", tag("pre", Html(joined(lines_of(drawn, width)).strip("\n"))), class_="scroll")
+
+
+def _span(segment: Segment) -> Html:
+    names = _class_names(segment.style or Style.null())
+    return (
+        tag("span", text(segment.text), class_=" ".join(names))
+        if names and segment.text.strip()
+        else text(segment.text)
+    )
+
+
+def _class_names(style: Style) -> list[str]:
+    colour = "" if style.color is None else style.color.name.removeprefix("bright_")
+    found = [_CLASSES[colour]] if colour in _CLASSES else []
+    return found + (["bold"] if style.bold else []) + (["dim"] if style.dim else [])

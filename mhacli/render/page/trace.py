@@ -1,0 +1,161 @@
+"""The shapes of a run as tables: each step with its axes, formula and cost, or each token of a decoding; and what ends a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from mhacli.render.base.format import bytes_text, count_of, count_text, number_text, seconds_text
+from mhacli.render.base.options import Screen
+from mhacli.render.base.steps import is_masked, memory_text, new_tokens, values_text
+from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
+from mhacli.render.run.trace import closing
+from mhacli.render.run.user_code import repeats_text, source_line
+from mhacli.render.run.view import axes_text, self_check_line
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep, Way
+from mhacli.results.record.steps import Step, Values
+from mhacli.text.escape import visible
+
+_STORY = Screen(width=100, colour=False)
+_MOST_TOKENS = 12
+
+
+def walkthrough(record: Record) -> Html:
+    """A section with the steps of a run, or of a decoding, in the order of execution; nothing where none was kept."""
+    if not record.trace:
+        return Html("")
+    if record.decoding is not None:
+        body = [_decoding(record), *_ways(record.decoding.ways)]
+    else:
+        body = [_steps(record), *_closing(record)]
+    return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")
+
+
+def _closing(record: Record) -> Iterator[Html]:
+    """What ends a walk: of a look at heads, which keeps no tensor of attention, the cost of what it did keep."""
+    if record.survey is None:
+        yield preformatted(closing(record, _STORY), _STORY.width)
+        return
+    n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
+    cost = f"{count_text(sum(step.flops for step in record.trace))} FLOPs, {bytes_text(n_bytes)} in new tensors"
+    yield tag("p", text(f"these steps alone: {cost}"), class_="bold")
+    left_out = "attention itself and what follows are not counted: a look at heads computes them a part at a time"
+    total = record.timings.get("total")
+    timed = "" if total is None else f". All of it, attention too, took {seconds_text(total.median_s)}"
+    yield tag("p", text(left_out + timed))
+    yield preformatted(self_check_line(record.self_check), _STORY.width)
+
+
+def _steps(record: Record) -> Html:
+    has_values = any(step.values is not None for step in record.trace)
+    is_timed = any(step.time_s is not None for step in record.trace)
+    headings = ["step", "axes", "what", "memory", "FLOPs", "size"]
+    headings += (["time"] if is_timed else []) + (["values"] if has_values else [])
+    rows = []
+    for number, step in enumerate(record.trace, 1):
+        row = [text(f"{number} {visible(step.site)}"), _axes(step), _what(step), text(memory_text(step))]
+        row += [
+            _unbroken(count_text(step.flops)),
+            joined([_unbroken(bytes_text(step.bytes)), text(visible(step.dtype))], " "),
+        ]
+        row += [_unbroken(seconds_text(step.time_s))] if is_timed else []
+        row += [_values(step, step.values)] if has_values else []
+        rows.append(row)
+    return table("steps in the order of execution, a tensor each", headings, rows)
+
+
+def _unbroken(number: str) -> Html:
+    """A number that no line parts from its unit."""
+    return text(number.replace(" ", "\u00a0"))
+
+
+def _axes(step: Step) -> Html:
+    return text(axes_text(step.axes, step.shape) + repeats_text(step))
+
+
+def _what(step: Step) -> Html:
+    """Their line, the formula, its meaning, what is odd, and which weights it uses."""
+    lines = [tag("code", text(line.plain)) for line in source_line(step)]
+    lines += [tag("code", text(visible(step.formula)))] if step.formula else []
+    lines += [tag("span", text(visible(step.meaning)))] if step.meaning else []
+    lines += [tag("span", text(f"! {visible(step.remark)}"), class_="warning")] if step.remark else []
+    named = ", ".join(f"{visible(one.name)} {list(one.shape)}" for one in step.parameters)
+    lines += [tag("span", text(f"weights: {named}"), class_="dim")] if named else []
+    return joined(lines, "<br>")
+
+
+def _values(step: Step, values: Values | None) -> Html:
+    """Range and distribution, what is not finite, and the numbers themselves where they were kept."""
+    if values is None:
+        return Html("")
+    said = values_text(step, values)
+    if values.numbers is None:
+        return text(said)
+    width = max(1, step.shape[-1] if step.shape else 1)
+    missing = "−∞" if is_masked(step) else "not finite"
+    shown = [missing if number is None else f"{number:.4g}" for number in values.numbers]
+    lines = (" ".join(f"{number:>10}" for number in shown[i : i + width]) for i in range(0, len(shown), width))
+    numbers = tag("details", tag("summary", text("numbers")), tag("pre", text("\n".join(lines))))
+    return joined([text(said), numbers], "")
+
+
+# ---------------------------------------------------------------------------------------------------------- decoding
+
+
+def _decoding(record: Record) -> Html:
+    headings = (
+        "step",
+        "new tokens",
+        "q",
+        "k",
+        "v",
+        "kept before",
+        "appends",
+        "reads",
+        "cache",
+        "FLOPs",
+        "time",
+        "difference",
+    )
+    rows = [_decoded(step, step.cache) for step in record.trace if step.cache is not None]
+    return table(
+        "one token at a time: what each step reads of the past; difference: from a full recomputation", headings, rows
+    )
+
+
+def _decoded(step: Step, cache: CacheStep) -> list[Html]:
+    shapes = [str(list(shape)) for shape in (cache.q_shape, cache.k_shape, cache.v_shape)]
+    sizes = [bytes_text(n) for n in (cache.appended_bytes, cache.read_bytes, cache.cache_bytes)]
+    said = [*shapes, str(cache.n_past), *sizes, count_text(step.flops), seconds_text(step.time_s)]
+    name = text(f"{visible(step.site)}, {cache.phase}")
+    return [name, _new_tokens(cache), *map(_unbroken, said), text(number_text(cache.max_abs_difference))]
+
+
+def _new_tokens(cache: CacheStep) -> Html:
+    """The tokens of each sequence that came in, the first few of many."""
+    families = []
+    for tokens in cache.tokens:
+        labels, rest = new_tokens(tokens, _MOST_TOKENS)
+        shown = [tag("bdi", text(label), class_="token") for label in labels]
+        families.append(joined([*shown, *([text(rest)] if rest else [])], " "))
+    return joined(families, " | ")
+
+
+def _ways(ways: tuple[Way, ...]) -> Iterator[Html]:
+    """What the ways of keeping the past cost."""
+    headings = ("length and cache", "a step", "moved by it", "all steps", "moved by them", "holds")
+    rows = []
+    for way in ways:
+        last, every = (
+            (seconds_text(way.step.median_s), bytes_text(way.step_bytes)),
+            (seconds_text(way.total_s), bytes_text(way.total_bytes)),
+        )
+        rows.append(
+            [
+                text(f"{count_of(way.length, 'token')}, {visible(way.cache)}"),
+                *map(_unbroken, chain(last, every, [bytes_text(way.cache_bytes)])),
+            ]
+        )
+    if rows:
+        yield table("the ways of keeping the past", headings, rows)

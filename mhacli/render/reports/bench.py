@@ -1,0 +1,322 @@
+"""A benchmark to read: one table per family of sizes, backends fastest first; and as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from itertools import groupby
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
+from mhacli.render.base.options import Screen
+from mhacli.results.bench.compare import Comparison
+from mhacli.results.bench.intervals import CONFIDENCE, reached_confidence
+from mhacli.results.bench.result import Benchmark, Control, Row
+from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import Workload
+from mhacli.text.escape import visible
+
+_BAR = 8
+_ALONE_SHOWN = 3
+"""Rows without a counterpart that are named; the others are counted."""
+_COLUMNS = {
+    "size": ("tokens", 0),
+    "backend": ("backend", 0),
+    "median": ("median", 0),
+    "quartiles": ("p25–p75", 104),
+    "min": ("min", 134),
+    "n": ("n", 134),
+    "first": ("first", 120),
+    "ratio": ("ratio", 0),
+    "interval": ("95 % interval", 104),
+    "bar": ("speed", 0),
+    "rate": ("", 88),
+    "intensity": ("FLOP/B", 160),
+    "share": ("peak", 0),
+    "memory": ("memory", 0),
+    "predicted": ("predicted", 120),
+    "error": ("error", 0),
+    "mean": ("mean error", 150),
+}
+"""Each column's heading, and the width of screen from which on there is room for it."""
+_GIVING_WAY = (
+    "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
+)  # fmt: skip
+"""Columns in the order in which they are left out where others need the room: numbers are never cut."""
+_CHANGED = ("then", "now", "now / then", "95 % of both", "")
+_CHANGED_NARROW = ("now/then", "95 %", "")
+_NARROW = 60
+"""The width of screen from which on both times stand beside their ratio."""
+_NAME = max(map(len, BACKENDS))
+
+
+def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
+    """Everything that `mha bench` prints."""
+    parts: list[RenderableType] = [_machine(benchmark, screen.width)]
+    for family, rows in families(benchmark.rows):
+        parts += [Text(), _family(family, rows, benchmark, screen)]
+    parts += [Text(), _legend(benchmark, screen)]
+    if comparison is not None:
+        parts += [Text(), _changes(comparison, screen)]
+    return Group(*parts)
+
+
+def families(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows that differ in batch, length and backend only, under the words that they share, in order of measuring."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(family_name(row), []).append(row)
+    return list(found.items())
+
+
+def family_name(work: Workload) -> str:
+    """What the sizes of a family have in common."""
+    kv_heads = [] if work.n_heads == work.n_kv_heads else [count_of(work.n_kv_heads, "kv head")]
+    mask = "one query, all keys" if work.q_len < work.k_len else "causal" if work.causal else "full"
+    heads = f"{count_of(work.n_heads, 'head')} × {work.d_head}"
+    direction = (
+        [] if work.q_len < work.k_len else ["forward and backward" if work.direction == "both" else work.direction]
+    )
+    return " · ".join([heads, *kv_heads, work.dtype, mask, *direction])
+
+
+def _machine(benchmark: Benchmark, width: int) -> Text:
+    e = benchmark.environment
+    parts = [f"mha {e.mha} bench", f"{e.device} (auto)" if e.device_asked == "auto" else e.device, e.device_name]
+    parts += [] if e.driver is None else [f"driver {e.driver}"]
+    parts += [count_of(e.threads, "thread") + f" of {count_of(e.n_cpus, 'core')}", f"torch {e.torch}"]
+    parts += [] if e.load_average is None else [f"load {e.load_average:.1f} at the start"]
+    parts += [f"seed {benchmark.seed}"]
+    lines = [Text(line, style="bold") for line in filled([visible(part) for part in parts], width)]
+    for ceiling in benchmark.ceilings:
+        said = f"{ceiling.dtype}: matrix product {_rate(ceiling.matmul_tflops)}, copy {ceiling.copy_gb_per_s:.3g} GB/s"
+        lines.append(Text(f"this machine's best, {said}"))
+    return Text("\n").join(lines)
+
+
+def _family(family: str, rows: list[Row], benchmark: Benchmark, screen: Screen) -> RenderableType:
+    in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
+    headings = {name: heading for name, (heading, _) in _COLUMNS.items()} | {
+        "rate": "TFLOP/s" if in_tera else "GFLOP/s"
+    }
+    lines: list[tuple[dict[str, str], str | None]] = []
+    for _, of_size in groupby(rows, key=lambda row: (row.batch, row.k_len)):
+        ranked = sorted(of_size, key=lambda row: row.ratio or math.inf)
+        control = benchmark.control(ranked[0])
+        for place, row in enumerate(ranked):
+            cells = _cells(row, ranked[0].ratio, in_tera) | ({} if place == 0 else {"size": ""})
+            lines.append((cells, "bold" if row.is_fastest else None))
+        if control is not None:
+            lines.append((_control_cells(control), "dim"))
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
+    wanted = _fitting([headings, *(cells for cells, _ in lines)], screen.width)
+    for name in wanted:
+        is_text = name in ("size", "backend", "bar")
+        table.add_column(
+            headings[name], justify="left" if is_text else "right", no_wrap=name != "backend", overflow="fold"
+        )
+    for cells, style in lines:
+        table.add_row(*(cells.get(name, "") for name in wanted), style=style)
+    reasons = dict.fromkeys(_why(row) for row in rows if row.reason)
+    notes = [Text(visible(reason), style="dim") for reason in reasons]
+    return Group(Text(visible(family), style="bold underline"), table, *notes)
+
+
+def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The columns that there is room for: those that the screen suits, without the first to give way to wide words."""
+    needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
+    wanted = [name for name, (_, least) in _COLUMNS.items() if width >= least]
+    for name in _GIVING_WAY:
+        if sum(needed[name] for name in wanted) - 1 <= width:
+            break
+        wanted = [other for other in wanted if other != name]
+    return wanted
+
+
+def _cells(row: Row, fastest: float | None, in_tera: bool) -> dict[str, str]:
+    """A row's words by column."""
+    size = {"size": size_text(row), "backend": backend_text(row)}
+    foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
+    if row.median_s is None or row.ratio is None or row.tflops is None or row.share_of_peak is None:
+        return size | foreseen | {"median": "–", "bar": row.status}
+    scale, _ = seconds_unit(row.median_s)
+    speed = min(1.0, (fastest or row.ratio) / row.ratio)
+    return size | foreseen | {
+        "median": seconds_text(row.median_s),
+        "quartiles": f"{(row.p25_s or 0) * scale:.3g}–{(row.p75_s or 0) * scale:.3g}",
+        "min": f"{(row.min_s or 0) * scale:.3g}",
+        "n": str(len(row.samples_s)),
+        "first": seconds_text(row.first_s),
+        "ratio": _sign(row) + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
+        "interval": f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}",
+        "bar": "█" * max(1, round(_BAR * speed)),
+        "rate": f"{row.tflops * (1 if in_tera else 1e3):.3g}",
+        "intensity": f"{row.flops / row.moved_bytes:.3g}",
+        "share": f"{_percent(row.share_of_peak)} {'c' if row.limit == 'compute' else 'm'}",
+        "error": _error(row.max_error),
+        "mean": _error(row.mean_error),
+    }  # fmt: skip
+
+
+def _control_cells(control: Control) -> dict[str, str]:
+    return {
+        "backend": f"{control.backend} again",
+        "median": seconds_text(control.median_s),
+        "n": str(len(control.samples_s)),
+        "ratio": f"{ratio_text(control.ratio)} ",
+        "interval": f"{ratio_text(control.ratio_low)}–{ratio_text(control.ratio_high)}",
+    }
+
+
+def _sign(row: Row) -> str:
+    """What keeps a ratio from being a rank: it is not known well enough, or it is like the noise."""
+    return "≈ " if row.is_similar else "" if row.is_sure else "? "
+
+
+def _why(row: Row) -> str:
+    """What kept a backend from running, or one of its numbers from being there."""
+    return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
+
+
+def size_text(work: Workload) -> str:
+    """Batch and length; the length alone where the batch is one."""
+    return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
+
+
+def backend_text(row: Row) -> str:
+    """The backend, and what ran where its name does not say so; `!` where that is not the fused kernel hoped for."""
+    return (
+        row.backend
+        + ("" if row.ran in (None, row.backend) or _says_so(row) else f" → {row.ran}")
+        + ("!" if row.is_fallback else "")
+    )
+
+
+def _says_so(row: Row) -> bool:
+    return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio in three digits."""
+    return f"{ratio:.2f}" if ratio < 99.5 else f"{ratio:.0f}"
+
+
+def _percent(share: float) -> str:
+    """A share in two digits or more."""
+    return (
+        f"{share * 100:.0f} %"
+        if share >= 0.0995
+        else f"{share * 100:.1g} %"
+        if share < 0.0095
+        else f"{share * 100:.1f} %"
+    )
+
+
+def _rate(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "–" if n_bytes is None else bytes_text(n_bytes)
+
+
+def _error(error: float | None) -> str:
+    return "–" if error is None else f"{error:.0e}" if error else "0"
+
+
+def _legend(benchmark: Benchmark, screen: Screen) -> Text:
+    rounds = [row for row in benchmark.rows if row.samples_s]
+    if not rounds:
+        return Text("nothing could be timed", style="dim")
+    said = [
+        "median of the times of a call, backends timed in turns in shuffled rounds",
+        "ratio: median of the ratios round by round to the one timed twice (again)",
+        "≈ within the noise that it shows, * surely the fastest",
+        "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",
+        "memory beyond the inputs at its largest"
+        + (" in a fresh process" if benchmark.environment.device == "cpu" else ""),
+        "error: the largest, against float64",
+    ]
+    if benchmark.environment.device == "cpu":
+        said.append("caches are as warm as the call before left them")
+    hidden = [heading for heading, least in _COLUMNS.values() if heading and screen.width < least]
+    if hidden:
+        said.append(f"{max(least for _, least in _COLUMNS.values())} columns show {', '.join(hidden)} too")
+    if any(row.is_fallback for row in rounds):
+        said.append("! not a fused kernel")
+    if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
+        said.append("torch-mha projects its inputs and its result too")
+    sampled = [row for row in rounds if 0 < row.n_error_queries < row.q_len]
+    if sampled:
+        fewest = min(row.n_error_queries for row in sampled)
+        said.append(f"error of {fewest} queries or more, and of their gradients, where all would take too long")
+    if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
+        said.append("above 100 %: faster than this machine's best at the start and the end, as from a cache")
+    if any(not row.is_sure for row in rounds):
+        others = max((control.foreign_load or 0.0 for control in benchmark.controls), default=0.0)
+        said.append(f"? not ranked: too few rounds, or others on the same CPUs (they kept up to {others:.1f} busy)")
+    least = min(len(row.samples_s) for row in rounds)
+    if reached_confidence(least) < CONFIDENCE:
+        said.append(
+            f"with {count_of(least, 'round')} an interval holds the median with {reached_confidence(least) * 100:.0f} %"
+        )
+    return Text("\n".join(filled(said, screen.width)), style="dim")
+
+
+def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
+    """Each size's ratio to the baseline, with what cannot be compared."""
+    parts: list[RenderableType] = []
+    for size, changes in groupby(comparison.changes, key=lambda change: change.name):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+        is_narrow = screen.width < _NARROW
+        table.add_column("backend", overflow="fold", min_width=None if is_narrow else _NAME)
+        headings = _CHANGED_NARROW if is_narrow else _CHANGED
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True, min_width=len("1.23 ms"))
+        for change in changes:
+            cells = (
+                seconds_text(change.baseline_s), seconds_text(change.median_s),
+                ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
+                f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
+                "" if change.verdict == "similar" else change.verdict,
+            )  # fmt: skip
+            colour = {"slower": "red", "faster": "green"}.get(change.verdict)
+            table.add_row(change.backend, *cells[-len(headings) :], style=colour)
+        parts += [Text(size), table]
+    alone = comparison.unmatched
+    rest = [f"{count_of(len(alone) - _ALONE_SHOWN, 'more row')} in one run only"] if len(alone) > _ALONE_SHOWN else []
+    said = [*comparison.warnings, *comparison.broken, *alone[:_ALONE_SHOWN], *rest]
+    title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
+    return Group(title, *parts, *(Text(visible(line), style="dim") for line in said))
+
+
+def json_pieces(benchmark: Benchmark, comparison: Comparison | None) -> Iterator[str]:
+    """The run as one JSON document, with the comparison where there is one."""
+    whole = benchmark.to_json()
+    if comparison is None:
+        yield whole
+        return
+    yield whole.rstrip().removesuffix("}")
+    yield ',\n"comparison":' + json.dumps(comparison.document(), separators=(",", ":"), allow_nan=False) + "}\n"
+
+
+def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
+    """The rows as CSV with a header, RFC 4180: every number of a row but the samples; reasons are JSON strings."""
+    paper = StringIO()
+    documents = [row.document() for row in benchmark.rows]
+    names = [name for name, value in documents[0].items() if not isinstance(value, (list, tuple))]
+    writer = csv.writer(paper, lineterminator="\n")
+    writer.writerow(names)
+    for document in documents:
+        values = [document[name] for name in names]
+        place = names.index("reason")
+        values[place] = None if values[place] is None else json.dumps(values[place])
+        writer.writerow(values)
+    yield paper.getvalue()

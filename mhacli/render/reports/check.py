@@ -1,0 +1,281 @@
+"""The report of `mha check`: the verdict, each mistake with its proof, its line and its fix, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.render.base.format import count_of, filled, fitted, flowing, number_text, seconds_text
+from mhacli.render.base.options import Screen
+from mhacli.results.check import Comparison, Departure, Examination, Finding, Probe
+from mhacli.text.escape import visible
+
+_LABEL, _LEAST_ROOM = 9, 11
+_IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED = 3, 8, 9, 3
+_RAISES = ("raises ", "could not be asked")
+_LEFT_OUT = "left out: "
+_NEXT = (
+    "--against TARGET compares it with an attention that you trust",
+    "--heads, --scale, --rope and --mask-means say what its code does not",
+)
+
+Line = tuple[str, Text]
+"""A label, such as `fix`, empty where the line goes on, and what is said under it."""
+
+
+def check_view(examination: Examination, on: Screen) -> RenderableType:
+    """The verdict, the mistakes, how it was built and asked, and what the probes and the comparison gave."""
+    blocks: list[RenderableType] = [_verdict(examination, on)]
+    for finding in examination.findings[:_IN_FULL]:
+        blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding, on))]
+    others = examination.findings[_IN_FULL:]
+    if others:
+        named = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
+        blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in named)]
+    rest = [*_building(examination, on), *_probes(examination, on), *_closing(examination, on)]
+    blocks += [Text(""), _grid(rest)]
+    return Group(*blocks)
+
+
+_SIGNS = {"right": ("✓ right", "bold green"), "wrong": ("✗ wrong", "bold red"), "unknown": ("? unknown", "bold yellow")}
+
+
+def _verdict(examination: Examination, on: Screen) -> Text:
+    """The verdict with the target, in plain words, and what it does not speak of."""
+    sign, style = _SIGNS[examination.verdict]
+    names = [Text(sign, style=style), Text(visible(examination.target), style="bold")]
+    if examination.against is not None:
+        names.append(Text(f"against {visible(examination.against)}", style="bold"))
+    lines = [flowing(names, on.width, "  "), Text(visible(_in_words(examination)))]
+    if examination.not_examined:
+        lines.append(Text(f"not examined: {', '.join(map(visible, examination.not_examined))}", style="yellow"))
+    return Text("\n").join(lines)
+
+
+def _in_words(examination: Examination) -> str:
+    if examination.verdict == "wrong":
+        said = "; ".join(dict.fromkeys(finding.message for finding in examination.findings[:_IN_FULL]))
+        n_more = len(examination.findings) - _IN_FULL
+        return said + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
+    if examination.verdict == "unknown":
+        return examination.reason or "whether it is right could not be decided"
+    if examination.against is not None:
+        return "with the same weights both answer the same"
+    if examination.comparison is None:
+        return "every probe is passed"
+    return "the reference, given the same weights, answers the same"
+
+
+# ----------------------------------------------------------------------------------------------------------------- mistakes
+
+
+def _mistake(finding: Finding, examination: Examination) -> Text:
+    """The code, and whether it is proven."""
+    without = "not proven, seen by a probe" if examination.against is None else "measured"
+    title = Text(visible(finding.code), style="bold red")
+    if finding.together_with:
+        title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
+    return title.append("  proven" if finding.proven else f"  {without}", style="dim")
+
+
+def _finding(finding: Finding, on: Screen) -> Iterator[Line]:
+    """Where it stands, how it is mended, what it does, and why that is sure."""
+    if finding.file is not None:
+        place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
+        if finding.source:
+            yield "found", Text(_code(finding.source, on), style="red")
+        yield ("" if finding.source else "found"), Text(visible(place), style="dim")
+    if finding.fix:
+        yield "fix", Text("\n".join(_code(line, on) for line in finding.fix.splitlines()), style="green")
+    if finding.effect:
+        yield from _lines("effect", finding.effect)
+    yield from _lines("proof" if finding.proven else "evidence", _evidence(finding))
+
+
+def _evidence(finding: Finding) -> str:
+    """What shows it; the numbers of the proof where it does not tell them itself."""
+    if not finding.proven or finding.error is None or "exactly" in finding.evidence:
+        return finding.evidence
+    within = "" if finding.tolerance is None else f", tolerance {number_text(finding.tolerance)}"
+    said = f"the reference with this mistake gives the same within {number_text(finding.error)}{within}"
+    return f"{said}\n{finding.evidence}" if finding.evidence else said
+
+
+def _lines(label: str, said: str, style: str = "") -> Iterator[Line]:
+    """Each line of a text under one label."""
+    for number, line in enumerate(said.splitlines()):
+        yield ("" if number else label), Text(visible(line.rstrip()), style=style)
+
+
+def _code(source: str, on: Screen) -> str:
+    """Code on lines that break at blanks, else behind a comma or a bracket; a name is broken only where it fills a line."""
+    lines, rest, room = [], visible(source.strip()), _room(on)
+    while cell_len(rest) > room:
+        head = chop_cells(rest, room)[0]
+        blank, sign = head.rfind(" ") + 1, max(head.rfind(sign) for sign in ",([{=") + 1
+        end = blank if blank > len(head) // 3 else sign or len(head)
+        lines.append(rest[:end].rstrip())
+        rest = rest[end:].lstrip()
+    return "\n".join([*lines, rest])
+
+
+def _room(on: Screen) -> int:
+    """The columns beside the labels."""
+    return max(_LEAST_ROOM, on.width - _LABEL)
+
+
+# ---------------------------------------------------------------------------------------------------------- what it rests on
+
+
+def _building(examination: Examination, on: Screen) -> Iterator[Line]:
+    """How it was built and called, and what its author chose."""
+    given = [one for one in examination.arguments if one.origin == "given"]
+    guessed = [one for one in examination.arguments if one.origin == "guessed"]
+    defaults = [f"{one.name}={one.value}" for one in examination.arguments if one.origin == "default"]
+    if examination.arguments:
+        name = examination.target.rpartition(":")[2]
+        said = ", ".join(f"{one.name}={one.value}" for one in (*given, *guessed))
+        yield "built", Text(visible(f"{name}({said})"))
+    if guessed:
+        parts = [visible(f"{one.name}={one.value}" + (f": {one.why}" if one.why else "")) for one in guessed]
+        parts.append(f"--arg {visible(guessed[-1].name)}=… says otherwise")
+        yield "guessed", Text("\n".join(filled(parts, _room(on))), style="yellow")
+    if defaults:
+        yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
+    if examination.modes:
+        yield from _modes(examination)
+    elif examination.called:
+        yield "called", Text(visible(examination.called))
+    if examination.choices:
+        yield "choices", Text("\n".join(filled([visible(one.message) for one in examination.choices], _room(on))))
+
+
+_MODES = {"self": "own rows", "cross": "a context"}
+
+
+def _modes(examination: Examination) -> Iterator[Line]:
+    """How it was called in each mode, and what came of it."""
+    for number, one in enumerate(examination.modes):
+        sign, style = _SIGNS[one.verdict]
+        said = Text(f"over {_MODES[one.mode]}: ").append(sign, style=style).append(f"  {visible(one.called)}")
+        yield "" if number else "called", said
+
+
+def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
+    """How many gave what; a line for each that fails or tells something, and the names of the others. Beside mistakes that are
+    proven only those that fail, a line each."""
+    probes, is_proven = examination.probes, bool(examination.findings) and all(f.proven for f in examination.findings)
+    failed = [probe for probe in probes if probe.ok is False]
+    passed = [visible(probe.name) for probe in probes if probe.ok]
+    open_ones = [probe for probe in probes if probe.ok is None and _tells(probe)]
+    if not probes:
+        return
+    yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(open_ones)), _room(on))))
+    for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else open_ones, "", _MOST_OPEN)):
+        sign = "✗" if kind is failed else "·"
+        for probe in kind[:most]:
+            said = f"{sign} {visible(probe.name)}: {visible(probe.message)}"
+            yield "", Text(said if kind is failed and not is_proven else fitted(said, _room(on)), style=style)
+        if len(kind) > most:
+            others = ", ".join(visible(probe.name) for probe in kind[most:])
+            yield "", Text(f"{sign} {len(kind) - most} more: {others}", style=style)
+    if passed and not is_proven:
+        yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
+
+
+def _counts(probes: Sequence[Probe], n_passed: int, n_failed: int, n_open: int) -> list[str]:
+    """How many probes gave what, and why some were left out, as the first of them says it."""
+    left_out = [probe.message.removeprefix(_LEFT_OUT) for probe in probes if probe.message.startswith(_LEFT_OUT)]
+    n_others = len(probes) - n_passed - n_failed - n_open - len(left_out)
+    counts = [f"{n_passed} ok", f"{n_failed} not ok"]
+    counts += [f"{n_open} that judge nothing"] if n_open else []
+    counts += [f"{n_others} do{'es' if n_others == 1 else ''} not apply"] if n_others else []
+    return counts + [f"{len(left_out)} left out: {visible(left_out[0].partition(',')[0])}" for _ in left_out[:1]]
+
+
+def _tells(probe: Probe) -> bool:
+    """Whether a probe that decides nothing says something worth a line."""
+    return probe.value is not None or probe.message.startswith(_RAISES)
+
+
+def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
+    """The comparison, how near the catalogue came, what it printed, what is to be done, and the cost."""
+    if examination.comparison is not None:
+        yield "compared", Text(visible(_compared(examination.comparison, examination)))
+    if examination.closest is not None and not examination.closest.endswith(_NOWHERE):
+        yield "closest", Text(visible(examination.closest))
+    if examination.departure is not None:
+        yield from _departing(examination.departure, examination, on)
+    for number, line in enumerate(_printed(examination.printed)):
+        yield ("" if number else "printed"), Text(line, style="dim")
+    if examination.verdict == "unknown":
+        yield "next", Text("\n".join(_NEXT if examination.against is None else _NEXT[1:]))
+    yield from _cost(examination, on)
+
+
+def _departing(gone: Departure, examination: Examination, on: Screen) -> Iterator[Line]:
+    """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
+    since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
+    theirs = "the reference's" if examination.against is None else "the same"
+    yield "departs", Text(visible(f"it does not make {theirs} {gone.site}{since}"))
+    lines = [(examination.target, gone.file, gone.line, gone.source)]
+    if examination.against is not None:
+        lines.append((examination.against, gone.other_file, gone.other_line, gone.other_source))
+    for target, file, line, source in lines:
+        if file is not None:
+            place = file if line is None else f"{file}:{line}"
+            yield "", Text(_code(f"{place}  {source.strip()}", on), style="dim")
+        elif examination.against is not None:
+            yield "", Text(visible(f"{target}  in code that is not its author's"), style="dim")
+
+
+_NOWHERE = ("inf away", "nan away")
+"""How the closest that was tried ends where nothing can be said of a distance."""
+
+
+def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
+    """Its size, the time, and the versions, as far as they fit into a line."""
+    versions = [f"{name} {version}" for name, version in examination.environment if name != "python"]
+    count = [count_of(examination.n_parameters, "parameter", grouped=True)] if examination.n_parameters else []
+    time = [seconds_text(examination.time_s)] if examination.time_s else []
+    if count or time or versions:
+        yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")
+
+
+def _compared(found: Comparison, examination: Examination) -> str:
+    """How far it is from what it was compared with; a reference that makes the mistakes that are proven is said to."""
+    n_hypotheses = examination.n_hypotheses
+    mistaken = any(finding.proven for finding in examination.findings) and examination.against is None
+    other = "the reference" if found.against == "reference" else found.against
+    said = f"with {other}{' that makes the same mistake' if mistaken else ''}, in {found.dtype}, "
+    said += f"{count_of(found.n_inputs, 'input')}: "
+    if found.max_abs_difference is None:
+        said += "no difference that is a number"
+    else:
+        said += f"largest difference {number_text(found.max_abs_difference)}"
+    said += f", tolerance {number_text(found.tolerance)}"
+    tried = f"{n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried"
+    return f"{said}; {tried}" if n_hypotheses else said
+
+
+def _printed(printed: str) -> list[str]:
+    """The last lines that it printed."""
+    lines = [visible(line) for line in printed.splitlines() if line.strip()]
+    left = len(lines) - _MOST_PRINTED
+    return ([f"… {count_of(left, 'line')} before"] if left > 0 else []) + [
+        fitted(line, 200) for line in lines[-_MOST_PRINTED:]
+    ]
+
+
+def _grid(lines: Iterator[Line] | Sequence[Line]) -> Table:
+    """Labels on the left, what is said beside them, wrapped within its column."""
+    table = Table(box=None, padding=0, pad_edge=False, show_header=False)
+    table.add_column(width=_LABEL, no_wrap=True, style="dim")
+    table.add_column(overflow="fold", ratio=1)
+    for label, said in lines:
+        table.add_row(Text(label), said)
+    return table

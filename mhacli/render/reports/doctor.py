@@ -1,0 +1,234 @@
+"""What `mha doctor` found, to read: facts, a line for each check, and a numbered list of what is wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.io.files import format_size
+from mhacli.render.base.format import count_of, filled
+from mhacli.render.base.options import Screen
+from mhacli.render.base.tables import plain_table
+from mhacli.results.doctor import HealthCheck, Kernel, Library, Numerics, Patient, Report
+from mhacli.text.escape import visible
+
+_STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
+_NO_NUMBER = "–"
+_DETAILED = ("kernels ", "numerics ")
+"""Checks that a table tells of: they get a line of their own where they fail."""
+
+
+def doctor_view(report: Report, on: Screen) -> RenderableType:
+    """Everything that `mha doctor` prints."""
+    parts: list[RenderableType] = []
+    if report.model is None:
+        parts += [*_machine(report, on), *_kernels(report.kernels, on), *_numerics(report.numerics)]
+    else:
+        parts += [_patient(report.model, report, on), Text()]
+    lines = [check for check in report.checks if check.ok is False or not check.name.startswith(_DETAILED)]
+    parts.append(_checks(lines, on, with_numbers=report.model is not None))
+    if report.model is not None:
+        parts += [Text(), Text(_legend(report.model), style="dim")]
+    return Group(*parts, *_findings(report.findings), Text(), _verdict(report))
+
+
+# ------------------------------------------------------------------------------------------------------------------- facts
+
+
+def _machine(report: Report, on: Screen) -> list[RenderableType]:
+    about = dict(report.environment)
+    head = [f"mha {about['mha']} doctor", f"python {about['python']}", about["platform"]]
+    here = [one for one in report.libraries if one.version is not None and one.extra is None]
+    head += [f"{one.name} {one.version}" for one in here]
+    lines: list[RenderableType] = [_joined(head, on, "bold")]
+    extras = [_extra(one) for one in report.libraries if one.extra is not None]
+    lines.append(_joined(["extras: " + extras[0], *extras[1:]] if extras else [], on, ""))
+    for device in report.devices:
+        said = [f"{device.name}: {device.what}"]
+        said += [] if device.total_bytes is None else [f"memory {format_size(device.total_bytes)}"]
+        said += [] if device.free_bytes is None else [f"{format_size(device.free_bytes)} free"]
+        lines.append(_joined(said, on, ""))
+    return [*lines, Text()]
+
+
+def _extra(library: Library) -> str:
+    return f"{library.name} {library.version or 'missing'}"
+
+
+def _patient(model: Patient, report: Report, on: Screen) -> RenderableType:
+    about = dict(report.environment)
+    stored = "as stored" if _is_stored(model) else f"stored as {' and '.join(model.stored[:3])}"
+    head = [
+        f"mha {about['mha']} doctor",
+        model.path,
+        *([] if model.revision is None else [f"revision {model.revision}"]),
+    ]
+    facts = [
+        f"family {model.family}",
+        model.architecture,
+        count_of(model.n_parameters, "parameter", grouped=True),
+        f"{model.dtype} {stored}",
+        f"attention {model.implementation}",
+        model.device,
+        count_of(int(about["threads"]), "thread"),
+        f"torch {about['torch']}",
+        f"texts of {', '.join(map(str, model.lengths))} tokens",
+        count_of(model.n_passes, "pass").replace("passs", "passes"),
+    ]
+    return Group(_joined(head, on, "bold"), _joined(facts, on, ""))
+
+
+def _is_stored(model: Patient) -> bool:
+    """Whether the numbers are computed with as the files hold most of them."""
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    return not model.stored or names.get(model.stored[0]) == model.dtype
+
+
+def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
+    return Text("\n".join(filled([visible(part) for part in parts], on.width)), style=style) if parts else Text()
+
+
+# ------------------------------------------------------------------------------------------------------------------ tables
+
+
+def _kernels(kernels: Sequence[Kernel], on: Screen) -> list[RenderableType]:
+    """For each device a table, backends × dtypes, of the largest error; and why others are not there."""
+    parts: list[RenderableType] = []
+    for device in dict.fromkeys(one.device for one in kernels):
+        own = [one for one in kernels if one.device == device]
+        dtypes = list(dict.fromkeys(one.dtype for one in own))
+        table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
+        for backend in dict.fromkeys(one.backend for one in own):
+            cells = {one.dtype: _kernel_cell(one) for one in own if one.backend == backend}
+            if any(one.ok is not None for one in own if one.backend == backend):
+                table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
+        table.add_row(Text("at most", style="dim"), *(Text(_ceiling(own, dtype), style="dim") for dtype in dtypes))
+        parts += [Text(f"{device}: largest error of attention kernels, against float64", style="bold underline"), table]
+        parts += [Text(line, style="dim") for line in _reasons(own, on)] + [Text()]
+    return parts
+
+
+def _kernel_cell(one: Kernel) -> Text:
+    if one.ok is None:
+        return Text(_NO_NUMBER, style="dim")
+    said = (
+        "NaN"
+        if one.max_error is None and one.status == "ok"
+        else _number(one.max_error)
+        if one.max_error is not None
+        else one.status
+    )
+    return Text(said if one.ok else f"! {said}", style="" if one.ok else "bold red")
+
+
+def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
+    known = [one.tolerance for one in kernels if one.dtype == dtype and one.tolerance is not None]
+    return _number(min(known)) if known else _NO_NUMBER
+
+
+def _reasons(kernels: Sequence[Kernel], on: Screen) -> list[str]:
+    """Why backends are not there, each reason once."""
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    n_dtypes = len({one.dtype for one in kernels})
+    for one in kernels:
+        if one.ok is None:
+            reason = (one.reason or one.status).replace(f" {one.backend} ", " such ")
+            by_reason.setdefault(reason, {}).setdefault(one.backend, []).append(one.dtype)
+    said = []
+    for reason, backends in by_reason.items():
+        names = [b if len(d) == n_dtypes else f"{b} in {' and '.join(d)}" for b, d in backends.items()]
+        said.append(visible(f"{', '.join(names)}: {reason}"))
+    return said
+
+
+def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
+    """The definition, on every device in every dtype."""
+    if not rows:
+        return []
+    numbers = ("error", "at most", "rows − 1", "at most", "forbidden", "no keys", "scores × 1000")
+    table = plain_table(("attend", False), *((name, True) for name in numbers))
+    several = len({one.device for one in rows}) > 1
+    for one in rows:
+        name = f"{one.device} {one.dtype}" if several else one.dtype
+        table.add_row(
+            Text(name),
+            _judged(one.max_error, one.max_error <= one.ceiling),
+            Text(_number(one.ceiling), style="dim"),
+            _judged(one.row_sum_error, one.row_sum_error <= one.row_sum_ceiling),
+            Text(_number(one.row_sum_ceiling), style="dim"),
+            _judged(one.forbidden, one.forbidden == 0),
+            _judged(one.empty, one.empty == 0),
+            Text("finite" if one.loud else "! not finite", style="" if one.loud else "bold red"),
+        )
+    title = Text(
+        "the definition itself: error, row sums, share of a forbidden cell, result without any key",
+        style="bold underline",
+    )
+    return [title, table, Text()]
+
+
+def _judged(number: float, ok: bool) -> Text:
+    return Text(_number(number) if ok else f"! {_number(number)}", style="" if ok else "bold red")
+
+
+# ------------------------------------------------------------------------------------------------------------------ checks
+
+
+def _checks(checks: Sequence[HealthCheck], on: Screen, *, with_numbers: bool) -> RenderableType:
+    """A line for each check: its name, the verdict, the number and what it may be, and what was seen."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=with_numbers, header_style="dim")
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    if with_numbers:
+        table.add_column("found", justify="right", no_wrap=True)
+        table.add_column("at most", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for check in checks:
+        style = _STYLES[check.word]
+        numbers = [Text(_number(check.value)), Text(_number(check.tolerance), style="dim")] if with_numbers else []
+        said = Text(visible(check.message), style="dim" if check.word == "n/a" else "")
+        table.add_row(Text(visible(check.name)), Text(check.word, style=style), *numbers, said)
+    return table
+
+
+def _number(value: float | None) -> str:
+    """A number in seven columns: `0`, `2`, `3.4e-07`, `0.25`."""
+    if value is None:
+        return _NO_NUMBER
+    if value == int(value) if abs(value) < 1e15 else False:
+        return str(int(value))
+    return f"{value:.2g}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}"
+
+
+def _legend(model: Patient) -> str:
+    return (
+        "found: how far one token's output moves, over the usual size of an output; at most: "
+        f"{model.tolerance}. Of finite it is a count, of row-sums the largest distance of a sum from 1, of bos a count."
+    )
+
+
+def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
+    """What is wrong and what to do, numbered; then what to take care of."""
+    parts: list[RenderableType] = []
+    for place, check in enumerate(findings, start=1):
+        line = Text()
+        line.append(f"{place}. {visible(check.name)}: ", style=_STYLES[check.word])
+        line.append(visible(check.message) + "." + (f" {visible(check.meaning)}" if check.meaning else ""))
+        told: list[RenderableType] = [line]
+        if check.advice:
+            told.append(Text(f"   → {visible(check.advice)}"))
+        parts += [Text(), *told]
+    return parts
+
+
+def _verdict(report: Report) -> Text:
+    words = [check.word for check in report.checks]
+    counts = [f"{count_of(words.count('pass'), 'check')} pass{'es' * (words.count('pass') == 1)}"]
+    counts += [f"{words.count('fail')} fail{'s' * (words.count('fail') == 1)}"] if "fail" in words else []
+    counts += [f"{words.count('n/a')} not applicable"] if "n/a" in words else []
+    counts += [f"{words.count('care')} to take care of"] if "care" in words else []
+    style = "bold green" if report.verdict == "healthy" else "bold red"
+    return Text(f"{report.verdict}: {', '.join(counts)}", style=style)

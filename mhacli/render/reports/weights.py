@@ -1,0 +1,140 @@
+"""What a checkpoint holds, and what a conversion did, to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.checkpoints.contents import AttentionKind, Contents
+from mhacli.io.files import format_size
+from mhacli.render.base.format import count_of, filled, fitted
+from mhacli.render.base.options import Screen, balanced
+from mhacli.render.base.tables import plain_table
+from mhacli.spec.config import ROPE, Config
+from mhacli.text.escape import visible
+
+MAX_FILES = 8
+_NAME_ROOM = 24
+
+
+def contents_view(found: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
+    """A headline, a line for each attention, dtypes and files; with `with_tensors` every tensor."""
+    kind = "a layer of mha" if found.kind == "layer" else f"family {found.family or 'unknown'}"
+    kind += f" · layout {found.layout}" if found.layout not in (None, "mha", found.family) else ""
+    parts = [
+        kind,
+        count_of(found.n_parameters, "parameter", grouped=True),
+        count_of(found.n_tensors, "tensor", grouped=True),
+        format_size(found.n_bytes),
+        count_of(len(found.files), "file"),
+    ]
+    lines: list[RenderableType] = [
+        Text(visible(found.path), style="bold"),
+        Text("\n".join(filled([visible(part) for part in parts], on.width))),
+        _facts(found),
+        _attentions(found.attentions),
+        _table(
+            [("dtype", False), ("tensors", True), ("parameters", True), ("bytes", True)],
+            [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in found.dtypes],
+        ),
+        _files(found, on),
+    ]
+    if with_tensors:
+        lines.append(_tensors(found, on))
+    return Group(*lines)
+
+
+def _facts(found: Contents) -> RenderableType:
+    said = [] if found.vocabulary is None else [f"vocabulary {found.vocabulary:,}"]
+    said += [] if found.positions is None else [f"positions {found.positions:,}"]
+    return Text(" · ".join(said)) if said else Text("vocabulary and positions are not said", style="dim")
+
+
+def _attentions(kinds: Sequence[AttentionKind]) -> RenderableType:
+    if not kinds:
+        return Text("no attention that is known", style="dim")
+    columns = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]
+    rows = [
+        (
+            kind.stack,
+            *("–" if n is None else str(n) for n in (kind.n_layers, kind.n_heads, kind.n_kv_heads, kind.d_head)),
+            "–" if kind.d_model is None else str(kind.d_model),
+            kind.biases or "none",
+            "–" if kind.cache_bytes is None else format_size(kind.cache_bytes),
+        )
+        for kind in kinds
+    ]
+    return _table([("attention", False), *((name, True) for name in columns)], rows)
+
+
+def _files(found: Contents, on: Screen) -> RenderableType:
+    """Name and size; first and last of many."""
+    width = max(_NAME_ROOM, on.width - 12)
+    shown = balanced(len(found.files), MAX_FILES)
+    rows = []
+    for place, index in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            rows.append((f"⋮ {shown.hidden} more", ""))
+        name, n_bytes = found.files[index]
+        rows.append((fitted(visible(name), width), format_size(n_bytes)))
+    return _table([("file", False), ("bytes", True)], rows)
+
+
+def _tensors(found: Contents, on: Screen) -> RenderableType:
+    room = max(_NAME_ROOM, on.width - 38)
+    rows = [
+        (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
+        for t in found.tensors
+    ]
+    return _table([("tensor", False), ("dtype", False), ("shape", False), ("bytes", True)], rows)
+
+
+def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
+    """Columns by name, right-justified where they count."""
+    table = plain_table(*columns)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def converted_view(document: Mapping[str, Any]) -> RenderableType:
+    """Three or four lines: what became what, its config, its words, and the check."""
+    c, check = document["config"], document["check"]
+    stack = "" if document["stack"] == "self" else f" of the {document['stack']}"
+    head = f"layer {document['layer']}{stack} · layout {document['layout']} · {document['prefix'] or 'no prefix'}"
+    if document["to"] != "mha":
+        head = f"layout {document['layout']} · {document['prefix'] or 'no prefix'}"
+    lines = [
+        Text(visible(f"{document['output']}: {head}"), style="bold"),
+        Text(" · ".join(_sizes(c))),
+    ]
+    words = document["embedding"]
+    if words is not None:
+        named = f"vocabulary of {words['vocabulary']:,}" if words["vocabulary"] else "no vocabulary"
+        lines.append(Text(f"embedding of {words['rows']:,} tokens · {named}"))
+    lines.append(
+        Text(
+            f"check: q, k, v and out in float64, source against result, differ by {check['max_abs_error']:.2g} at most "
+            f"(tolerance {check['tolerance']:.2g})"
+        )
+    )
+    return Group(*lines, Text(f"{format_size(document['n_bytes'])} written"))
+
+
+def _sizes(c: Mapping[str, Any]) -> list[str]:
+    parts = [f"d_model {c['d_model']}", f"{count_of(c['n_heads'], 'head')} × d_head {c['d_head']}"]
+    parts += [count_of(c["n_kv_heads"], "kv head")] if c["n_kv_heads"] != c["n_heads"] else []
+    parts += [f"d_v {c['d_v']}"] if c["d_v"] != c["d_head"] else []
+    parts += [] if c["bias"] else ["no bias"]
+    theta = f" (theta {c['rope_theta']:g})" if c["positions"] in ROPE else ""
+    rows = f" ({c['max_positions']:,})" if c["positions"] == "learned" else ""
+    parts += [f"positions {c['positions']}{theta}{rows}"]
+    parts += ["causal"] if c["causal"] else []
+    parts += [] if c["window"] is None else [f"window {c['window'][0]} left, {c['window'][1]} right"]
+    parts += [] if c["softcap"] is None else [f"softcap {c['softcap']:g}"]
+    own = Config(scale=c["scale"], d_head=c["d_head"]).has_own_scale
+    return parts + ([f"scale {c['scale']:g}"] if own else []) + [c["dtype"]]

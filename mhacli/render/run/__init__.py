@@ -1,0 +1,1 @@
+"""The terminal views of `mha run`, `mha trace` and `mha decode`."""

@@ -1,0 +1,278 @@
+"""Decoding, step by step: what each new token reads of the past, what it adds, and what the ways of keeping it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from mhacli.render.base.format import (
+    bytes_text,
+    configuration,
+    count_of,
+    count_text,
+    filled,
+    number_text,
+    seconds_text,
+    share_text,
+    token_text,
+)
+from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
+from mhacli.render.base.steps import new_tokens_text
+from mhacli.render.base.tables import plain_table, title_rule
+from mhacli.render.checkpoint.header import model_header
+from mhacli.render.heads.matrix import Head
+from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import CacheStep, DecodeSummary, Way
+from mhacli.results.record.steps import Step
+from mhacli.spec import decode_costs as costs
+from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
+from mhacli.text.escape import visible
+
+MAX_STEPS = 16
+_INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
+_COLUMNS = {
+    "length": ("length", 0),
+    "cache": ("cache", 0),
+    "step": ("a step", 0),
+    "faster": ("", 0),
+    "flops": ("FLOPs", _WIDE),
+    "step_bytes": ("moved", _WIDE),
+    "total": ("all steps", 64),
+    "total_bytes": ("moved", 72),
+    "holds": ("holds", 64),
+}
+"""Of the ways: each column's heading, and the width of screen from which on there is room for it."""
+_KEPT = {
+    "none": "nothing is kept: every step computes all keys and values again",
+    "concat": "each step copies the kept keys and values into new tensors, with its own behind them",
+    "preallocated": "each step writes its own keys and values into room that was made at the beginning",
+}
+
+
+def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+    """Everything that `mha decode` prints. Raises `UsageError` for a head or sequence that does not exist."""
+    decoding = record.decoding
+    if decoding is None:
+        return Text("this record holds no decoding")
+    check = record.self_check
+    head: RenderableType = configuration(record, screen.width)
+    costs_of = _formulas
+    if record.model is not None:
+        head, costs_of = model_header(record, record.model, screen), _formulas_of_model
+        record = record.of_layer(0)
+    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
+    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
+    sections: list[RenderableType] = [head, _introduction(record, decoding), *groups_table(record)]
+    steps = [step for step in record.trace if step.cache is not None]
+    shown = balanced(len(steps), len(steps) if options.everything else MAX_STEPS)
+    for place, number in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            sections.append(Text(f"⋮ {count_of(shown.hidden, 'step')} not drawn (--all)", style="dim"))
+        cache = steps[number].cache
+        if cache is not None:
+            sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
+    sections += [
+        *([_ways(decoding.ways, screen)] if decoding.ways else []),
+        costs_of(record, decoding),
+        self_check_line(check, "the steps' outputs differ from a full recomputation"),
+    ]
+    return Group(*(part for section in sections for part in (section, Text(""))))
+
+
+def _introduction(record: Record, decoding: DecodeSummary) -> Text:
+    kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
+    prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
+    text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
+        "the model's own" if record.model is not None else _KEPT.get(decoding.cache, ""), style="not bold"
+    )
+    text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
+    text.append(
+        "\nper head, the newest query's row: key, its position, its share; * the largest; of many keys the strongest",
+        style="not bold dim",
+    )
+    for kind in kinds:
+        text.append(f"\n{kind.name}: {kind.why}", style="not bold italic")
+    return text
+
+
+def _step(
+    record: Record,
+    step: Step,
+    cache: CacheStep,
+    sequences: tuple[int, ...],
+    heads: tuple[int, ...],
+    options: ViewOptions,
+    screen: Screen,
+) -> Group:
+    n_new = step.shape[1]
+    names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
+    title = Text(f"{visible(step.site)} · {cache.phase} · ", style="bold").append(names, style="bold cyan")
+    room = screen.width - _INDENT
+    lines: list[RenderableType] = [
+        Text("\n".join(filled(parts, room))) for parts in (_shapes(cache), _traffic(cache, n_new))
+    ]
+    lines += _pattern_rows(record, (cache.start, cache.start + n_new), sequences, heads, options, room)
+    check = [
+        f"largest difference from the full recomputation: {number_text(cache.max_abs_difference)}",
+        f"{count_text(step.flops)} FLOPs",
+        seconds_text(step.time_s),
+    ]
+    lines.append(Text("\n".join(filled(check, room)), style="dim"))
+    return Group(title_rule(title), Padding(Group(*lines), (0, 0, 0, _INDENT)))
+
+
+def _shapes(cache: CacheStep) -> list[str]:
+    """The new tensors, and those that the queries meet: all keys so far."""
+    new = [
+        f"{name} {list(shape)}" for name, shape in (("q", cache.q_shape), ("k", cache.k_shape), ("v", cache.v_shape))
+    ]
+    if not cache.cache_bytes:
+        return ["computes " + new[0], *new[1:]]
+    length = cache.start + cache.k_shape[2]
+    met = [list((*shape[:2], length, *shape[3:])) for shape in (cache.k_shape, cache.v_shape)]
+    return ["new " + new[0], *new[1:], f"meets k {met[0]}", f"v {met[1]}"]
+
+
+def _traffic(cache: CacheStep, n_new: int) -> list[str]:
+    if not cache.cache_bytes:
+        return [f"keys and values of all {count_of(cache.start + n_new, 'token')} anew, nothing is kept"]
+    room_made = f" in room for {bytes_text(cache.cache_bytes)}" if cache.cache_bytes > cache.read_bytes else ""
+    return [
+        f"appends {bytes_text(cache.appended_bytes)} to {count_of(cache.n_past, 'token')} before",
+        f"reads {bytes_text(cache.read_bytes)}",
+        f"cache {bytes_text(cache.read_bytes)}{room_made}",
+    ]
+
+
+def _pattern_rows(
+    record: Record,
+    span: tuple[int, int],
+    sequences: tuple[int, ...],
+    heads: tuple[int, ...],
+    options: ViewOptions,
+    room: int,
+) -> Iterator[RenderableType]:
+    """The newest query's row of each head and sequence: its keys in order, or the strongest of many."""
+    if "pattern" not in record.arrays:
+        return
+    for b in sequences:
+        first = record.first_query(b)
+        query = min(span[1], first + len(record.sequences[b].tokens)) - 1 - first
+        if query < max(0, span[0] - first):  # nothing but padding in this step
+            continue
+        for h in heads:
+            label = (f"sequence {b} · " if len(sequences) > 1 else "") + f"head {h}  "
+            words = _row_words(Head(record, b, h, "pattern"), query, options)
+            lines = filled(words, max(20, room - len(label)), ", ")
+            yield Text(label, style="dim").append(("\n" + " " * len(label)).join(lines), style="not dim")
+
+
+def _row_words(head: Head, query: int, options: ViewOptions) -> list[str]:
+    shares, allowed = head.shares[query], head.allowed[query]
+    keys = [key for key in range(len(shares)) if allowed[key]]
+    is_whole = not any(math.isnan(shares[key]) for key in keys)
+    strongest = sorted(keys, key=lambda key: (-float(shares[key]), key)) if is_whole else keys
+    is_long = len(keys) > _KEYS_SHOWN and not options.everything
+    listed = strongest[:_KEYS_SHOWN] if is_long else keys
+    words = [
+        f"{token_text(head.record.keys[head.sequence], head.key_index(key))} {head.key_index(key)} "
+        f"{share_text(float(shares[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
+        for key in listed
+    ]
+    if is_long:
+        rest = float(sum(shares[key] for key in strongest[_KEYS_SHOWN:]))
+        words.append(f"{count_of(len(keys) - len(listed), 'key')} more {share_text(rest, options.precision)}")
+    return words or ["no key allowed"]
+
+
+def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
+    """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
+    wanted = [name for name, (_, width) in _COLUMNS.items() if screen.width >= width]
+    columns = ((_COLUMNS[name][0], name != "cache") for name in wanted)
+    table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
+    again = {way.length: way.step.median_s for way in ways if way.cache == "none"}
+    previous = None
+    for way in ways:
+        row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
+        table.add_row(*(row[name] for name in wanted))
+        previous = way.length
+    said = "a step: the last one of the length, median; ×: faster than none"
+    said += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
+    if "total" in wanted and any(way.n_timed < way.length for way in ways):
+        said += f"; ≈ the sum over all steps, of which {max(way.n_timed for way in ways if way.n_timed < way.length)} were timed"
+    title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
+    return Group(title, table, Text(said, style="dim"))
+
+
+def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
+    """A way's row by column."""
+    faster = again_s / way.step.median_s if again_s and way.step.median_s and way.cache != "none" else None
+    return {
+        "length": f"{way.length:,}",
+        "cache": visible(way.cache),
+        "step": seconds_text(way.step.median_s),
+        "faster": "" if faster is None else f"{faster:.3g} ×" if faster < 1000 else f"{faster:,.0f} ×",
+        "flops": count_text(way.step_flops),
+        "step_bytes": bytes_text(way.step_bytes),
+        "total": ("≈ " if way.n_timed < way.length else "") + seconds_text(way.total_s),
+        "total_bytes": bytes_text(way.total_bytes),
+        "holds": bytes_text(way.cache_bytes),
+    }
+
+
+def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
+    """FLOPs and bytes by formula, with the numbers of this layer, and where cache traffic overtakes weight traffic."""
+    c, batch = record.config, len(record.sequences)
+    n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
+    item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
+    lines = [
+        f"FLOPs of a cached step, products and biases: batch · ({costs.row_flops(c):,} to project + "
+        f"2 · {c.n_heads} heads · (d_head + d_v) · T); without a cache T times as many",
+        f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
+        "a step reads all of it once",
+        "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
+        _weights_line(decoding),
+    ]
+    if c.window is not None:
+        lines.append(
+            f"all keys and values are kept and read here; the window needs only the last {c.window[0] + 1:,}"
+            + (f" and the first {c.sink:,}" if c.sink else "")
+        )
+    if c.heads_per_kv_head > 1:
+        lines.append(
+            f"{count_of(n_kv, 'kv head')} instead of {c.n_heads}: {bytes_text(decoding.token_bytes)} per token instead of "
+            f"{bytes_text(decoding.full_token_bytes)}, {c.heads_per_kv_head} × less to keep and to read"
+        )
+    elif c.n_heads > 1:
+        lines.append(f"with --kv-heads 1 it would be {c.n_heads} × less to keep and to read per token")
+    return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
+
+
+def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableType:
+    """What the cache of a whole model takes, and where reading it is more than reading the weights."""
+    n_layers = 0 if record.model is None else record.model.n_layers
+    lines = [
+        f"cache of all {count_of(n_layers, 'layer')}: {bytes_text(decoding.token_bytes)} for every token of every sequence",
+        _weights_line(decoding),
+    ]
+    if decoding.full_token_bytes != decoding.token_bytes:
+        lines.append(
+            f"with a kv head for every query head it would be {bytes_text(decoding.full_token_bytes)} per token"
+        )
+    return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
+
+
+def _weights_line(decoding: DecodeSummary) -> str:
+    return (
+        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
+        "keys and values are more traffic than weights"
+    )
+
+
+def _tokens(length: float) -> str:
+    return f"{length:,.0f}" if length >= 10 else f"{length:.1f}"

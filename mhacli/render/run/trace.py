@@ -1,0 +1,304 @@
+"""The shape walkthrough: one block per site, the story of a cell, and whether the three routes agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import exp, prod
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from mhacli.render.base.format import (
+    bytes_text,
+    configuration,
+    count_text,
+    filled,
+    fitted,
+    number_text,
+    seconds_text,
+    sparkline,
+    token_text,
+)
+from mhacli.render.base.options import Screen
+from mhacli.render.base.steps import is_masked, memory_text, odd_numbers, own_parameters, values_text
+from mhacli.render.base.tables import plain_table, title_rule
+from mhacli.render.checkpoint.header import model_header
+from mhacli.render.run.user_code import module_closing, module_header, repeats_text, source_line
+from mhacli.render.run.view import axes_text, groups_table, self_check_line
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import Cell, RouteCheck
+from mhacli.results.record.steps import Step, TokenSequence, Values
+from mhacli.spec.config import ROPE
+from mhacli.spec.variants import variants
+from mhacli.text.escape import visible
+
+_INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
+_KINDS = {
+    "content": "content",
+    "position": "position",
+    "both": "content and position",
+    "softcap": "softcap",
+    "given": "file",
+}
+"""Where a part of a score comes from, in words."""
+_ALWAYS = ("content", "position")
+
+
+def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
+    """The configuration, then one block for each site in the order of execution."""
+    if record.module is not None:
+        yield module_header(record, record.module, screen)
+    elif record.model is None:
+        yield configuration(record, screen.width)
+        yield from _variants(record)
+    else:
+        yield model_header(record, record.model, screen)
+        yield from (Group(Text(""), groups) for groups in groups_table(record.of_layer(0)))
+    for number, step in enumerate(record.trace, 1):
+        yield _block(number, step, screen, is_timed=record.module is None)
+
+
+def _variants(record: Record) -> Iterator[RenderableType]:
+    """What kind of attention it is: each variant in a line, why one would use it, and who described it."""
+    for variant in variants(record.facts):
+        title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
+        body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
+        yield Group(title, Padding(body, (0, 0, 0, _INDENT)))
+    yield from (Group(Text(""), groups) for groups in groups_table(record))
+
+
+def closing(record: Record, screen: Screen) -> RenderableType:
+    """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
+    sections: list[RenderableType] = [_totals(record)]
+    if record.module is not None:
+        return Group(*sections, Text(""), *module_closing(record, record.module, screen))
+    if record.cell is not None:
+        view = record if record.model is None else record.of_layer(0)
+        sections += [Text(""), *_cell_story(view, record.cell, screen)]
+    if record.routes:
+        sections += [Text(""), _routes(record.routes, screen)]
+    return Group(*sections, Text(""), self_check_line(record.self_check))
+
+
+def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
+    title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
+    title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
+    title.append(repeats_text(step), style="not cyan bold")
+    room = screen.width - _INDENT
+    lines = [*source_line(step), Text(visible(step.formula))]
+    lines += [Text(visible(step.meaning), style="italic")] if step.meaning else []
+    lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
+    lines += [Text("\n".join(filled(_measured(step, is_timed=is_timed), room)), style="dim")]
+    if step.parameters:
+        shown = own_parameters(step)
+        weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in shown)
+        weights += f" … {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
+        total = sum(prod(p.shape) for p in step.parameters)
+        lines.append(Text(f"parameters: {weights} = {total:,} numbers", style="dim"))
+    if step.values is not None:
+        lines.append(_values_line(step, step.values))
+        if step.values.numbers is not None:
+            lines.append(_small_tensor(step, step.values, room))
+    return Group(Text(""), title, Padding(Group(*lines), (0, 0, 0, _INDENT)))
+
+
+def _measured(step: Step, *, is_timed: bool) -> list[str]:
+    return [
+        memory_text(step),
+        f"strides ({', '.join(map(str, step.strides))})",
+        f"{count_text(step.flops)} FLOPs",
+        bytes_text(step.bytes) + f" {visible(step.dtype)}",
+        *([seconds_text(step.time_s)] if is_timed else []),
+    ]
+
+
+def _values_line(step: Step, values: Values) -> Text:
+    line = Text(values_text(step, values))
+    marked = {sparkline(values.histogram): "cyan"} | dict.fromkeys(odd_numbers(step, values), "bold yellow")
+    for words, style in marked.items():
+        begin = line.plain.find(words)
+        line.stylize(style, begin, begin + len(words))
+    return line
+
+
+def _small_tensor(step: Step, values: Values, room: int) -> Text:
+    """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
+    width = max(1, step.shape[-1] if step.shape else 1)
+    fit = max(1, room // _NUMBER_WIDTH)
+    numbers, missing = values.numbers or (), "−∞" if is_masked(step) else "not fin."
+    lines = []
+    for start in range(0, len(numbers), width):
+        row = numbers[start : start + width]
+        shown = row if len(row) <= fit else row[: max(1, fit - 2)]
+        more = f" … {len(row) - len(shown)} more" if len(shown) < len(row) else ""
+        lines.append("".join(f"{missing if x is None else _short(x):>{_NUMBER_WIDTH}}" for x in shown) + more)
+    return Text("\n".join(lines), style="dim")
+
+
+def _short(number: float | None) -> str:
+    if number is None:
+        return "not fin."
+    return (
+        f"{int(number)}"
+        if number == int(number) and abs(number) < 1e6
+        else f"{number:.4f}"
+        if abs(number) < 1000
+        else f"{number:.2e}"
+    )
+
+
+def _totals(record: Record) -> Text:
+    total = record.timings.get("total")
+    flops, n_bytes = (
+        sum(s.flops for s in record.trace),
+        sum(s.bytes for s in record.trace if s.built and s.layout == "copy"),
+    )
+    n_parameters = sum(prod(shape) for shape in {p.name: p.shape for s in record.trace for p in s.parameters}.values())
+    line = Text(
+        f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters",
+        style="bold",
+    )
+    return (
+        line if total is None else line.append(f" · {seconds_text(total.median_s)} (median of {len(total.samples_s)})")
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- cell
+
+
+def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
+    """How one query of one head came to give one key its share, number by number."""
+    query = _named(record.sequences[cell.sequence], cell.query)
+    key = _named(record.keys[cell.sequence], cell.key)
+    yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
+    turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
+    yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
+    yield _vector(f"k{turned}[{cell.key}]", cell.k, screen)
+    products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
+    shown = " + ".join(f"({number_text(x)})" if x < 0 else number_text(x) for x in products[:4])
+    more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
+    yield Text(f"q · k = {shown}{more} = {number_text(cell.qk)}")
+    yield Text(_score_line(cell))
+    if len(cell.parts) > 1:
+        yield _parts_table(cell, screen)
+    yield _row_table(record, cell, screen)
+    yield _vector(f"v[{cell.key}]", cell.v, screen)
+    yield from _share_of_z(cell, key, screen)
+
+
+def _score_line(cell: Cell) -> str:
+    if not cell.allowed:
+        who = "score bias, −∞ here," if _is_forbidden_by_bias(cell) else "mask"
+        return f"the {who} forbids this cell: its score is −∞, its share exactly 0"
+    scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
+    capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
+    added = "".join(f", plus {visible(p.name)} = {number_text(p.value)}" for p in cell.parts if p.added)
+    return f"{scaled}{capped}{added} = {number_text(cell.score)}, and the mask allows it"
+
+
+def _is_forbidden_by_bias(cell: Cell) -> bool:
+    return any(part.kind == "given" and part.value is None for part in cell.parts)
+
+
+def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
+    """How much of the score is what the tokens are, and how much is where they stand."""
+    table = plain_table()
+    table.add_column("of the score", no_wrap=screen.width >= _WIDE)
+    table.add_column("comes from", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    for part in cell.parts:
+        value = "−∞" if part.kind == "given" and part.value is None else number_text(part.value)
+        table.add_row(visible(part.name), _KINDS[part.kind], value)
+    is_forbidden = _is_forbidden_by_bias(cell)
+    total = sum(part.value or 0.0 for part in cell.parts)
+    table.add_row("sum", "", "−∞" if is_forbidden else number_text(total), style="bold")
+    totals = {kind: sum(p.value or 0.0 for p in cell.parts if p.kind == kind) for kind in _KINDS}
+    words = [f"{_KINDS[kind]} {number_text(total)}" for kind, total in totals.items() if total or kind in _ALWAYS]
+    masked = "" if cell.allowed or is_forbidden else " (before the mask, which makes the score −∞)"
+    return Group(table, Text(f"in all: {', '.join(words)}{masked}", style="italic"))
+
+
+def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
+    """The softmax over the query's row: exp of each score less the largest, over their sum. The cell's own is marked."""
+    largest = max((score for score in cell.scores_row if score is not None), default=0.0)
+    listed, everywhere = _nearby(cell), range(len(cell.scores_row))
+    hidden = sorted(set(everywhere) - set(listed))
+    is_wide = screen.width >= _WIDE
+    headers = ("score", "exp(score − max)" if is_wide else "exp", "pattern")
+    numbers = [_softmax_step(cell, j, largest) for j in listed]
+    sums = [("", *_sums(cell, keys, largest)) for keys in (hidden, everywhere)]
+    widths = [max(map(len, column)) for column in zip(headers, *numbers, *sums, strict=True)]
+    gap = 2 if is_wide else 1
+    room = screen.width - len("→") - sum(widths) - 4 * gap
+    table = plain_table(("", False), ("key", False), *((name, True) for name in headers), gap=gap)
+    for j, step in zip(listed, numbers, strict=True):
+        key = f"{fitted(token_text(record.keys[cell.sequence], j), max(1, room - len(f' {j}')))} {j}"
+        table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
+    if hidden:
+        table.add_row("", f"⋮ {len(hidden)} more", *sums[0], style="dim")
+    table.add_row("", "sum", *sums[1], style="dim")
+    return table
+
+
+def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
+    """Of a key: its score, the exponential of it, and its share."""
+    score, share = cell.scores_row[key], number_text(cell.pattern_row[key])
+    return ("−∞", "0", share) if score is None else (number_text(score), number_text(exp(score - largest)), share)
+
+
+def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
+    """Over some keys, the sum of the exponentials and of the pattern."""
+    scores = [(cell.scores_row[j], cell.pattern_row[j] or 0.0) for j in keys]
+    return number_text(sum(exp(x - largest) for x, _ in scores if x is not None)), number_text(
+        sum(p for _, p in scores)
+    )
+
+
+def _nearby(cell: Cell) -> list[int]:
+    """The keys to list: all of a short row; of a long one the cell itself and the strongest."""
+    order = sorted(range(len(cell.pattern_row)), key=lambda j: (-(cell.pattern_row[j] or 0.0), j))
+    return list(range(len(order))) if len(order) <= 16 else sorted({cell.key, *order[:11]})
+
+
+def _share_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]:
+    share = cell.share or 0.0
+    dropped = (
+        ""
+        if cell.share == cell.pattern_row[cell.key]
+        else f" (after dropout; before it {number_text(cell.pattern_row[cell.key])})"
+    )
+    yield Text(f"share × v, with share {number_text(cell.share)}{dropped}, is what {key} adds to z:")
+    yield _vector("share·v", tuple(None if x is None else share * x for x in cell.v), screen)
+    yield _vector(f"z[{cell.query}]", cell.z, screen)
+
+
+def _named(sequence: TokenSequence, index: int) -> str:
+    return f"{token_text(sequence, index)} {index}"
+
+
+def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Text:
+    fit = max(2, (screen.width - 24) // 9)
+    shown = "".join(f"{_short(x):>9}" for x in numbers[:fit])
+    more = f"  … {len(numbers) - fit} more" if len(numbers) > fit else ""
+    return Text(f"{name:<8}{shown}{more}")
+
+
+# ------------------------------------------------------------------------------------------------------------ routes
+
+
+def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
+    """The three ways to write it, the sites each passes that another does not, and how far apart their outputs are."""
+    shared = set.intersection(*(set(route.sites) for route in routes))
+    table = plain_table()
+    for name in ("route", "its own steps", "largest difference"):
+        table.add_column(name, no_wrap=name != "its own steps")
+    for route in routes:
+        own = " ".join(site for site in route.sites if site not in shared)
+        table.add_row(visible(route.route), Text(visible(own)), number_text(route.max_abs_difference))
+    agree = all(route.ok for route in routes)
+    verdict = Text(
+        "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"
+    )
+    verdict.append(f" (tolerance {number_text(routes[0].tolerance)})", style="not bold default")
+    return Group(table, verdict)

@@ -1,0 +1,206 @@
+"""The terminal view of a run: configuration, tokens, shapes, every head, timings, and the self-check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.render.base.format import bytes_text, configuration, count_of, filled, number_text, seconds_text
+from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
+from mhacli.render.base.tables import plain_table, title_rule
+from mhacli.render.base.tokens import hidden, token_tables
+from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
+from mhacli.render.heads.heatmap import scale_caption
+from mhacli.render.heads.matrix import Head, largest_share
+from mhacli.render.heads.table import overview
+from mhacli.results.record.record import Record
+from mhacli.results.record.steps import SelfCheck
+from mhacli.spec import decode_costs as costs
+from mhacli.text.escape import visible
+
+MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
+_FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
+_BETWEEN_AXES = " · "
+
+
+def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+    """Everything that `mha run` and `mha show` print. Raises `UsageError` for a head or sequence that does not exist."""
+    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
+    sections = [
+        configuration(record, screen.width),
+        *([] if record.config.random else token_tables(record, sequences, options, screen)),
+        *_random_rows(record),
+        shape_trace(record, screen),
+        *groups_table(record),
+    ]
+    sections += _heads(record, sequences, heads, options, screen)
+    known = {head.head: head for head in record.heads}
+    listed = [known[head] for head in heads.shown if head in known]
+    sections.append(overview(record, listed, options, screen, gap=(heads.before, heads.hidden)))
+    sections += [timing_table(record, screen), self_check_line(record.self_check)]
+    return Group(*_spaced(sections))
+
+
+def self_check_line(check: SelfCheck, compared: str = "the output recomputed from the pattern differs") -> Text:
+    """One line: whether the output follows from the pattern that is shown, or from what else it was `compared` with."""
+    verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
+    return verdict.append(
+        f": {compared} by at most {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
+        style="not bold default",
+    )
+
+
+def _spaced(sections: list[RenderableType]) -> Iterator[RenderableType]:
+    for place, section in enumerate(sections):
+        if place:
+            yield Text("")
+        yield section
+
+
+def _random_rows(record: Record) -> Iterator[RenderableType]:
+    c = record.config
+    if c.random is not None:
+        shape = [*c.random, c.d_input]
+        yield Text(
+            f"random input: {c.distribution} numbers {shape}, rows x0 … x{c.random[1] - 1}, seed {c.seed}", style="bold"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+
+
+def shape_trace(record: Record, screen: Screen) -> Text:
+    """Each site that was passed: its axes by name and size, and its formula where there is room beside them."""
+    rows = [(visible(step.site), axes_text(step.axes, step.shape), visible(step.formula)) for step in record.trace]
+    name_width = max((cell_len(name) for name, _, _ in rows), default=0)
+    axes_width = max((cell_len(axes) for _, axes, _ in rows), default=0)
+    room = screen.width - name_width - axes_width - 4
+    trace = Text()
+    for number, (name, axes, formula) in enumerate(rows):
+        trace.append("\n" if number else "").append(f"{name:<{name_width}}  ", style="bold")
+        if room >= _FORMULA_ROOM:
+            lines = wrap(formula, room, break_long_words=False, break_on_hyphens=False) or [""]
+            trace.append(axes).append(" " * (axes_width - cell_len(axes) + 2), style="dim")
+            trace.append(("\n" + " " * (screen.width - room)).join(lines), style="dim")
+        else:
+            lines = filled(axes.split(_BETWEEN_AXES), screen.width - name_width - 2)
+            trace.append(("\n" + " " * (name_width + 2)).join(lines))
+    return trace
+
+
+def groups_table(record: Record) -> Iterator[RenderableType]:
+    """Which query heads share a kv head, and what sharing saves; nothing where every query head has its own."""
+    c = record.config
+    n_kv_heads, group = c.n_kv_heads or c.n_heads, c.heads_per_kv_head
+    if group == 1:
+        return
+    table = plain_table()
+    table.add_column("kv head", justify="right")
+    table.add_column("read by query heads")
+    for kv_head in range(min(n_kv_heads, MAX_GROUPS)):
+        heads = range(kv_head * group, (kv_head + 1) * group)
+        listed = ", ".join(map(str, heads)) if group <= 8 else f"{heads[0]} … {heads[-1]}"
+        table.add_row(str(kv_head), listed)
+    if n_kv_heads > MAX_GROUPS:
+        table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
+    own, shared = bytes_text(costs.token_bytes(c, c.n_heads)), bytes_text(costs.token_bytes(c))
+    one = f"keys and values of one token take {shared} instead of {own}"
+    yield Group(
+        Text("shared keys and values", style="bold"), table, Text(f"{one}: 1/{group} of the cache", style="dim")
+    )
+
+
+def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
+    """`batch 1 · head 4 · query 6 · d_head 16`."""
+    return visible(_BETWEEN_AXES.join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=False)))
+
+
+# ------------------------------------------------------------------------------------------------------------- heads
+
+
+def _heads(
+    record: Record, sequences: Selection, heads: Selection, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    """Every chosen head of every chosen sequence in the chosen view; in training before and after dropout."""
+    if options.view == "none":
+        return
+    if "pattern" not in record.arrays:
+        yield Text(
+            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room",
+            style="yellow",
+        )
+        return
+    largest = largest_share(record, "pattern")
+    for index in sequences.shown:
+        for place, head in enumerate(heads.shown):
+            if heads.hidden and place == heads.before:
+                yield hidden(heads.hidden, "head", "--all or --head")
+            yield from _one_head(record, index, head, largest, options, screen)
+    if "dropped" in record.arrays:
+        yield _dropout_caption(record, sequences)
+    if options.view == "matrix":
+        yield matrix_caption([Head(record, 0, 0, "pattern")], largest, options)
+    if options.view == "heatmap":
+        yield scale_caption(record, largest, screen, options.precision)
+
+
+def _one_head(
+    record: Record, index: int, head: int, largest: float, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    sites = {"pattern": ""}
+    if "dropped" in record.arrays:
+        sites = {
+            "pattern": ", before dropout",
+            "dropped": ", after dropout: what is left grew, rows no longer sum to 1",
+        }
+    for site, note in sites.items():
+        drawn = Head(record, index, head, site)
+        name = f"sequence {index} · head {head}{kv_head_of(record, head)}{note}"
+        yield Group(title_rule(name), drawing(drawn, largest, options, screen))
+
+
+def _dropout_caption(record: Record, sequences: Selection) -> Text:
+    """What dropout did to the rows that are drawn: why they no longer sum to 1, and by how much."""
+    p = record.config.dropout
+    allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
+    rows = np.concatenate(
+        [after[b, :, Head(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences.shown]
+    )
+    cells = np.broadcast_to(allowed, before.shape) & (before > 0)
+    share = float((after[cells] == 0).mean()) if cells.any() else 0.0
+    return Text(
+        f"dropout {p:g}: every share became 0 with probability {p:g} (here {100 * share:.0f} % of them did), and the rest "
+        f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: over all heads from "
+        f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
+        style="dim",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ timing
+
+
+def timing_table(record: Record, screen: Screen) -> Table:
+    """Median, spread and share of every stage; the first run apart; tokens per second in total."""
+    total = record.timings.get("total")
+    is_wide = screen.width >= _WIDE
+    columns = ("first run" if is_wide else "first", "median", "IQR", "share")
+    table = plain_table(("stage", False), *((name, True) for name in columns), gap=2 if is_wide else 1)
+    if total is None:
+        return table
+    for site, timing in record.timings.items():
+        share = "" if site == "total" else f"{100 * timing.median_s / total.median_s:.0f} %" if total.median_s else "–"
+        style = "bold" if site == "total" else ""
+        times = [seconds_text(s) for s in (timing.first_s, timing.median_s, timing.iqr_s)]
+        table.add_row(visible(site), *times, share, style=style)
+    n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
+    rate = f"{n_tokens / total.median_s:,.0f} tokens/s" if total.median_s else ""
+    table.caption = Text(f"{rate} over {count_of(len(total.samples_s), 'run')} after the first", style="dim")
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,1 @@
+"""What was found: records, differences, benchmarks and reports."""

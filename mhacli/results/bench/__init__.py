@@ -1,0 +1,1 @@
+"""The result of a benchmark, its formulas and comparisons."""

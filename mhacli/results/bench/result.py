@@ -1,0 +1,241 @@
+"""What `mha bench` found, as data: rows, the machine and its ceilings; written and read as JSON, schema `mha.bench/1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mhacli.errors import MhaError
+from mhacli.io.files import read_whole
+from mhacli.io.json_schema import decode, load_json
+from mhacli.results.bench.expected import expected_flops, expected_moved_bytes
+from mhacli.results.bench.intervals import Interval
+from mhacli.results.bench.sweep import Sweep
+from mhacli.results.bench.workload import Workload
+from mhacli.results.record.steps import Environment
+from mhacli.spec.config import Dtype
+
+SCHEMA = "mha.bench/1"
+MAX_FILE_BYTES = 256 << 20
+_LEAST, _MOST = 1e-12, 1e12
+"""Of times and rates in a file: ratios of what lies between are finite."""
+
+Status = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
+"""`too-large` and `too-slow` were predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed`
+should have."""
+Limit = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the machine reached in this run, the best of several: a matrix product and a copy (read and written bytes)."""
+
+    dtype: Dtype
+    matmul_tflops: float
+    copy_gb_per_s: float
+
+    def floor_s(self, flops: int, moved_bytes: int) -> tuple[float, Limit]:
+        """The least time for so much work, and what sets it."""
+        compute, memory = flops / (self.matmul_tflops * 1e12), moved_bytes / (self.copy_gb_per_s * 1e9)
+        return (compute, "compute") if compute >= memory else (memory, "memory")
+
+    def or_higher(self, other: Ceiling) -> Ceiling:
+        """The better rate of two measurements, one by one."""
+        matmul, copy = max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s)
+        return Ceiling(self.dtype, matmul, copy)
+
+
+@dataclass(frozen=True)
+class BenchEnvironment(Environment):
+    """Where it ran, and how busy the machine was when it began."""
+
+    cpu_name: str
+    n_cpus: int
+    driver: str | None
+    load_average: float | None
+
+
+@dataclass(frozen=True)
+class Row(Workload):
+    """One backend at one size. Times are None where `status` is not ok, and `reason` says why.
+
+    `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
+    `n_calls` calls make one sample. `low` and `high` are the 95 % interval of a median, or of the ratio to the control.
+    Without `is_sure`, too few rounds or others on the same CPUs keep the row from being ranked.
+    """
+
+    backend: str
+    status: Status
+    predicted_bytes: int
+    reason: str | None = None
+    ran: str | None = None
+    is_fallback: bool = False
+    first_s: float | None = None
+    n_calls: int = 0
+    samples_s: tuple[float, ...] = ()
+    median_s: float | None = None
+    median_low_s: float | None = None
+    median_high_s: float | None = None
+    p25_s: float | None = None
+    p75_s: float | None = None
+    min_s: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    is_sure: bool = True
+    is_similar: bool = False
+    is_fastest: bool = False
+    limit: Limit | None = None
+    share_of_peak: float | None = None
+    extra_bytes: int | None = None
+    max_error: float | None = None
+    mean_error: float | None = None
+    n_error_queries: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Operations that the backend has to do, projections included where it has them."""
+        return expected_flops(self.backend, self)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that it has to move at least."""
+        return expected_moved_bytes(self.backend, self)
+
+    @property
+    def tflops(self) -> float | None:
+        """Operations in 1e12 per second, at the median."""
+        return None if self.median_s is None else self.flops / self.median_s / 1e12
+
+    @property
+    def interval(self) -> Interval | None:
+        """The median of seconds with its interval."""
+        return _interval(self.median_s, self.median_low_s, self.median_high_s)
+
+    @property
+    def ratio_interval(self) -> Interval | None:
+        """The ratio to the control's backend with its interval."""
+        return _interval(self.ratio, self.ratio_low, self.ratio_high)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two runs must share for their rows to be compared."""
+        return (self.backend, *workload_of(self).__dict__.values())
+
+    def under(self, ceiling: Ceiling) -> Row:
+        """The row with the share of the machine that it reached, and which of the two limits binds it."""
+        if self.median_s is None:
+            return self
+        floor_s, limit = ceiling.floor_s(self.flops, self.moved_bytes)
+        return dataclasses.replace(self, limit=limit, share_of_peak=floor_s / self.median_s)
+
+    def document(self) -> dict[str, Any]:
+        """The row as JSON values, with what follows from it."""
+        derived = {
+            "n_samples": len(self.samples_s),
+            "flops": self.flops,
+            "bytes": self.moved_bytes,
+            "flops_per_byte": self.flops / self.moved_bytes,
+            "tflops": self.tflops,
+        }
+        return dataclasses.asdict(self) | derived
+
+
+@dataclass(frozen=True)
+class Control(Workload):
+    """One backend against itself, timed in the same rounds: the noise that a ratio must rise above.
+
+    `foreign_load` is how many CPUs others kept busy meanwhile; None where the system does not tell.
+    """
+
+    backend: str
+    samples_s: tuple[float, ...]
+    median_s: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    foreign_load: float | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio with its interval."""
+        return Interval(self.ratio, self.ratio_low, self.ratio_high)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A whole run of `mha bench`."""
+
+    command: tuple[str, ...]
+    seed: int
+    environment: BenchEnvironment
+    sweep: Sweep
+    ceilings: tuple[Ceiling, ...]
+    rows: tuple[Row, ...]
+    controls: tuple[Control, ...]
+
+    def control(self, workload: Workload) -> Control | None:
+        """The control of a size; None where nothing could be timed."""
+        return next((c for c in self.controls if workload_of(c) == workload_of(workload)), None)
+
+    def document(self) -> dict[str, Any]:
+        """The run as JSON values; non-finite numbers do not occur."""
+        rows = [row.document() for row in self.rows]
+        return {"schema": SCHEMA} | dataclasses.asdict(dataclasses.replace(self, rows=())) | {"rows": rows}
+
+    def to_json(self) -> str:
+        """The document, a row per line."""
+        lines = []
+        for name, value in self.document().items():
+            if name in ("rows", "controls"):
+                inner = ",\n".join(_dump(item) for item in value)
+                lines.append(f"{json.dumps(name)}:[\n{inner}]" if value else f"{json.dumps(name)}:[]")
+            else:
+                lines.append(f"{json.dumps(name)}:{_dump(value)}")
+        return "{" + ",\n".join(lines) + "}\n"
+
+
+def read_benchmark(path: str) -> Benchmark:
+    """The run in a JSON file. Raises `MhaError` for a file that cannot be read, or is of another schema."""
+    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise MhaError(
+            f"{path} must be a benchmark (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)[:80]}",
+            hint="mha bench --save-baseline FILE writes one",
+            code="bad-file",
+            path=path,
+        )
+    found = decode(Benchmark, document, path)
+    for place, row in enumerate(found.rows):
+        times = (row.median_s, row.median_low_s, row.median_high_s)
+        is_timed = row.status == "ok" or row.interval is not None
+        if is_timed and not all(time is not None and _LEAST <= time <= _MOST for time in times):
+            raise _refusal(path, f"rows[{place}] must have times from {_LEAST:g} to {_MOST:g} s", times)
+        if row.samples_s and not _LEAST <= min(row.samples_s) <= max(row.samples_s) <= _MOST:
+            extremes = min(row.samples_s), max(row.samples_s)
+            raise _refusal(path, f"rows[{place}] must have samples from {_LEAST:g} to {_MOST:g} s", extremes)
+    for place, ceiling in enumerate(found.ceilings):
+        rates = (ceiling.matmul_tflops, ceiling.copy_gb_per_s)
+        if not all(_LEAST <= rate <= _MOST for rate in rates):
+            raise _refusal(path, f"ceilings[{place}] must have rates from {_LEAST:g} to {_MOST:g}", rates)
+    return found
+
+
+def workload_of(row: Workload) -> Workload:
+    """The size of a row, without what was measured."""
+    return Workload(**{f.name: getattr(row, f.name) for f in dataclasses.fields(Workload)})
+
+
+def _interval(median: float | None, low: float | None, high: float | None) -> Interval | None:
+    return None if median is None or low is None or high is None else Interval(median, low, high)
+
+
+def _refusal(path: str, rule: str, got: tuple[float | None, ...]) -> MhaError:
+    return MhaError(f"{path}: {rule}, got {', '.join(map(str, got))}", code="bad-file", path=path)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,193 @@
+"""What `mha doctor` found of an installation or a checkpoint: plain data, schema `mha.doctor/1`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mhacli.checkpoints.folder import Checkpoint
+from mhacli.spec.config import Dtype
+
+SCHEMA = "mha.doctor/1"
+Verdict = Literal["healthy", "unhealthy"]
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """The checkpoint to examine by its path or id, its folder where that is already read, and how. Without `texts` it reads
+    sentences of ours; `tokenizer` and `dtype` None are the checkpoint's own."""
+
+    source: str
+    checkpoint: Checkpoint | None = None
+    texts: tuple[str, ...] = ()
+    revision: str | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: Dtype | None = None
+    seed: int = 0
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """A question and its answer: `ok` is None where it does not apply, which `message` explains, or where there is something to
+    take care of that is no fault (`is_caution`).
+
+    `value` is the number found and `tolerance` the largest that passes. `layer` is the first attention where it shows.
+    `meaning` says what a failure does to the user's results, `advice` what to do.
+    """
+
+    name: str
+    ok: bool | None
+    message: str
+    value: float | None = None
+    tolerance: float | None = None
+    layer: str | None = None
+    is_caution: bool = False
+    meaning: str = ""
+    advice: str = ""
+
+    @property
+    def word(self) -> Literal["pass", "fail", "n/a", "care"]:
+        """The answer in a word."""
+        if self.ok is None:
+            return "care" if self.is_caution else "n/a"
+        return "pass" if self.ok else "fail"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that mha uses: the version here (None: missing), the range that it needs, and the extra that brings it (None:
+    it is needed always)."""
+
+    name: str
+    version: str | None
+    needs: str
+    extra: str | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that torch can compute on, here and now; what it is, and its memory as far as that is told."""
+
+    name: str
+    what: str
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a backend of attention fared on a device, in a dtype: the largest error against attention in float64, or why there is
+    none. `ran` is the kernel that it came to; `ok` None where it does not exist here or was not tried."""
+
+    device: str
+    dtype: str
+    backend: str
+    status: str
+    ok: bool | None
+    max_error: float | None = None
+    tolerance: float | None = None
+    ran: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How exact the definition of attention is on a device, in a dtype: errors beside their ceilings, and what must be exact.
+
+    `forbidden` is the largest share of a forbidden cell, `empty` the largest number that a query without keys gets, `loud`
+    whether scores × 1000 stay finite with rows that sum to 1.
+    """
+
+    device: str
+    dtype: str
+    max_error: float
+    ceiling: float
+    row_sum_error: float
+    row_sum_ceiling: float
+    forbidden: float
+    empty: float
+    loud: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it is as it must be."""
+        is_exact = self.forbidden == 0 and self.empty == 0 and self.loud
+        return is_exact and self.max_error <= self.ceiling and self.row_sum_error <= self.row_sum_ceiling
+
+
+@dataclass(frozen=True)
+class Patient:
+    """The checkpoint that was examined. `stored` are the dtypes of its tensors, the most frequent first; `lengths` the tokens of
+    its texts."""
+
+    path: str
+    revision: str | None
+    family: str
+    architecture: str
+    n_parameters: int
+    dtype: str
+    stored: tuple[str, ...]
+    implementation: str
+    device: str
+    lengths: tuple[int, ...]
+    n_passes: int
+    tolerance: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that an examination found. `model` is None where the installation was examined, and otherwise `kernels` and
+    `numerics` are empty."""
+
+    checks: tuple[HealthCheck, ...]
+    libraries: tuple[Library, ...]
+    environment: tuple[tuple[str, str], ...]
+    devices: tuple[Device, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    numerics: tuple[Numerics, ...] = ()
+    model: Patient | None = None
+    notes: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    seed: int = 0
+    time_s: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether anything failed."""
+        return "unhealthy" if self.failed else "healthy"
+
+    @property
+    def failed(self) -> tuple[HealthCheck, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.ok is False)
+
+    @property
+    def findings(self) -> tuple[HealthCheck, ...]:
+        """What to tell of, the failures first."""
+        return self.failed + tuple(check for check in self.checks if check.word == "care")
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `--json` prints. What is not finite is null."""
+        found = {"schema": SCHEMA, "verdict": self.verdict} | asdict(self)
+        for check, document in zip(self.checks, found["checks"], strict=True):
+            document["status"] = check.word
+        for numerics, document in zip(self.numerics, found["numerics"], strict=True):
+            document["ok"] = numerics.ok
+        found["environment"] = dict(self.environment)
+        strict: dict[str, Any] = _strict(found)
+        return strict
+
+
+def _strict(value: Any) -> Any:
+    """The value with null for every number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _strict(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_strict(one) for one in value]
+    return value

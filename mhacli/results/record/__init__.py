@@ -1,0 +1,1 @@
+"""The record: what one run computed, as data and as a file."""

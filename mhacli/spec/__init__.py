@@ -1,0 +1,1 @@
+"""What attention is made of: configuration, sites, variants and formulas."""

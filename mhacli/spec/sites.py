@@ -1,0 +1,318 @@
+"""SITES: every place where attention can be observed, with its axes, its formula and one line of what it means.
+
+The printed walkthrough, the shape check at run time and the documentation all come from this table. What is *measured*
+at a site (shape, layout, time) comes from the tap, never from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mhacli.spec.facts import Facts
+from mhacli.spec.formulas import (
+    adds_positions,
+    context_flops,
+    out_flops,
+    out_formula,
+    position_flops,
+    position_formula,
+    position_meaning,
+    product,
+    product_flops,
+    qk_formula,
+    rotation,
+    scores_flops,
+    scores_formula,
+    scores_meaning,
+    sharing,
+    slopes,
+    x_formula,
+)
+
+Text = str | Callable[[Facts], str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place of the computation.
+
+    `axes` are words of the house; `formula` says how the tensor is made; `sources` are the sites that it may be a view
+    of, where no arithmetic lies between; `flops` counts the floating point operations of making it: a multiply-add of a
+    matrix product counts 2, every other operation on a number (add, multiply, exp, tanh, max, divide) 1, and a copy 0.
+    `parameters` names the weights that are used, without `.weight` and `.bias`.
+    """
+
+    name: str
+    axes: tuple[str, ...] | Callable[[Facts], tuple[str, ...]]
+    formula: Text
+    meaning: Text
+    sources: tuple[str, ...] = ()
+    flops: Callable[[Facts], int] = lambda _: 0
+    parameters: tuple[str, ...] = ()
+
+    def axes_for(self, facts: Facts) -> tuple[str, ...]:
+        """The axis words that hold for these facts."""
+        return self.axes(facts) if callable(self.axes) else self.axes
+
+    def shape_for(self, facts: Facts) -> tuple[int, ...]:
+        """The shape that a tensor at this site must have."""
+        return tuple(facts.size(axis) for axis in self.axes_for(facts))
+
+    def formula_for(self, facts: Facts) -> str:
+        """The formula with the numbers of the config in it."""
+        return self.formula(facts) if callable(self.formula) else self.formula
+
+    def meaning_for(self, facts: Facts) -> str:
+        """The one sentence of explanation."""
+        return self.meaning(facts) if callable(self.meaning) else self.meaning
+
+
+def _axes(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
+def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
+    """The axes of rows that the projections read."""
+    return lambda f: ("batch", length, f.input_axis)
+
+
+def _position_axes(f: Facts) -> tuple[str, ...]:
+    return ("batch", "query", f.input_axis) if f.own_places else ("query", f.input_axis)
+
+
+_QKV = "head·d_head+kv_head·d_head+kv_head·d_v"
+_KV = "kv_head·d_head+kv_head·d_v"
+
+_ORDER = (
+    Site(
+        "ids",
+        _axes("batch query"),
+        "ids = position of each token in the vocabulary",
+        "each token becomes a number; −1 stands for padding",
+    ),
+    Site(
+        "random",
+        _rows("query"),
+        lambda f: (
+            "random = N(0, 1) from the seed" if f.config.distribution == "normal" else "random = U(0, 1) from the seed"
+        ),
+        "random numbers in place of embedded tokens: shapes can be studied without a text",
+    ),
+    Site(
+        "embed",
+        _rows("query"),
+        "embed = E[ids]",
+        "each number picks its row of the embedding table; padding gets zeros",
+        parameters=("embed",),
+    ),
+    Site(
+        "positions",
+        _position_axes,
+        position_formula,
+        position_meaning,
+        flops=position_flops,
+        parameters=("embed_positions",),
+    ),
+    Site(
+        "x",
+        _rows("query"),
+        x_formula,
+        "what the layer reads: one row of numbers per token",
+        sources=("embed", "random"),
+        flops=lambda f: f.batch * f.q_len * f.size("d_input") if adds_positions(f) else 0,
+    ),
+    Site(
+        "context",
+        _rows("key"),
+        lambda f: "c = E[context ids]" + (" + positions" if adds_positions(f) else ""),
+        "the other text, embedded alike: keys and values come from it, queries do not",
+        flops=context_flops,
+        parameters=("embed", "embed_positions"),
+    ),
+    Site(
+        "qkv",
+        ("batch", "query", _QKV),
+        product("qkv", "qkv"),
+        "one large product makes queries, keys and values side by side",
+        flops=product_flops("query", _QKV),
+        parameters=("q_proj", "k_proj", "v_proj"),
+    ),
+    Site(
+        "q_proj",
+        _axes("batch query head·d_head"),
+        product("q_proj", "q"),
+        "what each token asks for, all heads side by side",
+        flops=product_flops("query", "head·d_head"),
+        parameters=("q_proj",),
+    ),
+    Site(
+        "q_per_head",
+        _axes("batch head query d_head"),
+        product("q[h]", "q[h]"),
+        "what each token asks for, one small product per head",
+        flops=product_flops("query", "head·d_head"),
+        parameters=("q_proj",),
+    ),
+    Site(
+        "kv",
+        ("batch", "key", _KV),
+        product("kv", "kv", of="c"),
+        "one product of the context makes keys and values side by side",
+        flops=product_flops("key", _KV),
+        parameters=("k_proj", "v_proj"),
+    ),
+    Site(
+        "q",
+        _axes("batch head query d_head"),
+        "q[h] = columns h·d_head … (h+1)·d_head",
+        "the queries cut into heads: each head gets its own d_head numbers of every token",
+        sources=("q_proj", "qkv"),
+    ),
+    Site(
+        "k_proj",
+        _axes("batch key kv_head·d_head"),
+        product("k_proj", "k", of_cross="c"),
+        "what each token offers to be found by, all heads side by side",
+        flops=product_flops("key", "kv_head·d_head"),
+        parameters=("k_proj",),
+    ),
+    Site(
+        "k_per_head",
+        _axes("batch kv_head key d_head"),
+        product("k[h]", "k[h]", of_cross="c"),
+        "what each token offers to be found by, one small product per head",
+        flops=product_flops("key", "kv_head·d_head"),
+        parameters=("k_proj",),
+    ),
+    Site(
+        "k",
+        _axes("batch kv_head key d_head"),
+        "k[h] = columns h·d_head … (h+1)·d_head",
+        lambda f: f"the keys cut into heads{sharing(f)}",
+        sources=("k_proj", "qkv", "kv"),
+    ),
+    Site(
+        "v_proj",
+        _axes("batch key kv_head·d_v"),
+        product("v_proj", "v", of_cross="c"),
+        "what each token hands over when it is attended to, all heads side by side",
+        flops=product_flops("key", "kv_head·d_v"),
+        parameters=("v_proj",),
+    ),
+    Site(
+        "v_per_head",
+        _axes("batch kv_head key d_v"),
+        product("v[h]", "v[h]", of_cross="c"),
+        "what each token hands over when it is attended to, one small product per head",
+        flops=product_flops("key", "kv_head·d_v"),
+        parameters=("v_proj",),
+    ),
+    Site(
+        "v",
+        _axes("batch kv_head key d_v"),
+        "v[h] = columns h·d_v … (h+1)·d_v",
+        lambda f: f"the values cut into heads{sharing(f)}",
+        sources=("v_proj", "qkv", "kv"),
+    ),
+    Site(
+        "q_rot",
+        _axes("batch head query d_head"),
+        rotation("q"),
+        "each pair of columns turned by an angle that grows with the token's place",
+        flops=lambda f: 3 * f.batch * f.q_len * f.size("head·d_head"),
+    ),
+    Site(
+        "k_rot",
+        _axes("batch kv_head key d_head"),
+        rotation("k"),
+        "the keys turned alike: the dot product of two turned rows depends on their distance",
+        flops=lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head"),
+    ),
+    Site(
+        "alibi",
+        lambda f: (*(("batch",) if f.own_places else ()), "head", "query", "key"),
+        lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
+        "what distance costs: steep slopes make local heads, flat ones see far",
+        flops=lambda f: f.cells() // (1 if f.own_places else f.batch),
+    ),
+    Site(
+        "bias",
+        _axes("batch head query key"),
+        lambda f: f"bias = {f.config.score_bias}",
+        "numbers of each pair of places, added to the scores; −∞ in them means not allowed",
+    ),
+    Site(
+        "qk",
+        _axes("batch head query key"),
+        qk_formula,
+        "every query meets every key: their dot product says how well they match",
+        flops=lambda f: 2 * f.cells() * f.size("d_head"),
+    ),
+    Site(
+        "scores",
+        _axes("batch head query key"),
+        scores_formula,
+        scores_meaning,
+        flops=scores_flops,
+    ),
+    Site(
+        "pattern",
+        _axes("batch head query key"),
+        "pattern = softmax(scores) over the keys",
+        "each query's attention: shares of its keys that sum to 1",
+        flops=lambda f: 5 * f.cells(),
+    ),
+    Site(
+        "dropped",
+        _axes("batch head query key"),
+        lambda f: f"dropped = pattern · keep / (1 − {f.config.dropout:g})",
+        "dropout in training: some shares become 0, the rest grow, so rows no longer sum to 1",
+        flops=lambda f: 2 * f.cells(),
+    ),
+    Site(
+        "z",
+        _axes("batch head query d_v"),
+        lambda f: "z = dropped v" if f.config.train else "z = pattern v",
+        "each head's result: the values, weighted by its pattern",
+        flops=lambda f: 2 * f.cells() * f.size("d_v"),
+    ),
+    Site(
+        "concat",
+        _axes("batch query head·d_v"),
+        "concat = z[0] … z[n_heads − 1] side by side",
+        "the heads' results joined again into one row per token",
+        sources=("z",),
+    ),
+    Site(
+        "head_out",
+        _axes("batch head query d_model"),
+        "head_out[h] = z[h] W_o[h]ᵀ",
+        "what each head alone adds to the output",
+        flops=lambda f: 2 * f.batch * f.q_len * f.size("head·d_v") * f.config.d_model,
+        parameters=("o_proj",),
+    ),
+    Site(
+        "out",
+        lambda f: ("batch", "query", "d_model" if f.config.out_proj else "head·d_v"),
+        out_formula,
+        lambda f: (
+            "the heads mixed: what the layer says"
+            if f.config.out_proj
+            else "no output projection: the heads side by side are the result"
+        ),
+        sources=("concat",),
+        flops=out_flops,
+        parameters=("o_proj",),
+    ),
+    Site(
+        "out_sum",
+        _axes("batch query d_model"),
+        lambda f: "out = Σ_h head_out[h]" + (" + b_o" if f.config.bias else ""),
+        "the heads' contributions added up: the same as joining them and multiplying once",
+        flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + (1 if f.config.bias else 0)),
+    ),
+)
+
+SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
+"""Every site by its name, in the order of execution."""

@@ -1,0 +1,201 @@
+"""Text into tokens: by word, by character, by byte, or as a `tokenizer.json` says.
+
+Every token keeps its character offsets into the text it came from, so that nothing shown has to be guessed back.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from mhacli.errors import MhaError
+from mhacli.spec.config import Punctuation
+from mhacli.text.tokenizers.vocabulary import Vocabulary
+
+BUILT_IN = ("word", "char", "byte")
+_WHITE_SPACE = re.compile(r"\s")
+
+
+class Token(NamedTuple):
+    """A piece of text: what it is called, where it stands (characters of the text, end exclusive), and its own id.
+
+    `id` is None for tokenizers that leave numbering to the vocabulary.
+    """
+
+    text: str
+    start: int
+    end: int
+    id: int | None = None
+
+
+class Tokenizer(Protocol):
+    """Something that cuts text into tokens."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer's own vocabulary, or None."""
+        ...
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """The tokens in the order of the text, lazily."""
+        ...
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """How often each token occurs in a text that comes in pieces; memory grows with the vocabulary only."""
+        ...
+
+
+def is_punctuation(character: str) -> bool:
+    """Whether a character is a mark: the ASCII marks, and all of Unicode's P categories."""
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
+class _Marks(dict[int, str | None]):
+    """A table for `str.translate`: each mark dropped, or set apart by spaces. Filled as characters turn up."""
+
+    def __init__(self, punctuation: Punctuation) -> None:
+        super().__init__()
+        self._keep = punctuation == "keep"
+        for mark in string.punctuation:
+            self[ord(mark)] = f" {mark} " if self._keep else None
+
+    def __missing__(self, point: int) -> str | None:
+        character = chr(point)
+        value = character if not is_punctuation(character) else f" {character} " if self._keep else None
+        self[point] = value
+        return value
+
+
+class WordTokenizer:
+    """Words as the classic walkthroughs make them: lower case, marks dropped or apart, split at white space.
+
+    >>> [t.text for t in WordTokenizer().tokens("Don't panic, cat!")]
+    ['dont', 'panic', 'cat']
+    >>> [t.text for t in WordTokenizer(punctuation="keep").tokens("Don't!")]
+    ['don', "'", 't', '!']
+    """
+
+    vocabulary = None
+
+    def __init__(
+        self, *, keep_case: bool = False, punctuation: Punctuation = "drop", max_token_len: int | None = None
+    ) -> None:
+        self._keep_case, self._punctuation, self._max_token_len = keep_case, punctuation, max_token_len
+        self._marks = _Marks(punctuation)
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """The words with the span of their first to last kept character."""
+        for chunk in re.finditer(r"\S+", text):
+            require_token_len(chunk.end() - chunk.start(), self._max_token_len)
+            for start, end in self._spans(chunk.group()):
+                word = chunk.group()[start:end].translate(self._marks).strip()
+                yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """Word counts; the same words as `tokens` gives for the whole text."""
+        counts: Counter[str] = Counter()
+        for piece in _cut_at_white_space(pieces, self._max_token_len):
+            counts.update(piece.translate(self._marks).split())
+        cased: Counter[str] = Counter()
+        for word, count in counts.items():  # each word once, and by itself: a sigma's lower case depends on its word
+            cased[self._cased(word)] += count
+        return cased
+
+    def _cased(self, text: str) -> str:
+        return text if self._keep_case else text.lower()
+
+    def _spans(self, chunk: str) -> list[tuple[int, int]]:
+        """Where the tokens of a run without white space begin and end in it."""
+        marks = [i for i, character in enumerate(chunk) if is_punctuation(character)]
+        if self._punctuation == "drop":
+            kept = sorted(set(range(len(chunk))) - set(marks))
+            return [(kept[0], kept[-1] + 1)] if kept else []
+        edges = [-1, *marks, len(chunk)]
+        words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
+        return sorted(words + [(i, i + 1) for i in marks])
+
+
+class CharTokenizer:
+    """Every character (code point) is a token, white space too."""
+
+    vocabulary = None
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """One token a character."""
+        return (Token(character, i, i + 1) for i, character in enumerate(text))
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """Character counts."""
+        counts: Counter[str] = Counter()
+        for piece in pieces:
+            counts.update(piece)
+        return counts
+
+
+class ByteTokenizer:
+    """Every byte of the UTF-8 text is a token: ASCII by its character, others as `<0xE2>`."""
+
+    vocabulary = None
+
+    def tokens(self, text: str) -> Iterator[Token]:
+        """One token a byte; the bytes of one character share its span."""
+        for i, character in enumerate(text):
+            for byte in character.encode():
+                yield Token(_byte_name(byte), i, i + 1)
+
+    def count(self, pieces: Iterable[str]) -> Counter[str]:
+        """Byte counts."""
+        counts: Counter[int] = Counter()
+        for piece in pieces:
+            counts.update(piece.encode())
+        return Counter({_byte_name(byte): count for byte, count in counts.items()})
+
+
+def _byte_name(byte: int) -> str:
+    return chr(byte) if byte < 0x80 else f"<0x{byte:02X}>"
+
+
+def _cut_at_white_space(pieces: Iterable[str], max_token_len: int | None) -> Iterator[str]:
+    """The same text in pieces that end at white space, so that no word is cut. Raises `MhaError` for endless words."""
+    rest: list[str] = []
+    rest_len = 0
+    for piece in pieces:
+        cut = len(piece) - len(_last_word(piece))
+        if cut:
+            whole = "".join([*rest, piece[:cut]])
+            _require_short_words(whole, max_token_len)
+            yield whole
+            rest, rest_len = [], 0
+        rest.append(piece[cut:])
+        rest_len += len(rest[-1])
+        require_token_len(rest_len, max_token_len)
+    yield "".join(rest)
+
+
+def _last_word(text: str) -> str:
+    return text.rsplit(maxsplit=1)[-1] if text and not text[-1].isspace() else ""
+
+
+def _require_short_words(text: str, limit: int | None) -> None:
+    """Raises `MhaError` for a word beyond `limit`. It covers some `limit`-th character, so only those are looked at."""
+    if limit is None:
+        return
+    for place in range(0, len(text), limit):
+        space = _WHITE_SPACE.search(text, place, place + limit + 1)
+        end = space.start() if space else min(len(text), place + limit + 1)
+        require_token_len(len(_last_word(text[max(0, place - limit) : place])) + end - place, limit)
+
+
+def require_token_len(length: int, limit: int | None) -> None:
+    """Raises `MhaError` for a run of characters without white space that is longer than `limit`."""
+    if limit is not None and length > limit:
+        raise MhaError(
+            f"a word must have at most {limit} characters, got one of {length} or more",
+            hint="--max-token-len raises the limit; --tokenizer char reads text without spaces",
+            code="too-large",
+        )

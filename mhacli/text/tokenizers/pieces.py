@@ -1,0 +1,357 @@
+"""What the tokenizer of a checkpoint makes of a text, told by what its tokens stand for: characters, bytes and words.
+
+Tokenizers name tokens in spellings of their own: `ĠEiffel`, `▁Eiffel`, `##fel`, `<0xE6>`, `æĹ¥`. Here each token is its bytes,
+and the bytes of neighbours are read together as UTF-8, so that a character that is cut into tokens is still seen:
+
+- a token is shown as the characters that it stands for: ` Eiffel`, with its space, and `fel` (`##fel` stays its name);
+- a character that is cut is marked behind itself, in each of its tokens, with which of how many tokens this is: `日⟨1/3⟩`,
+  `日⟨2/3⟩`, `日⟨3/3⟩`. A mark belongs to the one character before it: `日⟨2/2⟩本⟨1/2⟩` ends one character and begins another,
+  `日本⟨1/2⟩` is all of 日 and the beginning of 本;
+- a `⟨` of the text itself that would read as the beginning of a mark is marked as the whole that it is, `⟨⟨1/1⟩1/3⟩`, so
+  that no two tokens of different characters look alike;
+- a byte that never makes a character is the lone surrogate that Python carries it as, which `escape.visible` shows: `\\xff`;
+- special tokens, and the one for what the tokenizer does not know, keep their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from mhacli.results.record.steps import Piece, TokenSequence
+from mhacli.text.tokenizers.word_breaks import continues
+
+
+class Encoding(Protocol):
+    """What `tokenizers.Encoding` says of a text, as far as it is asked here; one entry per token."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """The tokenizer's own names."""
+        ...
+
+    @property
+    def offsets(self) -> Sequence[tuple[int, int]]:
+        """Characters of the text, end exclusive; empty for tokens that do not come from it."""
+        ...
+
+    @property
+    def special_tokens_mask(self) -> Sequence[int]:
+        """1 for special tokens that the tokenizer added, 0 for others: also for special tokens that the text brings."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------------------- spellings
+
+
+def _byte_table() -> dict[str, int]:
+    """The character for each byte: printable ones stand for themselves, the others count up from 256.
+
+    Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py.
+    """
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)) - set(own))
+    return {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTES: Final = _byte_table()
+"""The byte that each character of a byte-level name is."""
+_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a tokenizer names its tokens; all unset: by their text.
+
+    `byte_level`: each character of a name is a byte (GPT-2). `byte_fallback`: `<0xE6>` is a byte. `space` stands for a space
+    (`▁`), `prefix` begins what continues a word (`##`), `suffix` ends what ends one (`</w>`). `added` are the ids whose names
+    are text as it is, `special` those among them that are no text; `unknown_id` is that of what the tokenizer does not know.
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    space: str = ""
+    prefix: str = ""
+    suffix: str = ""
+    added: frozenset[int] = frozenset()
+    special: frozenset[int] = frozenset()
+    unknown_id: int | None = None
+    unknown_name: str = ""
+
+    def bytes_of(self, name: str, token_id: int) -> bytes:
+        """The bytes that a token stands for.
+
+        >>> Spelling(byte_level=True).bytes_of("ĠEiffel", 0)
+        b' Eiffel'
+        """
+        fallback = _BYTE_NAME.fullmatch(name) if self.byte_fallback and token_id not in self.added else None
+        if fallback is not None:
+            return bytes.fromhex(fallback[1])
+        if self.byte_level:
+            text = name.removesuffix(self.suffix)
+            # as the library decodes: a name with any other character is text as it is
+            if token_id not in self.added and all(character in BYTES for character in text):
+                return bytes(BYTES[character] for character in text)
+        elif token_id not in self.added:
+            text = name.removeprefix(self.prefix).removesuffix(self.suffix)
+        else:
+            text = name
+        text = text.replace(self.space, " ") if self.space else text
+        return text.encode("utf-8", "surrogatepass")
+
+
+def spelling_of(tokenizer_json: Mapping[str, Any]) -> Spelling:
+    """The spelling that a `tokenizer.json` describes: in its decoder, its pre-tokenizer, its normalizer and its model.
+
+    Nothing is checked: the library that makes a tokenizer of the file says what is wrong with it. What is not understood is
+    left out, and then names are taken as text.
+    """
+    steps = [step for key in ("decoder", "pre_tokenizer", "normalizer") for step in _steps(tokenizer_json.get(key))]
+    kinds = {str(step.get("type")) for step in steps}
+    model = _mapping(tokenizer_json.get("model"))
+    byte_level = "ByteLevel" in kinds
+    entries = tokenizer_json.get("added_tokens")
+    added = [_mapping(entry) for entry in entries] if isinstance(entries, list) else []
+    by_name = {entry.get("content"): entry.get("id") for entry in added}
+    unknown_id, unknown_name = (None, "") if byte_level else _unknown(model, by_name)
+    return Spelling(
+        byte_level=byte_level,
+        byte_fallback=bool(model.get("byte_fallback")) or "ByteFallback" in kinds,
+        space=_space_mark(steps),
+        prefix=_text(model.get("continuing_subword_prefix")) or _from_step(steps, "WordPiece", "prefix"),
+        suffix=_text(model.get("end_of_word_suffix")) or _from_step(steps, "BPEDecoder", "suffix"),
+        added=frozenset(entry["id"] for entry in added if isinstance(entry.get("id"), int)),
+        special=frozenset(entry["id"] for entry in added if isinstance(entry.get("id"), int) and entry.get("special")),
+        unknown_id=unknown_id,
+        unknown_name=unknown_name,
+    )
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """The steps of a part of a tokenizer, those of nested sequences too, in their order."""
+    waiting = [part]
+    while waiting:
+        step = _mapping(waiting.pop())
+        if step.get("type") != "Sequence":
+            yield step
+        for key in ("decoders", "pretokenizers", "normalizers"):
+            inner = step.get(key)
+            waiting.extend(reversed(inner) if isinstance(inner, list) else ())
+
+
+def _space_mark(steps: Sequence[Mapping[str, Any]]) -> str:
+    for step in steps:
+        if step.get("type") == "Metaspace":
+            return _text(step.get("replacement"))
+        if step.get("type") == "Replace":
+            pattern, content = _text(_mapping(step.get("pattern")).get("String")), _text(step.get("content"))
+            mark = pattern if content == " " else content if pattern == " " else ""  # in a decoder, in a normalizer
+            if len(mark) == 1:
+                return mark
+    return ""
+
+
+def _unknown(model: Mapping[str, Any], added: Mapping[Any, Any]) -> tuple[int | None, str]:
+    vocabulary, name, number = model.get("vocab"), _text(model.get("unk_token")), model.get("unk_id")
+    if name:
+        found = _mapping(vocabulary).get(name, added.get(name))
+        return (found, name) if isinstance(found, int) else (None, "")
+    if isinstance(vocabulary, list) and isinstance(number, int) and 0 <= number < len(vocabulary):
+        entry = vocabulary[number]  # of a unigram model: a pair of name and score
+        return number, _text(entry[0]) if isinstance(entry, list) and entry else ""
+    return None, ""
+
+
+def _from_step(steps: Sequence[Mapping[str, Any]], kind: str, key: str) -> str:
+    return next((_text(step.get(key)) for step in steps if step.get("type") == kind), "")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- pieces
+
+
+class _Part(NamedTuple):
+    """A character as far as a token holds it: all of it (1 of 1), or one of the parts that it is cut into."""
+
+    character: str
+    part: int = 1
+    parts: int = 1
+
+
+class _Known(NamedTuple):
+    """A token before its neighbours are looked at. `is_named`: shown by its name; `after_gap`: white space that no token
+    stands for comes before it."""
+
+    name: str
+    bytes: bytes
+    is_special: bool
+    is_named: bool
+    after_gap: bool
+
+
+def pieces_of(text: str, encoding: Encoding, spelling: Spelling) -> TokenSequence:
+    """The tokens of a text as what they stand for, with their names, exact bytes and words; see the top of this module.
+
+    The bytes of all tokens but special ones, joined, are the text as the tokenizer's normalizer leaves it, where the
+    tokenizer is byte-level. An unknown token has the bytes of the text that it stands for, and is part of a word.
+    """
+    known = list(_known(text, encoding, spelling))
+    parts = _parts([None if token.is_special else token.bytes for token in known])
+    words = _word_numbers(known, parts)
+    pieces = [
+        Piece(token.name, token.bytes.hex(), token.is_special, word, *_place(held))
+        for token, held, word in zip(known, parts, words, strict=True)
+    ]
+    shown = tuple(
+        token.name if token.is_named or not held else _shown(held) for token, held in zip(known, parts, strict=True)
+    )
+    offsets = tuple((start, end) for start, end in encoding.offsets)
+    return TokenSequence(text, shown, tuple(encoding.ids), offsets, pieces=tuple(pieces))
+
+
+def _known(text: str, encoding: Encoding, spelling: Spelling) -> Iterator[_Known]:
+    end = 0
+    columns = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
+    for token_id, name, (start, stop), mask in columns:
+        is_unknown = token_id == spelling.unknown_id and not mask
+        is_special = bool(mask) or (token_id in spelling.special and not is_unknown)
+        if is_unknown:  # some tokenizers give the text in place of the name
+            name, held = spelling.unknown_name or name, text[start:stop].encode("utf-8", "surrogatepass")
+        else:
+            held = name.encode("utf-8", "surrogatepass") if is_special else spelling.bytes_of(name, token_id)
+        yield _Known(name, held, is_special, is_special or is_unknown, any(c.isspace() for c in text[end:start]))
+        end = max(end, stop)
+
+
+def _parts(chunks: Sequence[bytes | None]) -> list[list[_Part]]:
+    """The characters that each token holds, whole or in part, when neighbours are read together; None is nobody's
+    neighbour."""
+    found: list[list[_Part]] = [[] for _ in chunks]
+    run: list[int] = []
+    for i, chunk in enumerate([*chunks, None]):
+        if chunk is not None:
+            run.append(i)
+            continue
+        owners = [i for i in run for _ in chunks[i] or b""]
+        place = 0
+        for character in b"".join(chunks[i] or b"" for i in run).decode("utf-8", "surrogateescape"):
+            size = len(character.encode("utf-8", "surrogateescape"))
+            holders = list(dict.fromkeys(owners[place : place + size]))
+            for number, owner in enumerate(holders, start=1):
+                found[owner].append(_Part(character, number, len(holders)))
+            place += size
+        run = []
+    return found
+
+
+def _place(held: Sequence[_Part]) -> tuple[int, int]:
+    """Which part of how many a token is, of the first character in it that is cut."""
+    return next(((part.part, part.parts) for part in held if part.parts > 1), (1, 1))
+
+
+_LIKE_A_MARK = re.compile(r"⟨(?=[0-9]+/[0-9]+⟩)")
+
+
+def _shown(held: Sequence[_Part]) -> str:
+    bare = "".join(part.character for part in held)
+    marked = {match.start() for match in _LIKE_A_MARK.finditer(bare)}
+    return "".join(
+        f"{part.character}⟨{part.part}/{part.parts}⟩" if part.parts > 1 or i in marked else part.character
+        for i, part in enumerate(held)
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def _word_numbers(known: Sequence[_Known], parts: Sequence[Sequence[_Part]]) -> list[int | None]:
+    """The number of each token's word, from 0 up; None for special tokens.
+
+    What the tokenizer says of words is not asked: one without a pre-tokenizer calls the whole text a word, others cut `2024`
+    and `don't`. Characters decide (`wordbreaks.continues`), spaces that no token stands for among them.
+    """
+    numbers: list[int | None] = []
+    stream, begins = _stream(known, parts)
+    word = -1
+    for i, token in enumerate(known):
+        if token.is_special:
+            numbers.append(None)
+            continue
+        before = parts[i - 1] if i and not known[i - 1].is_special else None
+        if before is None or not _belongs(parts[i], before, stream, begins[i]):
+            word += 1
+        numbers.append(word)
+    return numbers
+
+
+def _stream(known: Sequence[_Known], parts: Sequence[Sequence[_Part]]) -> tuple[str, list[int]]:
+    """All characters with a space for each gap and each special token, and where in them each token's own begin."""
+    stream: list[str] = []
+    begins: list[int] = []
+    for token, held in zip(known, parts, strict=True):
+        if token.after_gap or token.is_special:
+            stream.append(" ")
+        begins.append(len(stream))
+        stream.extend(part.character for part in held if part.part == 1)
+    return "".join(stream), begins
+
+
+def _belongs(held: Sequence[_Part], before: Sequence[_Part], stream: str, begin: int) -> bool:
+    """Whether a token belongs to the word of the token before it."""
+    if not held or held[0].part > 1:
+        return True
+    blank = "".join(part.character for part in before)
+    if blank.isspace() and held[0].character.isspace():  # the same over and over, as empty lines are
+        return {*blank} == {part.character for part in held}
+    if blank and not blank.strip(" "):
+        return True  # a space by itself leads the word after it, as in ` Eiffel`
+    return continues(stream, begin)
+
+
+def words_of(sequence: TokenSequence) -> tuple[range, ...]:
+    """The tokens of each word, in order, all tokens covered: neighbours of one word together, special tokens alone.
+
+    A sequence without pieces is one of a tokenizer of ours, whose tokens stand alone.
+    """
+    words = [piece.word for piece in sequence.pieces] or [None] * len(sequence.tokens)
+    begins = [i for i, word in enumerate(words) if not i or word is None or word != words[i - 1]]
+    return tuple(range(a, b) for a, b in zip(begins, [*begins[1:], len(words)], strict=False))
+
+
+# ----------------------------------------------------------------------------------------------------------- warnings
+
+
+def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: bool | None) -> tuple[str, ...]:
+    """What to tell of the beginning of a text: that its beginning-of-text token (`bos_id`) stands there twice, or is missing.
+
+    `expects_bos` says whether the model's tokenizer usually begins a text with it; None where that is not known.
+    """
+    if bos_id is None or not sequence.ids:
+        return ()
+    count = next((i for i, token_id in enumerate(sequence.ids) if token_id != bos_id), len(sequence.ids))
+    if count > 1:
+        times = "twice" if count == 2 else f"{count} times"
+        return (
+            f"the text begins with {sequence.tokens[0]!r} {times}: "
+            "the text or chat template brings one and the tokenizer adds another",
+        )
+    if count == 0 and expects_bos:
+        return (
+            f"the text begins without the beginning-of-text token (id {bos_id}), which the model's tokenizer defines and "
+            "usually begins with: heads that rest on it will look elsewhere",
+        )
+    return ()

@@ -1,0 +1,154 @@
+"""A vocabulary: the distinct tokens of a text, sorted, with ids from 0 and how often each occurs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mhacli.errors import MhaError
+from mhacli.io.files import read_whole
+from mhacli.io.json_schema import decode, load_json
+
+SCHEMA = "mha.vocab/1"
+UNKNOWN = "<unk>"
+MAX_FILE_BYTES = 256 << 20
+MAX_ENTRIES = 2_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One token of a vocabulary: its id, how often it occurred (0 if that is unknown), and its size in UTF-8."""
+
+    token: str
+    id: int
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens whose position is their id. `unknown_id` is the id for tokens that are not in it, where it has one."""
+
+    tokens: tuple[str, ...]
+    unknown_id: int | None = None
+
+    @cached_property
+    def id_of(self) -> Mapping[str, int]:
+        """Token → id."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
+    def ids(self, tokens: Iterable[str], source: str) -> tuple[int, ...]:
+        """The id of every token. Raises `MhaError` for a token that is missing where there is no `<unk>`."""
+        found = []
+        for token in tokens:
+            token_id = self.id_of.get(token, self.unknown_id)
+            if token_id is None:
+                raise MhaError(
+                    f"every token must be in the vocabulary of {source} ({len(self.tokens)} entries), got {token!r}",
+                    hint="use words that it has; a vocabulary given with --vocab maps others to <unk>",
+                    code="unknown-token",
+                )
+            found.append(token_id)
+        return tuple(found)
+
+
+def build(tokens: Iterable[str]) -> Vocabulary:
+    """The sorted distinct tokens, and nothing else.
+
+    >>> build(["the", "cat", "the"]).tokens
+    ('cat', 'the')
+    """
+    return Vocabulary(tuple(sorted(set(tokens))))
+
+
+def with_unknown(tokens: Iterable[str]) -> Vocabulary:
+    """A given vocabulary, in its own order, with `<unk>` as its last id unless it has one already."""
+    given = tuple(tokens)
+    full = given if UNKNOWN in given else (*given, UNKNOWN)
+    return Vocabulary(full, full.index(UNKNOWN))
+
+
+def as_stored(tokens: Sequence[str]) -> Vocabulary:
+    """A vocabulary as a weights file carries it: it has an `<unk>` or it has none, and nothing is added."""
+    return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
+
+
+def utf8_bytes(token: str) -> int:
+    """The size of a token in UTF-8."""
+    return len(token.encode("utf-8", "surrogatepass"))
+
+
+def entries(
+    counts: Counter[str], vocabulary: Vocabulary | None = None, *, n_bytes: Callable[[str], int] = utf8_bytes
+) -> list[Entry]:
+    """The counted tokens with their ids, in the order of the ids; ids are alphabetical unless a vocabulary gives them.
+
+    `n_bytes` tells a token's size where its name is not its text, as with single bytes.
+    """
+    known = vocabulary or build(counts)
+    rows = ((known.id_of[token], token, count) for token, count in counts.items())
+    return [Entry(token, i, count, n_bytes(token)) for i, token, count in sorted(rows)]
+
+
+def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
+    """The document of schema `mha.vocab/1`: `{schema, tokenizer, tokens: [{token, id, count, bytes}]}`."""
+    tokens = [{"token": e.token, "id": e.id, "count": e.count, "bytes": e.bytes} for e in rows]
+    return json.dumps({"schema": SCHEMA, "tokenizer": tokenizer, "tokens": tokens}, indent=1) + "\n"
+
+
+def load(path: str) -> Vocabulary:
+    """A vocabulary file: ours, a JSON list of tokens, or a JSON map of token to id as tokenizers save it.
+
+    `<unk>` is appended as the last id unless the file has it. Raises `MhaError` for anything else.
+    """
+    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    if isinstance(document, dict) and "schema" in document:
+        if document["schema"] != SCHEMA:
+            raise MhaError(
+                f"{path} must have the schema {SCHEMA}, got {document['schema']!r:.80}", code="bad-file", path=path
+            )
+        rows = decode(_File, document, path).tokens
+        pairs = [(e.token, e.id) for e in rows]
+    elif isinstance(document, dict):
+        pairs = list(document.items())
+    elif isinstance(document, list):
+        pairs = [(token, i) for i, token in enumerate(document)]
+    else:
+        raise MhaError(
+            f"{path} must hold a list of tokens or a map of token to id, got {document!r:.80}",
+            code="bad-file",
+            path=path,
+        )
+    return with_unknown(_in_order(pairs, path))
+
+
+@dataclass(frozen=True)
+class _File:
+    tokens: tuple[Entry, ...]
+
+
+def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
+    """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1, each once, and every token is a string, once."""
+    if not pairs or len(pairs) > MAX_ENTRIES:
+        raise MhaError(f"{path} must have from 1 to {MAX_ENTRIES} tokens, got {len(pairs)}", code="bad-file", path=path)
+    for token, token_id in pairs:
+        if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise MhaError(
+                f"{path} must map strings to whole numbers, got {token!r:.80}: {token_id!r:.80}",
+                code="bad-file",
+                path=path,
+            )
+    ordered = sorted(pairs, key=lambda pair: pair[1])
+    for i, (token, token_id) in enumerate(ordered):
+        if token_id != i:
+            raise MhaError(
+                f"{path} must give the ids 0 to {len(pairs) - 1} once each, got {token_id} for {token!r:.80}",
+                code="bad-file",
+                path=path,
+            )
+    if len({token for token, _ in ordered}) != len(ordered):
+        raise MhaError(f"{path} must hold every token once, got one twice", code="bad-file", path=path)
+    return [token for token, _ in ordered]

@@ -1,0 +1,1 @@
+"""The panes that a screen is made of."""

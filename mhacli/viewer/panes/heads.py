@@ -1,0 +1,205 @@
+"""The grid of all heads: a row for each layer, a sign of its kind for each head, or a small picture where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from textual import events
+from textual.message import Message
+from textual.timer import Timer
+
+from mhacli.io.memory import uncollected
+from mhacli.render.base.format import count_of, fitted
+from mhacli.viewer.panes.base import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
+from mhacli.viewer.pictures.gallery import Entry, Gallery
+from mhacli.viewer.pictures.heading import kind_sign, kind_words
+from mhacli.viewer.pictures.thumbnail_layout import Tile, blank, tile_for
+
+if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+    from mhacli.viewer.pictures.picture import Picture
+
+_MOST_WIDTH, _MOST_LABEL = 5, 12
+_CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
+"""Cells that small pictures are made of before keys are heard again, and how long that is waited for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the grid lies: columns of the layers' names, of a head, lines of a layer; and which rows and columns are shown."""
+
+    label: int
+    width: int
+    height: int
+    rows: range
+    columns: range
+    tile: Tile | None
+
+
+class Heads(Pane, can_focus=True):
+    """The grid. It posts `Moved` and `Opened` where the mouse chooses a head."""
+
+    class Moved(Message):
+        """A head was chosen, by its row and column; `again` where it was so already."""
+
+        def __init__(self, place: tuple[int, int], *, again: bool) -> None:
+            super().__init__()
+            self.place, self.again = place, again
+
+    def __init__(self, gallery: Gallery, picture_of: Callable[[Entry], Picture | None], *, colour: bool) -> None:
+        super().__init__(id="heads")
+        self.gallery, self.colour = gallery, colour
+        self._picture_of = picture_of
+        self.place = gallery.places[0]
+        self._top, self._left = 0, 0
+        self._small: dict[Entry, Sequence[Line]] = {}
+        self._small_as: tuple[object, ...] = ()
+        self._budget = 0
+        self._thumbnail: Callable[..., Sequence[Line]] | None = None
+        self._coming: Timer | None = None
+
+    def show(self, place: tuple[int, int]) -> None:
+        """Puts the cursor on a head."""
+        self.place = place
+        self.repaint()
+
+    def layout_for(self, width: int, height: int) -> Layout:
+        """Small pictures where they fit, else signs, the cursor's among them."""
+        label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.gallery.rows)
+        label = max(label, len("layer")) + 1 if len(self.gallery.rows) > 1 else 0
+        n_rows, n_columns = len(self.gallery.rows), len(self.gallery.columns)
+        tile = tile_for(self.gallery, (width - label, height - 1))
+        if tile is not None:
+            return Layout(label, tile.width + 2, tile.height + 2, range(n_rows), range(n_columns), tile)
+        least = max(len(str(number)) for number in self.gallery.columns) + 1
+        room = width - label
+        is_tight = n_columns <= room < 2 * n_columns
+        cell = 1 if is_tight else max(2, min(_MOST_WIDTH, least, room // n_columns))
+        shown = max(1, min(n_columns, room // cell))
+        self._left = max(0, min(max(self._left, self.place[1] - shown + 1), self.place[1], n_columns - shown))
+        lines = max(1, min(n_rows, height - 2))
+        self._top = max(0, min(max(self._top, self.place[0] - lines + 1), self.place[0], n_rows - lines))
+        return Layout(label, cell, 1, range(self._top, self._top + lines), range(self._left, self._left + shown), None)
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The title, the heads' numbers, and the layers."""
+        n_heads, self._budget = len(self.gallery.places), _CELLS_AT_ONCE
+        lying = self.layout_for(width, height)
+        title = count_of(n_heads, "head") + (f" in {count_of(len(self.gallery.rows), 'layer')}" if lying.label else "")
+        for shown, every, word in (
+            (lying.rows, self.gallery.rows, "rows"),
+            (lying.columns, self.gallery.columns, "columns"),
+        ):
+            if len(shown) < len(every):
+                title += f" · {word} {shown.start}–{shown.stop - 1} of {len(every)}"
+        lines: list[Line] = [ruled(title, width, focused=self.has_focus)]
+        if lying.tile is not None:
+            for row in lying.rows:
+                lines += self._tiles(row, lying, lying.tile)
+            if self._coming is None and (self._thumbnail is None or self._budget <= 0):
+                self._coming = self.set_timer(_PAUSE_S, self._draw_more)
+        else:
+            lines += [self._numbers(lying), *(self._signs(row, lying) for row in lying.rows)]
+        return lines[:height]
+
+    def _numbers(self, lying: Layout) -> Line:
+        """The numbers of the heads, every so many where a column is narrower than a number."""
+        line = [" "] * (len(lying.columns) * lying.width + 4)
+        widest = max(len(str(self.gallery.columns[c])) for c in lying.columns)
+        every = 1 if widest < lying.width else 5
+        for c in lying.columns:
+            if c % every == 0:
+                at, number = (c - lying.columns.start) * lying.width, str(self.gallery.columns[c])
+                line[at : at + len(number)] = number
+        return segments([(f"{'layer':<{lying.label}}" if lying.label else "", DIM), ("".join(line), DIM)])
+
+    def _signs(self, row: int, lying: Layout) -> Line:
+        layer = self.gallery.rows[row]
+        is_own = row == self.place[0]
+        name = fitted(layer.name, lying.label - 1) if lying.label else ""
+        line = [segment(f"{name:>{lying.label - 1}} " if lying.label else "", ACCENT if is_own else DIM)]
+        if layer.instead:
+            return [*line, segment(f"– {layer.instead}", DIM)]
+        for column in lying.columns:
+            entry = self.gallery.entry(row, column)
+            sign, style = (" ", PLAIN) if entry is None else kind_sign(entry.said)
+            is_cursor = (row, column) == self.place
+            line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (lying.width - 1))]
+        return line
+
+    def _tiles(self, row: int, lying: Layout, tile: Tile) -> list[Line]:
+        """A layer of small pictures, each under its number and kind; the first layer has the heading of their column."""
+        title: list[Segment] = []
+        lines: list[list[Segment]] = [[] for _ in range(tile.height)]
+        for number, column in enumerate(lying.columns):
+            entry = self.gallery.entry(row, column)
+            is_cursor = (row, column) == self.place
+            if number == 0 and lying.label:
+                names = [fitted(self.gallery.rows[row].name, lying.label - 1), *[""] * (tile.height - 1)]
+                heading = "layer" if row == lying.rows.start else ""
+                title.append(segment(f"{heading:<{lying.label}}", DIM))
+                for line, name in zip(lines, names, strict=True):
+                    line.append(segment(f"{name:>{lying.label - 1}} ", ACCENT))
+            title += [*_tile_title(entry, tile.width + 1, is_cursor), segment(" ")]
+            small = blank(tile) if entry is None else self._small_of(entry, tile)
+            for line, own in zip(lines, small, strict=True):
+                line += [*own, segment("  ")]
+        return [title, *lines, []]
+
+    def _draw_more(self) -> None:
+        """Small pictures come when the rest can be seen, for they take numpy, which is long to load; and not all at once."""
+        self._coming = None
+        if self._thumbnail is None:
+            with uncollected():
+                from mhacli.viewer.pictures.thumbnails import thumbnail
+
+                self._thumbnail = thumbnail
+        self.repaint()
+
+    def _small_of(self, entry: Entry, tile: Tile) -> Sequence[Line]:
+        """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
+        if self._thumbnail is None or (drawn := self._picture_of(entry)) is None:
+            return blank(tile)
+        shown_as = (tile, drawn.sequence, drawn.scale, drawn.hides_sinks)
+        if shown_as != self._small_as:
+            self._small, self._small_as = {}, shown_as
+        if entry not in self._small:
+            if self._budget <= 0:
+                return blank(tile)
+            self._small[entry] = self._thumbnail(drawn, tile, colour=self.colour)
+            self._budget -= drawn.n_rows * drawn.n_columns
+        return self._small[entry]
+
+    def on_click(self, event: events.Click) -> None:
+        """Chooses the head under the mouse."""
+        lying = self.layout_for(self.size.width, self.size.height)
+        row = lying.rows.start + (event.y - (1 if lying.tile else 2)) // lying.height
+        column = lying.columns.start + (event.x - lying.label) // lying.width
+        is_there = event.x >= lying.label and row in lying.rows and column in lying.columns
+        if is_there and event.y >= 1 and self.gallery.entry(row, column) is not None:
+            self.post_message(self.Moved((row, column), again=(row, column) == self.place))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """A layer further."""
+        self.post_message(self.Moved(self.gallery.above(self.place, 1), again=False))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """A layer back."""
+        self.post_message(self.Moved(self.gallery.above(self.place, -1), again=False))
+
+
+def _tile_title(entry: Entry | None, width: int, is_cursor: bool) -> list[Segment]:
+    if entry is None:
+        return [segment(" " * width)]
+    sign, style = kind_sign(entry.said)
+    kind = kind_words(entry.said)
+    if cell_len(f"{entry.head} {sign} {kind}") > width:
+        kind = kind.rpartition(" ")[0] or kind
+    number = f"{entry.head} "
+    rest = set_cell_size(fitted(f"{sign} {kind}", width - len(number)), width - len(number))
+    if is_cursor:
+        return [segment(number + rest.rstrip(), CURSOR), segment(" " * (width - cell_len(number + rest.rstrip())))]
+    return [segment(number, DIM), segment(rest, style)]

@@ -1,0 +1,157 @@
+"""A text as wrapped tokens, each shaded by a share: what a query gives to it, or what it gives to a key."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual import events
+from textual.message import Message
+
+from mhacli.render.base.colours import EMPTY, glyph, shade
+from mhacli.render.base.format import fitted, token_text
+from mhacli.render.heads.maps import NOT_A_NUMBER
+from mhacli.results.record.steps import TokenSequence
+from mhacli.viewer.panes.base import ACCENT, BROKEN, CURSOR, PLAIN, Line, Pane, ruled, segment
+from mhacli.viewer.panes.matrix import NAN_SIGN
+
+_CHOSEN = "▸", ACCENT
+"""In front of a chosen token that is shaded."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Where each token of a text stands: its label, and the column it begins at; `starts` are the first tokens of lines.
+
+    In front of each token one column is free, for a sign of its shade.
+    """
+
+    labels: tuple[str, ...]
+    columns: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def line_of(self, token: int) -> int:
+        """The line that a token stands on."""
+        return bisect_right(self.starts, token) - 1
+
+    def tokens_of(self, line: int) -> range:
+        """The tokens on a line."""
+        end = self.starts[line + 1] if line + 1 < len(self.starts) else len(self.labels)
+        return range(self.starts[line], end)
+
+    def at(self, line: int, column: int) -> int | None:
+        """The token at a place, None where there is none."""
+        if not 0 <= line < len(self.starts):
+            return None
+        own = [
+            i for i in self.tokens_of(line) if self.columns[i] <= column < self.columns[i] + cell_len(self.labels[i])
+        ]
+        return own[0] if own else None
+
+    def below(self, token: int, step: int) -> int:
+        """The token that stands below or above another, as near to its column as can be."""
+        line = min(len(self.starts) - 1, max(0, self.line_of(token) + step))
+        return min(self.tokens_of(line), key=lambda i: abs(self.columns[i] - self.columns[token]))
+
+
+def flow(text: TokenSequence, width: int) -> Flow:
+    """The tokens wrapped into `width` columns, longer ones cut."""
+    labels, columns, starts, at = [], [], [], width
+    for index in range(len(text.tokens)):
+        label = fitted(token_text(text, index), max(1, width - 1))
+        size = cell_len(label)
+        if at + 1 + size > width:
+            starts.append(index)
+            at = 0
+        labels.append(label)
+        columns.append(at + 1)
+        at += 1 + size
+    return Flow(tuple(labels), tuple(columns), tuple(starts))
+
+
+class Tokens(Pane, can_focus=True):
+    """A text, one token of it chosen. It posts `Chosen` where the mouse chooses another."""
+
+    class Chosen(Message):
+        """A token was chosen."""
+
+        def __init__(self, pane: Tokens, place: int) -> None:
+            super().__init__()
+            self.pane, self.place = pane, place
+
+    def __init__(self, *, colour: bool, id: str) -> None:
+        super().__init__(id=id)
+        self.colour = colour
+        self.title = ""
+        self.text: TokenSequence | None = None
+        self.chosen = (0, 0)
+        self.top = 0
+        self._level_of: Callable[[int], int] = lambda place: -1
+        self._flow: tuple[TokenSequence, int, Flow] | None = None
+        self._follows = True
+
+    def show(self, text: TokenSequence, chosen: tuple[int, int], level_of: Callable[[int], int], title: str) -> None:
+        """Draws a text with the places from the first to the last of `chosen` marked, each token at the level of its place."""
+        self._follows = self._follows or chosen != self.chosen or text is not self.text
+        self.text, self.chosen, self._level_of, self.title = text, chosen, level_of, title
+        self.repaint()
+
+    def flow(self) -> Flow:
+        """The text wrapped to the pane."""
+        assert self.text is not None
+        width = max(4, self.size.width)
+        if self._flow is None or self._flow[:2] != (self.text, width):
+            self._flow = self.text, width, flow(self.text, width)
+        return self._flow[2]
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The title and the lines around the chosen token, or where the wheel went."""
+        if self.text is None:
+            return [ruled(self.title, width, focused=self.has_focus)]
+        wrapped, room = self.flow(), max(1, height - 1)
+        if self._follows:
+            line = wrapped.line_of(self.chosen[0])
+            if not self.top <= line < self.top + room:
+                self.top = line - room // 2
+            self._follows = False
+        self.top = max(0, min(self.top, len(wrapped.starts) - room))
+        shown = range(self.top, min(len(wrapped.starts), self.top + room))
+        title = self.title
+        if len(wrapped.starts) > room:
+            title += f" · lines {shown.start + 1}–{shown.stop} of {len(wrapped.starts)}"
+        return [ruled(title, width, focused=self.has_focus), *(self._line(wrapped, line) for line in shown)]
+
+    def _line(self, wrapped: Flow, line: int) -> Line:
+        pieces: list[Segment] = []
+        for place in wrapped.tokens_of(line):
+            level, is_chosen = self._level_of(place), self.chosen[0] <= place <= self.chosen[1]
+            is_shaded = self.colour and level >= 0
+            sign = NAN_SIGN if level == NOT_A_NUMBER else " " if self.colour or level < 0 else glyph(level)
+            pieces.append(
+                segment(*(_CHOSEN if is_chosen and is_shaded else (sign, BROKEN if sign == NAN_SIGN else PLAIN)))
+            )
+            style = EMPTY if level < 0 else shade(level) if self.colour else PLAIN
+            pieces.append(segment(wrapped.labels[place], CURSOR if is_chosen and not is_shaded else style))
+        return pieces
+
+    def on_click(self, event: events.Click) -> None:
+        """Chooses the token under the mouse."""
+        if self.text is not None and event.y >= 1:
+            place = self.flow().at(self.top + event.y - 1, event.x)
+            if place is not None:
+                self.post_message(self.Chosen(self, place))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Shows later lines; the chosen token stays."""
+        self._scroll(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Shows earlier lines."""
+        self._scroll(-1)
+
+    def _scroll(self, step: int) -> None:
+        self.top += step
+        self.repaint()

@@ -1,0 +1,1 @@
+"""What panes draw: text and shaded cells, without a widget."""

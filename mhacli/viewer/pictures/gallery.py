@@ -1,0 +1,158 @@
+"""The heads of a record as the viewer lays them out: a row for each layer, a column for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mhacli.errors import UsageError
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import listed_numbers, short_name
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import Record
+from mhacli.text.escape import visible
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.results.record.checkpoint import InspectedLayer, LayerChoice
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A head: what is said of it, and what can be drawn of it, each None where the record has nothing."""
+
+    view: Record
+    head: int
+    label: str
+    said: HeadStatistics | None
+    drawn: DrawableHead | None
+    layer: InspectedLayer | None = None
+
+    def is_of(self, layers: Sequence[LayerChoice]) -> bool:
+        """Whether it belongs to one of the layers, each of a kind (None: any) and a number."""
+        if self.layer is None:
+            return False
+        return any(self.layer.layer == n and kind in (None, self.layer.kind) for kind, n in layers)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer: its short name, and its heads in the gallery's columns, None where one was not looked at. `instead` says what a
+    layer has that has no attention."""
+
+    name: str
+    entries: tuple[Entry | None, ...] = ()
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """All heads: rows of layers in the order in which they run, and the numbers of the heads in its columns."""
+
+    rows: tuple[Row, ...]
+    columns: tuple[int, ...]
+
+    def entry(self, row: int, column: int) -> Entry | None:
+        """The head at a place, None where there is none."""
+        entries = self.rows[row].entries
+        return entries[column] if 0 <= column < len(entries) else None
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Row and column of every head, in the order of execution."""
+        return tuple(
+            (r, c) for r, row in enumerate(self.rows) for c, entry in enumerate(row.entries) if entry is not None
+        )
+
+    def place_of(self, head: int | None, layers: Sequence[LayerChoice] | None) -> tuple[int, int] | None:
+        """The place of the first head with this number (None: any) in one of the layers (None: any); None where nothing is asked
+        for. Raises `UsageError` for one that is not there."""
+        if head is None and layers is None:
+            return None
+        for place in self.places:
+            entry = self.entry(*place)
+            if entry is not None and head in (None, entry.head) and (layers is None or entry.is_of(layers)):
+                return place
+        if layers is not None:
+            raise UsageError(f"layer and head must be of the record, got {_asked(head, layers)}")
+        raise UsageError(f"head must be one of {listed_numbers(self.columns)}, got {head}")
+
+    def beside(self, place: tuple[int, int], step: int) -> tuple[int, int]:
+        """The next or previous head, over the ends of layers, and again from the other end."""
+        places = self.places
+        return places[(places.index(place) + step) % len(places)]
+
+    def above(self, place: tuple[int, int], step: int) -> tuple[int, int]:
+        """The same head of the next or previous layer that has one; the place itself where there is none."""
+        row, column = place[0] + step, place[1]
+        while 0 <= row < len(self.rows):
+            if self.entry(row, column) is not None:
+                return row, column
+            row += step
+        return place
+
+
+def gallery(record: Record) -> Gallery:
+    """Every head that a record says something of, or holds a pattern or a map of."""
+    drawn = drawable_heads(record, ViewOptions())
+    if record.model is None:
+        return _laid_out(record, [("", None, record, drawn)])
+    layers = []
+    for index, layer in enumerate(record.layers):
+        own = [one for one in drawn if one.layer is layer]
+        view = own[0].view if own else record.of_layer(index)
+        layers.append((short_name(layer, record.layers), layer, view, own))
+    laid = _laid_out(record, layers)
+    return Gallery(_with_missing(laid.rows, record), laid.columns)
+
+
+_Layer = tuple[str, "InspectedLayer | None", Record, Sequence[DrawableHead]]
+
+
+def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:
+    columns = sorted(
+        {h.head for _, _, view, _ in layers for h in view.heads} | {h.head for layer in layers for h in layer[3]}
+    )
+    rows = []
+    for name, layer, view, own in layers:
+        said, drawn = {h.head: h for h in view.heads}, {h.head: h for h in own}
+        entries = tuple(
+            Entry(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
+            if head in said or head in drawn
+            else None
+            for head in columns
+        )
+        rows.append(Row(name, entries))
+    return Gallery(tuple(rows), tuple(columns))
+
+
+def _asked(head: int | None, layers: Sequence[LayerChoice]) -> str:
+    named = ", ".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in layers)
+    return f"layer {named}" + ("" if head is None else f", head {head}")
+
+
+def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLayer]) -> str:
+    """The layer and the head, with the name of its module where the layer has several attentions of one kind."""
+    if layer is None:
+        return f"head {head}"
+    has_twin = sum(other.label == layer.label for other in layers) > 1
+    return f"{layer.label} · " + (f"{visible(layer.name)} · " if has_twin else "") + f"head {head}"
+
+
+def _with_missing(rows: Sequence[Row], record: Record) -> tuple[Row, ...]:
+    """The rows with those of layers that have no attention, where they stand in the stack."""
+    assert record.model is not None
+    missing = list(record.model.without)
+    found: list[Row] = []
+    for row, layer in zip(rows, record.layers, strict=True):
+        while missing and layer.kind != "encoder" and missing[0].layer < layer.layer:
+            found.append(_without(missing.pop(0).layer, record))
+        found.append(row)
+    return (*found, *(_without(one.layer, record) for one in missing))
+
+
+def _without(number: int, record: Record) -> Row:
+    assert record.model is not None
+    kind = next(one.type for one in record.model.without if one.layer == number)
+    return Row(str(number), instead=visible(kind))

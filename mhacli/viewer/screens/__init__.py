@@ -1,0 +1,1 @@
+"""The screens of the viewer, and the state that they share."""

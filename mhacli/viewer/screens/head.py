@@ -1,0 +1,370 @@
+"""The screen of one head: its matrix, the strongest keys of a query, and the text on both sides, with one cursor in all."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+
+from mhacli.render.base.format import count_of, share_text
+from mhacli.text.escape import visible
+from mhacli.viewer.panes.base import WARNING, Lines, segments
+from mhacli.viewer.panes.matrix import Matrix
+from mhacli.viewer.panes.search import Axis, Prompt, Search, searched
+from mhacli.viewer.panes.tokens import Tokens
+from mhacli.viewer.panes.top_keys import Strongest
+from mhacli.viewer.pictures.caption import captions, read_out
+from mhacli.viewer.pictures.heading import heading
+from mhacli.viewer.pictures.picture import Picture
+from mhacli.viewer.screens.base import ViewerScreen, keys_line
+from mhacli.viewer.screens.keys import HEAD, bindings
+
+_WIDE = 120
+_LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
+"""How high the screen must be for so many lines of legend."""
+_MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
+"""How many of the strongest keys may be listed."""
+_CLIPBOARD = 74_000
+"""Bytes beyond which many terminals drop what is copied by OSC 52. Source: the 100 000 bytes of hterm's osc52.sh, of which
+base64 leaves three quarters."""
+
+
+class HeadScreen(ViewerScreen):
+    """One head, with the cursor on a query and a key of it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD)
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self.colour = colour
+        self.picture: Picture | None = None
+        self.row, self.column = 0, 0
+        self.most: int | None = None
+        self.search: Search | None = None
+        self._before = (0, 0)
+        self._message = ""
+        self.top_line, self.said, self.legend, self.last = (
+            Lines(id=name) for name in ("top", "said", "legend", "last")
+        )
+        self.matrix = Matrix(colour=colour, id="matrix")
+        self.strongest = Strongest(id="strongest")
+        self.keys_pane, self.queries_pane = Tokens(colour=colour, id="keys"), Tokens(colour=colour, id="queries")
+        self.prompt = Prompt(id="prompt")
+
+    def compose(self) -> ComposeResult:
+        """The parts, from the top."""
+        yield self.top_line
+        with Container(id="body"):
+            yield self.matrix
+            yield self.strongest
+            yield self.keys_pane
+            yield self.queries_pane
+        yield self.said
+        yield self.legend
+        yield self.prompt
+        yield self.last
+
+    def on_mount(self) -> None:
+        """Keys go to the matrix."""
+        self.prompt.display = False
+        self.matrix.focus()
+        self.enter()
+
+    def on_resize(self) -> None:
+        """A wide screen has the texts beside the matrix, another below it, a tiny one none."""
+        width, height = self.size
+        self.set_class(width >= _WIDE, "wide")
+        self.set_class(height < 22 or width < 72, "small")
+        self.set_class(height < 12 or (width < _WIDE and (height < 16 or width < 56)), "tiny")
+        self.call_after_refresh(self.draw)
+
+    def enter(self) -> None:
+        """Draws the head that the app has come to, the cursor on the same tokens as before, if they are there."""
+        places = None if self.picture is None else (self.query_place, self.key_place)
+        self.picture = self.viewer.picture()
+        if self.picture is not None:
+            if places is not None:
+                self.row, self.column = self.picture.row_of(places[0]), self.picture.column_of(places[1])
+            else:
+                self.row = self.picture.row_of(len(self.picture.base.queries.tokens) - 1)
+                self.column = self._strongest_of(self.row)
+        self.draw()
+
+    def _strongest_of(self, row: int) -> int:
+        assert self.picture is not None
+        found = self.picture.strongest(row)
+        return found[0][0] if found else 0
+
+    @property
+    def query_place(self) -> int:
+        """The place of the query under the cursor."""
+        return 0 if self.picture is None else self.picture.query_places(self.row)[0]
+
+    @property
+    def key_place(self) -> int:
+        """The place of the key under the cursor."""
+        return 0 if self.picture is None else self.picture.key_places(self.column)[0]
+
+    def draw(self) -> None:
+        """Shows everything anew."""
+        if not self.is_mounted or self.size.width == 0:
+            return
+        entry, picture = self.viewer.entry(), self.picture
+        failed, doubtful = not entry.view.self_check.ok, self.viewer.contradicts_itself()
+        title = heading(entry, self.viewer.sequence, failed=failed, doubtful=doubtful)
+        self.top_line.show(lambda width: [title])
+        self.last.show(lambda width: [keys_line(HEAD, width, message=self._message, without=self._idle())])
+        self.matrix.show(picture, self.row, self.column)
+        self.strongest.show(picture, self.row, self.column, most=self.most)
+        if picture is None:
+            self.said.show(lambda width: [segments([(self.viewer.why_nothing(), WARNING)])])
+            self.legend.show(lambda width: ())
+            return
+        self.said.styles.height = 2 if self.size.height >= 8 else 1
+        self.said.show(partial(read_out, picture, (self.row, self.column)))
+        told = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
+        self.legend.styles.height = min(
+            len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
+        )
+        self.legend.show(lambda width: told)
+        self._draw_texts(picture)
+
+    def _idle(self) -> tuple[str, ...]:
+        return () if len(self.viewer.gallery.rows) > 1 else ("layer",)
+
+    def _draw_texts(self, picture: Picture) -> None:
+        """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
+        row, of_row = picture.row_levels(self.row)
+        column, of_column = picture.column_levels(self.column)
+        is_taken = bool(picture.is_taken[self.row, self.column])
+        of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
+        self.keys_pane.show(
+            picture.base.keys,
+            picture.key_places(self.column),
+            lambda place: row[picture.column_of(place)],
+            f"keys up to {share_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
+        )
+        self.queries_pane.show(
+            picture.base.queries,
+            picture.query_places(self.row),
+            lambda place: column[picture.row_of(place)],
+            f"key {picture.key_name(self.column)} is taken out"
+            if is_taken
+            else f"queries up to {share_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
+        )
+
+    def on_key(self) -> None:
+        """A message stays until a key is pressed."""
+        self._message = ""
+
+    # -------------------------------------------------------------------------------------------------------- cursor
+
+    def go(self, row: int, column: int) -> None:
+        """The cursor on a cell of the finest map, as near as there is one."""
+        if self.picture is None:
+            return
+        self.row = min(self.picture.n_rows - 1, max(0, row))
+        self.column = min(self.picture.n_columns - 1, max(0, column))
+        self._message = ""
+        self.draw()
+
+    def action_move(self, way: str) -> None:
+        """Moves the cursor in the part that has the focus."""
+        if self.picture is None:
+            return
+        if (
+            self.matrix.picture is None
+        ):  # a key that came before the screen was laid out: how far it goes is not known yet
+            self.call_after_refresh(self.action_move, way)
+            return
+        if self.focused in (self.keys_pane, self.queries_pane) and way in ("up", "down", "left", "right"):
+            self._move_in_text(way)
+        elif self.focused is self.strongest and way in ("up", "down"):
+            self._move_in_list(1 if way == "down" else -1)
+        else:
+            self._move_in_matrix(way)
+
+    def _move_in_matrix(self, way: str) -> None:
+        assert self.picture is not None
+        factor, page = self.matrix.zoom().factor, self.matrix.page()
+        row, column = self.row // factor * factor, self.column // factor * factor
+        last = self.picture.n_rows - 1, self.picture.n_columns - 1
+        places = {
+            "up": (row - factor, self.column), "down": (row + factor, self.column),
+            "left": (self.row, column - factor), "right": (self.row, column + factor),
+            "pageup": (self.row - page[0], self.column), "pagedown": (self.row + page[0], self.column),
+            "pageleft": (self.row, self.column - page[1]), "pageright": (self.row, self.column + page[1]),
+            "home": (self.row, 0), "end": (self.row, self._last_open()),
+            "top": (0, self.column), "bottom": (last[0], self.column),
+        }  # fmt: skip
+        to = places[way]
+        beyond = to[0] > last[0] and way == "down", to[1] > last[1] and way == "right"
+        self.go(self.row if beyond[0] else to[0], self.column if beyond[1] else to[1])
+
+    def _last_open(self) -> int:
+        """The last key that the query may attend to."""
+        assert self.picture is not None
+        seen = np.flatnonzero(self.picture.base.is_open[self.row])
+        return int(seen[-1]) if len(seen) else 0
+
+    def _move_in_text(self, way: str) -> None:
+        assert self.picture is not None
+        is_keys = self.focused is self.keys_pane
+        pane = self.keys_pane if is_keys else self.queries_pane
+        place = pane.chosen[0] if way in ("left", "up") else pane.chosen[1]
+        n_tokens = len(pane.text.tokens) if pane.text is not None else 1
+        if way in ("left", "right"):
+            place = min(n_tokens - 1, max(0, place + (1 if way == "right" else -1)))
+        else:
+            place = pane.flow().below(place, 1 if way == "down" else -1)
+        self._to_place("key" if is_keys else "query", place)
+
+    def _move_in_list(self, step: int) -> None:
+        columns = [column for column, _ in self.strongest.shown_keys]
+        if columns:
+            at = columns.index(self.column) + step if self.column in columns else 0
+            self.go(self.row, columns[min(len(columns) - 1, max(0, at))])
+
+    def _to_place(self, axis: Axis, place: int) -> None:
+        if self.picture is None:
+            return
+        if axis == "key":
+            self.go(self.row, self.picture.column_of(place))
+        else:
+            self.go(self.picture.row_of(place), self.column)
+
+    def on_matrix_moved(self, message: Matrix.Moved) -> None:
+        """A cell was chosen by the mouse."""
+        self.go(message.row, message.column)
+
+    def on_tokens_chosen(self, message: Tokens.Chosen) -> None:
+        """A token was."""
+        self._to_place("key" if message.pane is self.keys_pane else "query", message.place)
+
+    def on_strongest_chosen(self, message: Strongest.Chosen) -> None:
+        """A key of the list was."""
+        self.go(self.row, message.column)
+
+    # ------------------------------------------------------------------------------------------------------ what is drawn
+
+    def action_head(self, step: int) -> None:
+        """Another head."""
+        self.viewer.to_head(step)
+        self.enter()
+
+    def action_layer(self, step: int) -> None:
+        """The same head of another layer."""
+        self.say("" if self.viewer.to_layer(step) else "no layer there has this head")
+        self.enter()
+
+    def action_sequence(self, step: int) -> None:
+        """Another sequence."""
+        self.say("" if self.viewer.to_sequence(step) else "the record has no other sequence")
+        self.enter()
+
+    def action_scale(self) -> None:
+        """Another scale."""
+        self.viewer.to_next_scale()
+        self.enter()
+
+    def action_sinks(self) -> None:
+        """Sinks out of the picture, or back."""
+        self.viewer.turn_sinks()
+        self.enter()
+
+    def action_zoom(self, step: int) -> None:
+        """Larger or smaller cells; 0: so that all fit."""
+        if step == 0:
+            self.matrix.asked = None
+        elif not self.matrix.zoomed(step):
+            self.say("cells are as large as they get" if step > 0 else "all of it is on the screen")
+            return
+        self.draw()
+
+    def action_most(self, step: int) -> None:
+        """More or fewer of the strongest keys."""
+        now = len(self.strongest.shown_keys)
+        more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
+        self.most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
+        self.draw()
+
+    def action_copy(self) -> None:
+        """The row as JSON, to the clipboard of the terminal."""
+        if self.picture is None:
+            return
+        text = json.dumps(self.picture.row_document(self.row), allow_nan=False)
+        self.app.copy_to_clipboard(text)
+        size = f"{len(text):,} bytes" + (", more than many terminals take" if len(text) > _CLIPBOARD else "")
+        n_keys = count_of(len(self.picture.strongest(self.row)), "key", grouped=True)
+        self.say(f"copied query {self.picture.query_name(self.row)} as JSON: {n_keys}, {size}, by OSC 52")
+
+    def say(self, message: str) -> None:
+        """A message in place of the keys, until the next key."""
+        self._message = message
+        self.draw()
+
+    # ------------------------------------------------------------------------------------------------------------ jumping
+
+    def action_jump(self) -> None:
+        """Asks for a token or a place, of the keys where those have the focus, else of the queries."""
+        if self.picture is None:
+            return
+        self._before = self.row, self.column
+        self.search = Search("key" if self.focused in (self.keys_pane, self.strongest) else "query")
+        self.prompt.open(self.search)
+        self.last.display = False
+        self.set_focus(self.prompt)
+
+    def _show_search(self, search: Search) -> None:
+        self.search = search
+        self.prompt.show(search)
+        if search.place is not None:
+            self._to_place(search.axis, search.place)
+
+    def _searched(self, axis: Axis, typed: str) -> Search:
+        assert self.picture is not None
+        self.row, self.column = self._before
+        text = self.picture.base.keys if axis == "key" else self.picture.base.queries
+        return searched(text, axis, typed, self.key_place if axis == "key" else self.query_place)
+
+    def take(self, event: events.Key) -> bool:
+        """Keys that come while the line of a search is open belong to it."""
+        if not self.prompt.display:
+            return False
+        self.prompt.take(event)
+        return True
+
+    def on_prompt_typed(self, message: Prompt.Typed) -> None:
+        """Goes to the first match of what is typed, or back where there is none."""
+        if self.search is not None:
+            self._show_search(self._searched(self.search.axis, message.typed))
+            self.draw()
+
+    def on_prompt_turned(self) -> None:
+        """The same on the other axis."""
+        if self.search is not None:
+            self._show_search(self._searched("query" if self.search.axis == "key" else "key", self.search.typed))
+            self.draw()
+
+    def on_prompt_ended(self, message: Prompt.Ended) -> None:
+        """Stays at what was found, or goes back to where it began."""
+        self.prompt.display, self.last.display = False, True
+        (self.keys_pane if self.search is not None and self.search.axis == "key" else self.matrix).focus()
+        if not message.taken:
+            self.search = None
+            self.go(*self._before)
+        elif self.search is not None and self.search.typed and not self.search.places:
+            self.say(f"no {self.search.axis} matches {visible(self.search.typed)}")
+
+    def action_match(self, step: int) -> None:
+        """The next or previous match."""
+        if self.search is None or not self.search.places:
+            self.say("nothing was searched for: / asks")
+            return
+        self._show_search(self.search.step(step))

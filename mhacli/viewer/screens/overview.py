@@ -1,0 +1,261 @@
+"""The first screen: all heads, and the numbers of the one under the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+
+from mhacli.render.base.format import count_of, fitted, share_text, short_text, token_text, told
+from mhacli.render.base.head_kinds import KIND_SIGNS
+from mhacli.render.base.provenance import check_text
+from mhacli.results.record.heads import NEAR, Averages, HeadStatistics
+from mhacli.results.record.record import Record
+from mhacli.text.escape import visible
+from mhacli.viewer.panes.base import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, Lines, ruled, segments
+from mhacli.viewer.panes.heads import Heads
+from mhacli.viewer.pictures.gallery import Entry, Gallery
+from mhacli.viewer.pictures.heading import Piece, flowed, heading, kind_sign
+from mhacli.viewer.screens.base import ViewerScreen, keys_line
+from mhacli.viewer.screens.keys import OVERVIEW, bindings
+
+_WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
+_Tell = Callable[[Averages], str]
+
+
+def _number(name: str) -> _Tell:
+    return lambda of: told(getattr(of, name, None), short_text)
+
+
+def _share(name: str) -> _Tell:
+    return lambda of: told(getattr(of, name, None), lambda share: share_text(share, 3))
+
+
+_NUMBERS: tuple[tuple[str, _Tell], ...] = (
+    ("entropy (nats)", _number("entropy")),
+    ("of its maximum", lambda of: told(of.entropy_share, lambda share: f"{100 * share:.0f} %")),
+    ("keys, exp(entropy)", _number("effective_keys")),
+    ("distance |i−j|", _number("distance")),
+    ("90 % within", _number("window_90")),
+    ("on the first token", _share("sink")),
+    ("on the query itself", _share("diagonal")),
+    ("on the token before", _share("previous")),
+    ("on equal tokens", _share("duplicate")),
+    ("on what followed them", _share("induction")),
+    (f"within {NEAR} tokens", _share("near")),
+    ("of a learned sink", _share("learned_sink")),
+    ("largest score", _number("max_score")),
+)
+"""What is said of a head, in words, and how."""
+
+
+class Overview(ViewerScreen):
+    """All heads of a record."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(OVERVIEW)
+
+    def __init__(self, gallery: Gallery, *, colour: bool) -> None:
+        super().__init__()
+        self.gallery, self.colour = gallery, colour
+        self._message = ""
+        self.top_line, self.numbers, self.legend, self.last = (
+            Lines(id=name) for name in ("top", "numbers", "legend", "last")
+        )
+        self.heads = Heads(gallery, lambda entry: self.viewer.new_picture_of(entry), colour=colour)
+
+    def compose(self) -> ComposeResult:
+        """The parts, from the top."""
+        yield self.top_line
+        with Container(id="body"):
+            yield self.heads
+            yield self.numbers
+        yield self.legend
+        yield self.last
+
+    def on_mount(self) -> None:
+        """Keys go to the grid."""
+        self.heads.focus()
+
+    def on_resize(self) -> None:
+        """Everything may lie elsewhere."""
+        self._arrange()
+        self.call_after_refresh(self.draw)
+
+    def on_screen_resume(self) -> None:
+        """The head may be another by now."""
+        self._arrange()
+        self._message = ""
+        self.draw()
+
+    def _arrange(self) -> None:
+        """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
+        self.set_class(self.size.width >= _WIDE, "wide")
+        self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
+
+    def on_key(self) -> None:
+        """A message stays until a key is pressed."""
+        self._message = ""
+
+    def draw(self) -> None:
+        """Shows everything anew."""
+        if not self.is_mounted or self.size.width == 0:
+            return
+        entry, record, sequence = self.viewer.entry(), self.viewer.record, self.viewer.sequence
+        self.top_line.show(
+            lambda width: [_record_line(record, sequence, width, doubtful=self.viewer.contradicts_itself())]
+        )
+        self.heads.show(self.viewer.place)
+        self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, entry))
+        if self.heads.size:
+            self.legend.styles.height = len(self._legend(self.size.width))
+        self.legend.show(self._legend)
+        self.last.show(self._keys)
+
+    def _has_pictures(self) -> bool:
+        return self.heads.layout_for(self.heads.size.width, self.heads.size.height).tile is not None
+
+    def _keys(self, width: int) -> list[Line]:
+        without = () if self._has_pictures() else ("scale", "sinks")
+        return [keys_line(OVERVIEW, width, message=self._message, without=without)]
+
+    def _legend(self, width: int) -> list[Line]:
+        """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
+        if self._has_pictures():
+            return [segments([(self.viewer.scale_words(), DIM)])]
+        kinds = [kind for kind in KIND_SIGNS if any(self._said(place, kind) for place in self.gallery.places)]
+        parts = [[kind_sign(self._one(kind)), (f" {kind}", PLAIN)] for kind in kinds]
+        return flowed(parts, width, "  ")[:2]
+
+    def _said(self, place: tuple[int, int], kind: str) -> bool:
+        entry = self.gallery.entry(*place)
+        return entry is not None and entry.said is not None and entry.said.kind == kind
+
+    def _one(self, kind: str) -> HeadStatistics | None:
+        entry = next(self.gallery.entry(*place) for place in self.gallery.places if self._said(place, kind))
+        return None if entry is None else entry.said
+
+    def action_move(self, way: str) -> None:
+        """Another head."""
+        row, column = self.viewer.place
+        places = self.gallery.places
+        own = [c for r, c in places if r == row]
+        to = {
+            "left": (row, max((c for c in own if c < column), default=column)),
+            "right": (row, min((c for c in own if c > column), default=column)),
+            "home": (row, own[0]), "end": (row, own[-1]), "top": places[0], "bottom": places[-1],
+            "up": self.gallery.above((row, column), -1), "down": self.gallery.above((row, column), 1),
+        }  # fmt: skip
+        if way in ("pageup", "pagedown"):
+            page = max(1, self.heads.size.height - 3)
+            column_places = [place for place in places if place[1] == column]
+            at = column_places.index((row, column)) + (page if way == "pagedown" else -page)
+            to[way] = column_places[min(len(column_places) - 1, max(0, at))]
+        self._message = ""
+        self.viewer.place = to.get(way, (row, column))
+        self.draw()
+
+    def action_open(self) -> None:
+        """Looks into the head under the cursor."""
+        if self.viewer.entry().drawn is None:
+            self._message = self.viewer.why_nothing()
+            self.draw()
+        else:
+            self.viewer.open_head()
+
+    def on_heads_moved(self, message: Heads.Moved) -> None:
+        """A head was chosen by the mouse; twice opens it."""
+        self.viewer.place = message.place
+        self._message = ""
+        self.action_open() if message.again else self.draw()
+
+    def action_sequence(self, step: int) -> None:
+        """Another sequence."""
+        self._message = "" if self.viewer.to_sequence(step) else "the record has no other sequence"
+        self.draw()
+
+    def action_scale(self) -> None:
+        """Another scale, of the small pictures and of heads."""
+        self.viewer.to_next_scale()
+        self.draw()
+
+    def action_sinks(self) -> None:
+        """Sinks out of the pictures, or back."""
+        self.viewer.turn_sinks()
+        self.draw()
+
+
+def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -> Line:
+    """What was looked at, in one line: the checkpoint or the layer, the texts, and whether the self-check holds."""
+    c = record.config
+    if record.model is not None:
+        name = f"{visible(record.model.path.rstrip('/').rpartition('/')[2])} · {visible(record.model.family)}"
+    else:
+        name = f"d_model {c.d_model} · {count_of(c.n_heads, 'head')} × d_head {c.d_head}"
+    text = record.sequences[sequence]
+    tokens = count_of(len(text.tokens), "token", grouped=True)
+    if len(record.sequences) > 1:
+        tokens = f"sequence {sequence} of 0–{len(record.sequences) - 1}: {tokens}"
+    check = record.self_check
+    words = " ".join(token_text(text, i) for i in range(min(40, len(text.tokens))))
+    parts: list[Piece] = [(name, ACCENT), (f"  {tokens}", BOLD)]
+    parts += [] if check.ok else [(f"  self-check {check_text(check)}", WARNING)]
+    parts += [("  contradicts itself: i tells", WARNING)] if doubtful else []
+    used = sum(len(part) for part, _ in parts) + 2
+    return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
+
+
+def _numbers_below(entry: Entry, width: int) -> list[Line]:
+    """The numbers of a head, one after the other, what uniform attention would give in brackets."""
+    parts: list[list[Piece]] = []
+    for name, own, uniform in _told(entry):
+        parts.append([(f"{name} ", DIM), (own, BOLD), (f" ({uniform})" if uniform else "", DIM)])
+    title = ruled(f"{entry.label} · numbers (if uniform)", width, focused=False)
+    return [title, *flowed(parts, width, "  ")]
+
+
+def _numbers_beside(entry: Entry, width: int) -> list[Line]:
+    """The numbers of a head in columns, and the cells that stand out."""
+    title = ruled(entry.label, width, focused=False)
+    lines: list[Line] = [title, heading(entry, 0, failed=False), []]
+    lines.append(segments([(f"{'':<25}{'this head':>10}{'uniform':>10}", DIM)]))
+    for name, own, uniform in _told(entry):
+        lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))
+    cells = list(_standing_out(entry, width))
+    if cells:
+        lines += [[], segments([("stands out: query → key, share, × uniform", DIM)]), *cells]
+    return lines
+
+
+def _told(entry: Entry) -> Iterator[tuple[str, str, str]]:
+    said = entry.said
+    if said is None:
+        return
+    for name, tell in _NUMBERS:
+        own = tell(said)
+        if own != "–":
+            uniform = "" if said.uniform is None else tell(said.uniform)
+            yield name, own, "" if uniform == "–" else uniform
+
+
+def _standing_out(entry: Entry, width: int) -> Iterator[Line]:
+    assert entry.said is not None
+    record = entry.view
+    for cell in entry.said.largest[:_MOST_CELLS]:
+        query, key = cell.query - record.first_query(cell.sequence), cell.key - record.first_key(cell.sequence)
+        names = (
+            f"{query} {fitted(token_text(record.sequences[cell.sequence], query), _TOKEN)}",
+            f"{key} {fitted(token_text(record.keys[cell.sequence], key), _TOKEN)}",
+        )
+        several = f"{cell.sequence}: " if len(record.sequences) > 1 else ""
+        said = f"{several}{names[0]} → {names[1]}"
+        yield segments(
+            [
+                (fitted(said, max(8, width - 16)), PLAIN),
+                (f"  {share_text(cell.share, 3)}", BOLD),
+                (f" ×{short_text(cell.lift)}", DIM),
+            ]
+        )

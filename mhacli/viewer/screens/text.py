@@ -1,0 +1,180 @@
+"""Screens to read: the walkthrough, where the numbers come from, all keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from mhacli.render.base.options import Screen as Paper
+from mhacli.render.base.provenance import provenance
+from mhacli.results.record.record import Record
+from mhacli.viewer.panes.base import Line, Lines, Pane, ruled
+from mhacli.viewer.screens.base import ViewerScreen, keys_line
+from mhacli.viewer.screens.keys import ALL_HEADS, HEAD, READING, bindings
+
+Draw = Callable[[int], Sequence[RenderableType]]
+"""What is read, for a width."""
+
+
+class Page(Pane, can_focus=True):
+    """A long text, of which a part is on the screen."""
+
+    def __init__(self, title: str, draw: Draw) -> None:
+        super().__init__(id="page")
+        self.title, self._draw, self.top = title, draw, 0
+        self._whole: tuple[int, list[Line]] = (0, [])
+
+    def whole(self, width: int) -> list[Line]:
+        """All lines, drawn once for a width."""
+        if self._whole[0] != width:
+            self._whole = width, _drawn_lines(self._draw(width), width)
+        return self._whole[1]
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The title and a screenful."""
+        lines, room = self.whole(width), max(1, height - 1)
+        self.top = max(0, min(self.top, len(lines) - room))
+        shown = lines[self.top : self.top + room]
+        title = self.title
+        if len(lines) > room:
+            title += f" · lines {self.top + 1}–{self.top + len(shown)} of {len(lines)}"
+        return [ruled(title, width, focused=True), *shown]
+
+    def scroll_lines(self, step: int) -> None:
+        """Moves by so many lines."""
+        self.top += step
+        self.repaint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Three lines further."""
+        self.scroll_lines(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Three lines back."""
+        self.scroll_lines(-3)
+
+
+class Reading(ViewerScreen):
+    """A screen with one page."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(READING)
+
+    def __init__(self, title: str, draw: Draw) -> None:
+        super().__init__()
+        self._page = Page(title, draw)
+        self._last = Lines(id="last")
+
+    def compose(self) -> ComposeResult:
+        """The page, and its keys below."""
+        yield self._page
+        yield self._last
+
+    def on_mount(self) -> None:
+        """Keys go to the page; below stand as many of them as fit."""
+        self._page.focus()
+        self._last.show(lambda width: [keys_line(READING, width)])
+
+    def action_read(self, step: int) -> None:
+        """Some lines."""
+        self._page.scroll_lines(step)
+
+    def action_page(self, step: int) -> None:
+        """A screenful."""
+        self._page.scroll_lines(step * max(1, self._page.size.height - 2))
+
+    def action_edge(self, end: int) -> None:
+        """The begin or the end."""
+        self._page.scroll_lines((1 if end else -1) * len(self._page.whole(self._page.size.width)))
+
+    def action_help(self) -> None:
+        """Nothing: the keys are few."""
+
+
+def _drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
+    """What rich makes of renderables, line by line; no markup is read from any text."""
+    console = Console(
+        width=width, markup=False, emoji=False, highlight=False, legacy_windows=False, force_terminal=True
+    )
+    options = console.options.update(width=width, height=None)
+    return [line for block in blocks for line in console.render_lines(block, options, pad=False)]
+
+
+def walk_page(record: Record, *, colour: bool) -> Draw:
+    """The walkthrough of a record; of a decoding its steps."""
+
+    def draw(width: int) -> Sequence[RenderableType]:
+        paper = Paper(width, colour)
+        if record.decoding is not None:
+            from mhacli.render.base.options import ViewOptions
+            from mhacli.render.run.decode import decode_view
+
+            return [decode_view(record, ViewOptions(everything=True), paper)]
+        from mhacli.render.run.trace import closing, step_blocks
+
+        return [*step_blocks(record, paper), closing(record, paper)]
+
+    return draw
+
+
+def origin_page(record: Record, drawn: Sequence[tuple[str, str]]) -> Draw:
+    """What made the record, and what is drawn of it now: its scale, and what was taken out."""
+
+    def draw(width: int) -> Sequence[RenderableType]:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for word, line in (*provenance(record), *drawn):
+            table.add_row(Text(word), Text(line))
+        return [table]
+
+    return draw
+
+
+_EXPLAINED = (
+    (
+        "the mouse",
+        "A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.",
+    ),
+    (
+        "the matrix",
+        "Queries go down, keys across; a cell is the share of a query's attention that a key gets. Where not all cells fit, one "
+        "stands for a block: the mean over its queries of what they give to its keys together.",
+    ),
+    (
+        "the texts and the list",
+        "Keys are shaded by what the cursor's query gives them, queries by what they give to its key, each up to the "
+        "largest of these. Bars are as long as a share is beside the strongest key's.",
+    ),
+)
+
+
+def help_page() -> Draw:
+    """All keys, and what the mouse does."""
+
+    def draw(width: int) -> Sequence[RenderableType]:
+        blocks: list[RenderableType] = []
+        for title, keys in (
+            ("a head", HEAD),
+            ("all heads", ALL_HEADS),
+            ("a text to read", READING[:-2]),
+        ):
+            table = Table(box=None, padding=(0, 2, 0, 1), pad_edge=True, show_header=False)
+            table.add_column(style="bold cyan", no_wrap=True, width=10)
+            table.add_column(overflow="fold")
+            for key in keys:
+                if key.shown:
+                    table.add_row(Text(key.shown), Text(key.words))
+            blocks += [Text(title, style="bold"), table, Text("")]
+        for title, words in _EXPLAINED:
+            blocks += [Text(title, style="bold"), Padding(Text(words), (0, 0, 1, 1))]
+        return blocks
+
+    return draw
