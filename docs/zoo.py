@@ -24,7 +24,7 @@ def written(readme: str, table: str) -> str:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
-    import test_mutants
+    from test_mutants import table
 
     readme = ROOT / "README.md"
-    readme.write_text(written(readme.read_text(), test_mutants.table()))
+    readme.write_text(written(readme.read_text(), table()))

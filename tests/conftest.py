@@ -50,7 +50,7 @@ def biases():
 
     A few cells, one row of one head, and one cell of all heads."""
     import torch
-    from variant_cases import K_LEN, N_HEADS, Q_LEN
+    from support.variant_cases import K_LEN, N_HEADS, Q_LEN
 
     generator = torch.Generator().manual_seed(3)
     tensors = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "mhacli"
+PACKAGE = Path(__file__).parents[1] / "mhacli"
 ROWS = (
     ("cli", "viewer", "__main__"),
     ("compute", "render"),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from mutants import MUTANTS, Mutant, OrdinaryAttention, Settings
+from support import oracle
+from support.mutants import MUTANTS, Mutant, OrdinaryAttention, Settings
 from torch import Tensor
 
 from mhacli.attention import masks
@@ -650,7 +650,7 @@ def test_the_zoo_is_large_and_every_animal_has_a_name_a_mistake_and_a_stage_of_i
 
 
 def test_the_table_in_the_readme_is_the_one_of_this_file() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
     _, begin, rest = readme.partition("<!-- mutants -->\n")
     shown, end, _ = rest.partition("\n<!-- /mutants -->")
     assert begin

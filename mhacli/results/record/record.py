@@ -44,8 +44,8 @@ class Record:
 
     `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
     shapes of `mhacli.results.record.tiled.survey_shapes`; else it is keyed by site, plus `allowed`
-    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands beside the sequence's own tokens, on
-    the side that the config says: `first_query` and `first_key` tell where those begin.
+    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands
+    beside the sequence's own tokens, on the side that the config says: `first_query` and `first_key` tell where those begin.
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
     the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
     A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.

@@ -63,7 +63,7 @@ PLACES: Mapping[str, _Place] = {
     "out": _Place(_ALL, ("concat", "z")),
     "out_sum": _Place(_ALL, ("head_out",)),
 }
-"""The sites that the diagram knows. Their formulas say the same: `tests/test_figures.py` holds the two together."""
+"""The sites that the diagram knows. Their formulas say the same, and a test holds the two together."""
 _REPLACED = {"q": "q_rot", "k": "k_rot", "pattern": "dropped", "z": "concat"}
 """A site that is not read where the other was passed."""
 

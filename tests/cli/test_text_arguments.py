@@ -1,0 +1,180 @@
+"""A text that is the path of something: refused without torch, with the option that was meant, unless it is taken as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.processes import attempt, forms
+from support.records import make_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("poem.txt", "my poem.txt", "Makefile", "-poem"):
+        (tmp_path / name).write_text("the cat sat on the mat\n")
+    (tmp_path / "MiniLM").mkdir()
+    (tmp_path / "MiniLM" / "config.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "broken").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "queue")
+    make_record(("the", "cat")).save(str(tmp_path / "cat.safetensors"))
+    (tmp_path / "layer.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return tmp_path
+
+
+@forms
+@pytest.mark.parametrize("command", ["run", "heads", "trace", "decode", "vocab", "doctor"])
+@pytest.mark.parametrize(
+    "path", ["poem.txt", "./poem.txt", "MiniLM", "MiniLM/", "notes", "Makefile", "broken", "queue", "."]
+)
+def test_a_path_is_not_taken_for_a_text(command: str, path: str, form: Sequence[str], folder: Path) -> None:
+    outcome = attempt(folder, command, path, form=form, code=2, says=(repr(path), f"--text {path}"))
+    assert not outcome.stdout
+    if form:
+        assert (outcome.error["code"], outcome.error["path"]) == ("usage", path)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "poem.txt"], "--file poem.txt"),
+        (["run", "my poem.txt"], "--file 'my poem.txt'"),
+        (["vocab", "the cat", "Makefile"], "--file Makefile"),
+        (["heads", "MiniLM"], "--model MiniLM"),
+        (["decode", "MiniLM/"], "--model MiniLM/"),
+        (["doctor", "MiniLM"], "--model MiniLM"),
+        (["trace", "notes"], "--file FILE"),
+        (["vocab", "MiniLM"], "--file FILE"),
+        (["run", "cat.safetensors"], "mha show cat.safetensors"),
+        (["heads", "layer.safetensors"], "mha weights info layer.safetensors"),
+        (["doctor", "poem.txt"], '"$(cat poem.txt)"'),
+        (["run", "queue"], "--file queue"),
+        (["run", "broken"], "--text broken"),
+        (["run", "the cat", "--context", "poem.txt"], '--context "$(cat poem.txt)"'),
+    ],
+    ids=str,
+)
+def test_the_hint_names_what_was_meant(words: Sequence[str], meant: str, folder: Path) -> None:
+    attempt(folder, *words, code=2, says=(f"hint: {meant}",))
+
+
+def test_the_message_says_what_is_there(folder: Path) -> None:
+    outcome = attempt(folder, "run", "poem.txt", code=2)
+    assert outcome.stderr == (
+        "mha: error: 'poem.txt' is a file, not a text\n"
+        "hint: --file poem.txt reads it; --text poem.txt takes the word itself\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (["--text", "notes"], ["notes"]),
+        (["--text", "notes", "--text", "the cat"], ["cat", "notes", "the"]),
+        (["the cat", "--text", "notes"], ["cat", "notes", "the"]),
+        (["--", "notes"], ["notes"]),
+        (["--tokenizer", "char", "--text", "-"], ["-"]),
+        (["the notes"], ["notes", "the"]),
+        (["poem"], ["poem"]),
+        (["the poem.txt", "--punctuation", "keep"], [".", "poem", "the", "txt"]),
+    ],
+    ids=str,
+)
+def test_a_text_is_taken_as_it_is_where_that_is_said_or_nothing_has_its_name(
+    words: Sequence[str], tokens: list[str], folder: Path
+) -> None:
+    assert sorted({*attempt(folder, "vocab", "--json", *words).tokens} - {"<unk>"}) == tokens
+
+
+@pytest.mark.parametrize("folder_of_context", ["notes", "MiniLM"])
+def test_a_context_is_refused_as_a_text_is(folder_of_context: str, folder: Path) -> None:
+    words = ["heads", "the cat", "--context", folder_of_context]
+    outcome = attempt(folder, *words, form=("--json",), code=2)
+    assert outcome.error["path"] == folder_of_context
+
+
+@forms
+@pytest.mark.parametrize(
+    ("words", "code", "meant"),
+    [
+        (["show"], 2, "mha show cat.safetensors"),
+        (["show", "MiniLM"], 1, "mha weights info MiniLM"),
+        (["show", "poem.txt"], 1, "mha run --file poem.txt"),
+        (["diff", "cat.safetensors", "poem.txt"], 1, "mha run --file poem.txt"),
+        (["check"], 2, "mha check my.py:Attention"),
+        (["check", "MiniLM"], 2, "mha doctor --model MiniLM"),
+        (["check", "poem.txt"], 2, "FILE.py:NAME"),
+        (["check", "a.py:A", "--against", "MiniLM"], 2, "FILE.py:NAME"),
+        (["run", "the cat", "--weights", "MiniLM"], 1, "--model MiniLM"),
+        (["run", "the cat", "--tokenizer", "MiniLM"], 1, "--tokenizer MiniLM/tokenizer.json"),
+        (["doctor", "some words"], 2, "--model DIR"),
+    ],
+    ids=str,
+)
+def test_what_to_type_is_said_where_something_is_left_out_or_of_another_kind(
+    words: Sequence[str], code: int, meant: str, form: Sequence[str], folder: Path
+) -> None:
+    (folder / "a.py").write_text("def A(q, k, v):\n    return v\n")
+    attempt(folder, *words, form=form, code=code, says=(meant,))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["weights", "MiniLM"], "mha weights info MiniLM"),
+        (["weights", "layer.safetensors"], "mha weights info layer.safetensors"),
+        (["MiniLM"], "mha run TEXT --model MiniLM"),
+        (["my poem.txt"], "mha run --file 'my poem.txt'"),
+        (["the cat sat"], "mha run 'the cat sat'"),
+        (["nothing"], "mha --help"),
+        (["weights", "info"], "try mha weights info DIR"),
+    ],
+    ids=str,
+)
+def test_what_stands_in_the_place_of_a_command_is_told_with_the_command_for_it(
+    words: Sequence[str], meant: str, folder: Path
+) -> None:
+    attempt(folder, *words, code=2, says=(f"hint: {meant}",))
+
+
+def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:
+    (folder / "cat.rec").write_bytes((folder / "cat.safetensors").read_bytes())
+    assert "cat" in attempt(folder, "show", "cat.rec").stdout
+
+
+def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> None:
+    from importlib import metadata
+
+    from mhacli.io.extras import installing
+
+    needed = {line.partition(";")[0].strip() for line in metadata.requires("mhacli") or ()}
+    said = installing("transformers", "resvg-py", "torch")
+    assert said.startswith("pip install ")
+    assert {word.strip('"') for word in said.split()[2:]} <= needed
+    assert "mhacli" not in said
+
+
+def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> None:
+    from mhacli.cli.options import SourceOptions, TextOptions
+    from mhacli.cli.shared import request as sources
+    from mhacli.cli.shared import text_arguments as words
+    from mhacli.cli.shared import user_code as ownmodule
+    from mhacli.text.read import Decoding
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["mha", "trace", "--context", ".", "--", "my.py:Attention"])
+        assert words.are_literal()
+        assert sources.read_context(TextOptions(context=["."]), Decoding()) == ["."]
+        assert ownmodule.target_in(SourceOptions(typed=["my.py:Attention"]), ownmodule.OwnOptions()) is None
+
+
+def test_a_text_given_by_the_option_is_told_in_the_record_as_any_other(tmp_path: Path) -> None:
+    from support.processes import WITH_TORCH, Launch
+
+    (tmp_path / "docs").mkdir()
+    outcome = attempt(tmp_path, "run", "--text", "docs", "--d-model", "8", form=("--json",), launch=Launch(WITH_TORCH))
+    assert [sequence["text"] for sequence in json.loads(outcome.stdout)["sequences"]] == ["docs"]

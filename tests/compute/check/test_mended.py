@@ -1,0 +1,16 @@
+"""A wrong layer whose few words are mended is right: the diagnosis sees the mistake, not the style."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.attention_zoo import WRONG, Wrong
+from support.examined import examined, written
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[f"{case.file}-{case.name}" for case in WRONG])
+def test_a_mended_layer_is_called_right(case: Wrong, tmp_path: Path) -> None:
+    examination = examined(case, written(tmp_path, case, case.mended_text))
+    assert examination.findings == ()
+    assert examination.verdict == "right"

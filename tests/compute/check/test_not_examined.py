@@ -1,0 +1,68 @@
+"""The verdict of `mha check` names the arguments that it does not speak of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from render.reports.test_check import RIGHT, drawn
+from support.attention_zoo import Case
+from support.examined import examined, written
+
+SOURCE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, mask=None, {more}):
+        q, k, v = (p(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        {lines}
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+        z = torch.softmax(scores, dim=-1) @ v
+        return self.o(z.transpose(1, 2).flatten(2))
+"""
+
+
+def left_out(folder: Path, more: str, lines: str = "pass") -> tuple[str, ...]:
+    case = Case("", "Attention")
+    found = examined(case, written(folder, case, SOURCE.format(more=more, lines=lines)))
+    assert (found.verdict, found.as_json()["not_examined"]) == ("right", found.not_examined)
+    return found.not_examined
+
+
+def test_an_argument_that_changes_the_result_and_was_never_given_is_named(tmp_path):
+    lines = "k = k if gate is None else k * gate"
+    assert left_out(tmp_path, "gate=None, head_mask=None", lines) == ("gate", "head_mask")
+
+
+def test_a_switch_is_named_where_its_other_position_moves_the_output(tmp_path):
+    assert left_out(tmp_path, "sharpen=False", "q = q * 3 if sharpen else q") == ("sharpen",)
+    assert left_out(tmp_path, "fast=True", "q = q.contiguous() if fast else q") == ()
+
+
+@pytest.mark.parametrize(
+    "more", ["output_attentions=None", "return_dict=True", "need_weights=False", "*, verbose=False"]
+)
+def test_what_asks_for_more_results_is_not_named(tmp_path, more):
+    assert left_out(tmp_path, more) == ()
+
+
+def test_a_mask_that_was_given_and_a_position_that_was_not_are_told_apart(tmp_path):
+    assert left_out(tmp_path, "start_pos: int = 0", "v = v + 0 * start_pos") == ("start_pos",)
+
+
+def test_the_names_stand_under_the_verdict():
+    first, second, third, *_ = drawn(replace(RIGHT, not_examined=("kv_cache", "start_\x1bpos"))).splitlines()
+    assert first.startswith("✓ right")
+    assert second == "the reference, given the same weights, answers the same"
+    assert third == "not examined: kv_cache, start_\\x1bpos"

@@ -1,0 +1,48 @@
+"""Nothing that is right is accused: layers in many styles, and the wrong ones with their mistake mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.attention_zoo import RIGHT, UNUSUAL, Case, Right
+from support.examined import examined
+
+from mhacli.errors import MhaError
+
+NAMES = {
+    "no-bias": "no-bias", "some-biases": "no-bias", "no-output-projection": "no-out-proj", "value-width": "d-v",
+    "grouped-queries": "gqa", "fused-per-head": "fused-per-head", "strided-heads": "interleaved-heads", "softcap": "softcap",
+    "other-scale": "scale", "rope-half": "rope", "rope-interleaved": "rope", "empty-row-nan": "fully-masked-row",
+    "mask-keeps": "mask-form", "mask-hides": "mask-form", "mask-added": "mask-form",
+}  # fmt: skip
+"""What the report calls some of the choices of the zoo; of the others it says nothing."""
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=[f"{case.file}-{case.name}" for case in RIGHT])
+def test_a_right_layer_is_called_right(case: Right) -> None:
+    examination = examined(case)
+    assert examination.findings == ()
+    assert examination.verdict == "right"
+    assert examination.comparison is not None
+    assert examination.comparison.max_abs_difference is not None
+    assert examination.comparison.max_abs_difference <= examination.comparison.tolerance
+
+
+@pytest.mark.parametrize("case", UNUSUAL, ids=[f"{case.file}-{case.name}" for case in UNUSUAL])
+def test_an_unusual_layer_is_not_accused(case: Case) -> None:
+    try:
+        verdict = examined(case).verdict
+    except MhaError:
+        verdict = "unknown"
+    assert verdict in case.verdict  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=[f"{case.file}-{case.name}" for case in RIGHT])
+def test_what_another_author_would_have_done_otherwise_is_told(case: Right) -> None:
+    told = {choice.name for choice in examined(case).choices}
+    assert {NAMES[name] for name in case.choices if name in NAMES} - told == set()
+
+
+def test_the_zoo_is_read_from_its_folder() -> None:
+    assert all(Path(case.path).is_file() for case in RIGHT if case.file)

@@ -1,0 +1,105 @@
+"""Every wrong layer of the zoo is told by its mistake, with a proof or a probe, and docs/CHECK.md tells how.
+
+    python tests/compute/check/test_wrong.py
+
+writes the table of docs/CHECK.md anew, between the comments `mistakes` and `/mistakes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.attention_zoo import CODES, WRONG, Wrong
+from support.examined import examined
+
+from mhacli.attention.mistakes import BY_CODE, MISTAKES
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "CHECK.md"
+BETWEEN = re.compile(r"(?<=<!-- mistakes -->\n).*?(?=<!-- /mistakes -->)", re.DOTALL)
+NOT_TOLD = ("ForgetfulAttention",)
+"""What only shows where nobody looks: in the mean of training with dropout of scores."""
+TOLD = [case for case in WRONG if case.name not in NOT_TOLD]
+
+
+def names(cases: Iterable[Wrong]) -> list[str]:
+    return [f"{case.file}-{case.name}" for case in cases]
+
+
+@pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
+def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
+    examination = examined(case)
+    assert examination.verdict == "wrong"
+    first, *others = [finding.code for finding in examination.findings]
+    assert first in (case.code, *case.also)
+    assert set(others) <= {case.code, *case.also}
+
+
+@pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
+def test_its_line_stands_in_the_layer(case: Wrong) -> None:
+    finding = examined(case).findings[0]
+    if finding.line is None:
+        assert case.name in ("attend_and_drop",)
+        return
+    text = case.path.read_text(encoding="utf-8").splitlines()
+    assert finding.file == str(case.path)
+    assert finding.source in text[finding.line - 1]
+
+
+def test_most_lines_are_those_of_the_mistake() -> None:
+    near = [case for case in TOLD if abs((examined(case).findings[0].line or 0) - case.line) <= 8]
+    assert len(near) >= 0.9 * len(TOLD), names(set(TOLD) - set(near))
+
+
+@pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
+def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: Wrong) -> None:
+    for finding in examined(case).findings:
+        entry = next(entry for entry in MISTAKES if entry.message == finding.message)
+        assert (
+            finding.fix == (entry.fix_in_torch if "scaled_dot_product_attention" in finding.source else "") or entry.fix
+        )
+        assert finding.evidence
+        if finding.proven:
+            assert finding.error is not None
+            assert finding.tolerance is not None
+            assert finding.error <= finding.tolerance
+
+
+def test_every_code_that_is_promised_is_told_of_a_layer() -> None:
+    told = {finding.code for case in TOLD for finding in examined(case).findings}
+    assert set(CODES) - told == set()
+    assert len(told) >= 34
+
+
+def row(code: str) -> str:
+    """What is found of the layers with a mistake, as a row of the table; of one that no layer has, what is tried."""
+    cases = [case for case in TOLD if case.code == code and examined(case).findings[0].code == code]
+    failed = {probe.name: None for case in cases for probe in examined(case).probes if probe.ok is False}
+    proofs = dict.fromkeys(
+        re.split(r": largest|\n", finding.evidence)[0].removeprefix("matches exactly if ")
+        for case in cases
+        for finding in examined(case).findings[:1]
+        if finding.proven
+    )
+    if not cases:
+        proofs = dict.fromkeys(way.said for entry in MISTAKES if entry.code == code for way in entry.ways)
+    entry = BY_CODE[code]
+    cells = (f"`{code}`", entry.message, f"`{entry.looks_like}`", ", ".join(failed) or "–", "; ".join(proofs) or "–")
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def table() -> str:
+    """Every code of the catalogue."""
+    head = "| code | mistake | as people write it | probes that fail | matches exactly if |\n|---|---|---|---|---|"
+    return "\n".join([head, *(row(code) for code in dict.fromkeys(entry.code for entry in MISTAKES))])
+
+
+def test_the_table_is_what_is_found() -> None:
+    (shown,) = BETWEEN.findall(DOCUMENT.read_text(encoding="utf-8"))
+    assert shown == f"{table()}\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(BETWEEN.sub(lambda _: f"{table()}\n", DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

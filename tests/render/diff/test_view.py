@@ -1,0 +1,551 @@
+"""What is drawn of two records beside each other: the verdict in a line, every difference where it is, pictures that are true."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.text import Text
+from support.heads_made import surveyed
+from support.layers_made import layered, text_of
+from support.records import drawn, make_record, make_sequence
+
+from mhacli.errors import UsageError
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.diff import json as diffjson
+from mhacli.render.diff.colours import change_colour
+from mhacli.render.diff.grids import grids
+from mhacli.render.diff.maps import require_drawable
+from mhacli.render.diff.view import diff_view
+from mhacli.render.diff.words import verdict_text
+from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.heads.maps import head_map
+from mhacli.results.diff.compare import compare
+from mhacli.results.record.record import Record
+from mhacli.results.record.sections import OwnModule
+
+TEXT = ("the", "cat", "sat", "on", "it")
+WIDTHS = [20, 80, 200]
+HOSTILE = ("\x1b[31mred", "\u202eevil", "[bold]b[/bold]", "漢字漢字", "\n", "a\u200b", "=1")
+A = make_record(TEXT, causal=True, n_heads=3)
+_FIRST = A.trace[0]
+WALKED = replace(A, trace=(*(replace(_FIRST, site=name, shape=(1, 5)) for name in ("ids", "embed")), *A.trace))
+"""With steps whose numbers the record does not hold."""
+
+
+def with_cell(record: Record, name: str, place: tuple[int, ...], value: float) -> Record:
+    array = record.arrays[name].copy()
+    array[place] = value
+    return replace(record, arrays={**record.arrays, name: array})
+
+
+def view(a: Record, b: Record, width: int = 80, *, colour: bool = False, names=("a.st", "b.st"), **options):
+    found = compare(a, b)
+    shown = diff_view(
+        found, (a, b), names, options=ViewOptions(view="heatmap", **options), screen=Screen(width, colour)
+    )
+    if not colour:
+        return drawn(shown, width)
+    with (console := Console(width=width, color_system="truecolor", force_terminal=True)).capture() as paper:
+        console.print(shown)
+    return paper.get().split("\n")
+
+
+def said(a: Record, b: Record, **options) -> str:
+    return verdict_text(compare(a, b, **options), a, b)
+
+
+# --------------------------------------------------------------------------------------------------------------------- verdict
+
+
+def test_records_that_agree_say_in_how_many_sites_and_how_far_they_are_apart() -> None:
+    assert said(A, A) == "the records agree: 8 sites, bit for bit in all"
+    value = A.arrays["z"][0, 1, 2, 1]
+    b = with_cell(A, "z", (0, 1, 2, 1), np.nextafter(value, np.float32(9)))
+    gap = float(b.arrays["z"][0, 1, 2, 1]) - float(value)
+    relative = gap / max(abs(A.arrays["z"]).max(), abs(b.arrays["z"]).max())
+    expected = f"bit for bit in 7, largest relative difference {relative:.2e} at z (tolerance 1e-05)"
+    assert said(A, b) == f"the records agree: 8 sites, {expected}"
+
+
+def test_records_that_differ_say_where_first_and_by_how_much() -> None:
+    b = with_cell(A, "pattern", (0, 2, 3, 1), 0.875)
+    gap = abs(0.875 - float(A.arrays["pattern"][0, 2, 3, 1]))
+    expected = f"largest difference {gap:.4g} at head 2, query 3 “on”, key 1 “cat”; tolerance 1e-05 × 1"
+    assert said(A, b) == f"the records differ: first at pattern ({expected})"
+
+
+def test_the_verdict_names_the_layer_and_the_sequence_where_there_are_several() -> None:
+    a = layered(text_of(TEXT), text_of(TEXT[:2]), n_layers=2)
+    b = with_cell(a, "layers.1.entropy", (1, 3, 2), 9.0)
+    assert said(a, b).startswith("the records differ: first at layer 1 entropy (largest difference ")
+    assert "at sequence 1, head 3, query 2 “cat”;" in said(a, b)
+
+
+@pytest.mark.parametrize(
+    ("b", "expected"),
+    [
+        (
+            with_cell(A, "out", (0, 1, 2), np.nan),
+            "out (1 number finite in one of the two alone, the first at query 1 “cat”, head·d_v 2)",
+        ),
+        (
+            with_cell(A, "allowed", (0, 0, 4, 1), 0),
+            "the mask (1 cell allowed only in A, 0 only in B, the first at query 4 “it”, key 1 “cat”)",
+        ),
+        (make_record(TEXT, causal=True, n_heads=2), "qk (3 heads against 2)"),
+        (
+            replace(
+                A, sequences=(make_sequence(("the", "dog", "sat", "on", "it"), ("it", "on", "sat", "the", "dog")),)
+            ),
+            "the input: 1 token replaced (1 “cat” by “dog”), 4 tokens that both have, with another number in the vocabulary",
+        ),
+        (
+            replace(A, sequences=(replace(A.sequences[0], ids=(7, *A.sequences[0].ids[1:])),)),
+            "the input: 1 token that both have, with another number in the vocabulary",
+        ),
+    ],
+    ids=["nan", "mask", "heads", "tokens", "ids"],
+)
+def test_every_kind_of_departure_has_its_words(b: Record, expected: str) -> None:
+    assert said(A, b) == f"the records differ: first at {expected}"
+
+
+def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
+    vocabulary = sorted({*TEXT, "well"})
+    a = replace(A, sequences=(make_sequence(TEXT, vocabulary),))
+    longer = make_record(("well", *TEXT), causal=True, n_heads=3, seed=1)
+    b = replace(longer, sequences=(make_sequence(("well", *TEXT), vocabulary),))
+    line = said(a, b)
+    assert line.startswith(
+        "the records differ: first at the input: 1 token only in B (0 “well”); of what is compared, at "
+    )
+    assert re.search(r"query \d “\w+” \(\d in B\)", line)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_verdict_comes_first_then_who_is_who_and_what_is_said_differently(width: int) -> None:
+    b = replace(A, config=replace(A.config, seed=5), environment=replace(A.environment, torch="2.9.9"))
+    lines = view(A, b, width)
+    text = " ".join(" ".join(lines).split())
+    assert text.startswith(
+        "the records agree: 8 sites, bit for bit in all A = a.st B = b.st the same in both: dtype float32"
+    )
+    rows = [line.split() for line in lines]
+    assert ["seed", "0", "5"] in rows
+    assert ["torch", "2.6.0", "2.9.9"] in rows
+
+
+def test_every_site_has_its_row_in_the_order_of_execution() -> None:
+    b = with_cell(with_cell(A, "scores", (0, 0, 2, 1), 3.5), "out", (0, 1, 7), np.nan)
+    lines = view(A, b, 120)
+    start = next(i for i, line in enumerate(lines) if line.startswith("site  "))
+    rows = {line.split()[0]: line for line in lines[start + 1 : start + 9]}
+    assert [*rows] == ["qk", "mask", "scores", "pattern", "entropy", "strongest_key", "z", "out"]
+    gap = abs(3.5 - float(A.arrays["scores"][0, 0, 2, 1]))
+    largest = max(np.abs(r.arrays["scores"][np.isfinite(r.arrays["scores"])]).max() for r in (A, b))
+    assert rows["scores"].split()[:6] == ["scores", "45", "1", f"{gap:.4g}", f"{gap / largest:.4g}", "DIFFERS"]
+    assert rows["scores"].endswith("head 0, query 2 “sat”, key 1 “cat”")
+    assert "1 number finite in one alone; query 1 “cat”, head·d_v 7" in rows["out"]
+    assert all("same bits" in rows[name] for name in ("qk", "mask", "pattern", "entropy", "strongest_key", "z"))
+
+
+def test_of_several_layers_each_has_a_line_and_the_first_that_departs_its_sites() -> None:
+    a = layered(text_of(TEXT), n_layers=3)
+    b = with_cell(a, "layers.1.lse", (0, 2, 3), 4.0)
+    lines = view(a, b)
+    table = [line.split() for line in lines if re.match(r"layer \d  ", line)]
+    assert [row[-1] for row in table] == ["–", "lse", "–"]
+    assert [row[5] for row in table] == ["0", "1", "0"]
+    assert sum(line.startswith("layer 1 · site by site") for line in lines) == 1
+    assert not any(line.startswith("layer 0 · site by site") for line in lines)
+    assert sum("site by site" in line for line in view(a, b, everything=True)) == 3
+
+
+def test_changed_heads_show_their_kind_and_what_changed_most() -> None:
+    heads = [replace(head, sink=0.25, previous=0.5, near=0.5) for head in A.heads]
+    a = replace(A, heads=tuple(heads))
+    b = replace(a, heads=(heads[0], replace(heads[1], sink=0.75, kind="sink", entropy=0.5), heads[2]))
+    lines = view(a, b, 120)
+    row = next(line for line in lines if line.startswith("head 1  "))
+    assert "mixed → sink" in row
+    assert "sink .25 → .75 · entropy 0.80 → 0.50 nats" in row
+    assert not any(line.startswith(("head 0  ", "head 2  ")) for line in lines)
+
+
+def test_more_heads_than_fit_are_counted_and_all_shows_them() -> None:
+    a = make_record(TEXT, n_heads=13)
+    b = replace(a, heads=tuple(replace(head, sink=0.5) for head in a.heads))
+    a = replace(a, heads=tuple(replace(head, sink=head.head / 100) for head in a.heads))
+    shown = [line.split()[1] for line in view(a, b) if re.match(r"head \d+ ", line)]
+    assert shown == [str(n) for n in range(10)]
+    assert "⋮ 3 heads more (--all)" in view(a, b)
+    assert len([line for line in view(a, b, everything=True) if re.match(r"head \d+ ", line)]) == 13
+
+
+def test_tokens_that_are_others_stand_among_those_that_are_the_same() -> None:
+    b = make_record(("the", "big", "dog", "sat", "on", "it", "too"), causal=True, n_heads=3)
+    lines = view(A, b)
+    assert "  the -cat +big +dog sat on it" in lines
+    assert "  … sat on it +too" in lines
+    assert any("4 tokens are the same, of 5 in A and 7 in B" in line for line in lines)
+
+
+def test_a_site_before_which_no_number_is_known_is_told_as_the_first_that_both_hold() -> None:
+    b = with_cell(WALKED, "qk", (0, 1, 2, 0), 3.5)
+    assert said(A, with_cell(A, "qk", (0, 1, 2, 0), 3.5)).startswith(
+        "the records differ: first at qk (largest difference "
+    )
+    assert said(WALKED, b).startswith(
+        "the records differ: first at qk, the first whose numbers both hold (largest difference "
+    )
+    later = with_cell(WALKED, "scores", (0, 1, 2, 0), 3.5)
+    assert said(WALKED, later).startswith("the records differ: first at scores (largest difference ")
+    a = layered(text_of(TEXT), n_layers=2)
+    assert ", the first whose" in said(a, with_cell(a, "layers.0.max_score", (0, 1, 2), 99.0))
+    assert ", the first whose" not in said(a, with_cell(a, "layers.1.max_score", (0, 1, 2), 99.0))
+
+
+def test_numbers_of_tokens_are_no_numbers_that_records_lack() -> None:
+    lines = [line for line in view(WALKED, WALKED) if line.startswith("the same shape, numbers not in the records: ")]
+    assert lines == ["the same shape, numbers not in the records: embed"]
+    text = A.sequences[0]
+    b = replace(
+        make_record(TEXT, TEXT, causal=True, n_heads=3), sequences=(replace(text, ids=(9, *text.ids[1:])), text)
+    )
+    expected = "the input: 1 against 2 sequences, 1 token that both have, with another number in the vocabulary"
+    assert said(A, b).startswith(f"the records differ: first at {expected}")
+
+
+def test_layers_that_one_alone_has_are_told_in_lines_of_their_own() -> None:
+    lines = view(layered(text_of(TEXT), n_layers=3), A)
+    start = next(i for i, line in enumerate(lines) if line.startswith("layer by layer "))
+    assert lines[start + 1 : start + 3] == ["only in A: layers 0–2", "no layer is in both: nothing is compared"]
+
+
+def test_maps_say_how_many_of_their_cells_were_compared() -> None:
+    a, b = (layered(text_of(text), n_layers=1) for text in (TEXT, (*TEXT[:2], "dogs", *TEXT[2:])))
+    row = next(line for line in view(a, b, 300) if line.startswith("map "))
+    assert "; 36 of 196 cells compared: blocks of the same tokens in the same places" in row
+
+
+def test_a_change_too_small_for_its_decimals_is_told_in_words_and_statistics_are_explained() -> None:
+    heads = [replace(head, entropy=1.0, near=0.5) for head in A.heads]
+    a = replace(A, heads=tuple(heads))
+    b = replace(a, heads=(replace(heads[0], entropy=0.9975), replace(heads[1], near=0.75), heads[2]))
+    lines = view(a, b, 120)
+    assert next(line for line in lines if line.startswith("head 0  ")).endswith("entropy 1.00 nats, down by 0.0025")
+    assert "near: those within 8 tokens (±8) · entropy: in nats (H)" in lines
+    assert not any("leading: " in line for line in lines)
+
+
+# -------------------------------------------------------------------------------------------------------------------- pictures
+
+
+def panels_of(lines: list[str], title: str, n_rows: int, width: int) -> list[list[str]]:
+    """The three panels below a title, each its rows of signs; a sign for each cell."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(title))
+    header = lines[start + 1]
+    begins = [header.index("A"), header.index("B"), header.index("B − A")]
+    rows = [line.ljust(200) for line in lines[start + 3 : start + 3 + n_rows]]
+    return [[row[begin : begin + width] for row in rows] for begin in begins]
+
+
+def test_signs_of_the_change_are_those_of_the_numbers() -> None:
+    b = make_record(TEXT, causal=True, n_heads=3, seed=3)
+    change = b.arrays["pattern"][0].astype(float) - A.arrays["pattern"][0]
+    top = abs(change).max()
+    head = int(abs(change).max(axis=(1, 2)).argmax())
+    lines = view(A, b)
+    assert next(line for line in lines if " · largest change" in line).startswith(
+        f"head {head} · largest change {top:.4g}"
+    )
+    signs = panels_of(lines, f"head {head} · ", 5, 4 * 5)[2]
+    for i in range(5):
+        for j in range(5):
+            part = change[head, i, j] / top
+            expected = "=" if part < -0.51 else "#" if part > 0.51 else "." if abs(part) < 0.045 else ""
+            expected = expected or ("-" if -0.49 < part < -0.055 else "+" if 0.055 < part < 0.49 else "")
+            sign = signs[i][4 * j]
+            assert sign == " " if j > i else not expected or sign == expected, (i, j, part, sign)
+
+
+def test_numbers_stand_in_cells_that_are_wide_enough() -> None:
+    b = with_cell(A, "pattern", (0, 1, 4, 2), 0.0)
+    lines = view(A, b, 200, heads=(1,))
+    before, after, change = (rows[4].split() for rows in panels_of(lines, "head 1 · ", 5, 40))
+    share = float(A.arrays["pattern"][0, 1, 4, 2])
+    assert before == [f"{x:.2f}".lstrip("0") for x in A.arrays["pattern"][0, 1, 4]]
+    assert (after[2], change[2]) == (".00", f"−{share:.2f}".replace("0.", "."))
+    assert {change[j] for j in (0, 1, 3, 4)} == {".00"}
+
+
+def backgrounds(line: str) -> list[tuple[int, ...] | None]:
+    """The background colour of each character of a line."""
+    text = Text.from_ansi(line)
+    found: list[tuple[int, ...] | None] = [None] * len(text)
+    for span in text.spans:
+        colour = getattr(span.style, "bgcolor", None)
+        if colour is not None and colour.triplet is not None:
+            found[span.start : span.end] = [tuple(colour.triplet)] * (span.end - span.start)
+    return found
+
+
+def test_colours_of_the_change_are_blue_for_less_orange_for_more_and_grey_for_none() -> None:
+    b = with_cell(with_cell(A, "pattern", (0, 1, 4, 0), 0.0), "pattern", (0, 1, 4, 3), 1.0)
+    change = b.arrays["pattern"][0, 1].astype(float) - A.arrays["pattern"][0, 1]
+    lines = view(A, b, 80, colour=True, heads=(1,))
+    plain = [Text.from_ansi(line).plain for line in lines]
+    start = next(i for i, line in enumerate(plain) if line.startswith("head 1 · "))
+    begin = plain[start + 1].index("B − A")
+    top = abs(change).max()
+    cells = backgrounds(lines[start + 3 + 4])[begin : begin + 20 : 4]
+    for j, cell in enumerate(cells):
+        end = np.array((230, 159, 0) if change[4, j] > 0 else (86, 180, 233))
+        expected = np.array((68, 68, 68)) + (end - 68) * abs(change[4, j]) / top
+        assert cell is not None
+        assert np.abs(np.array(cell) - expected).max() <= 2
+    assert cells[1] == (68, 68, 68)
+    assert backgrounds(lines[start + 3])[begin + 4] is None  # the first query may not see the second key
+
+
+def test_no_two_changes_look_alike_and_both_ways_are_as_bright() -> None:
+    colours = [change_colour(level) for level in (-255, -128, 0, 128, 255)]
+    assert len({*colours}) == 5
+    assert colours[2] == (68, 68, 68)
+
+    def luminance(colour: tuple[int, int, int]) -> float:  # Source: WCAG 2, relative luminance
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    assert luminance(colours[0]) == pytest.approx(luminance(colours[4]), rel=0.15)
+    assert luminance(colours[0]) > 4 * luminance(colours[2])
+
+
+def test_a_long_text_is_drawn_in_blocks_that_keep_the_largest_change() -> None:
+    words = tuple(f"w{n}" for n in range(90))
+    a = with_cell(make_record(words, n_heads=1), "pattern", (0, 0, 20, 71), 1.0)
+    b = with_cell(with_cell(a, "pattern", (0, 0, 61, 33), 1.0), "pattern", (0, 0, 61, 34), 0.0)
+    b = with_cell(b, "pattern", (0, 0, 20, 71), 0.0)
+    lines = view(a, b)
+    title = next(line for line in lines if line.startswith("head 0 · "))
+    block = int(re.search(r"each mark (\d+) ×", title)[1])  # type: ignore[index]
+    assert block == -(-90 // 22)
+    n = -(-90 // block)
+    before, after, change = panels_of(lines, "head 0 · ", n, n)
+    rose, fell = (61 // block, 33 // block), (20 // block, 71 // block)
+    assert {(i, j): sign for i, row in enumerate(change) for j, sign in enumerate(row) if sign != "."} == {
+        rose: "#",
+        fell: "=",
+    }
+    assert [rows[i][j] for rows in (before, after) for i, j in (rose, fell)][1:3] == ["█", "█"]
+    assert before[rose[0]][rose[1]] != "█" != after[fell[0]][fell[1]]
+
+
+def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:
+    b = replace(A, arrays={**A.arrays, "pattern": A.arrays["pattern"] / 16})
+    lines = view(A, b, heads=(1,), map_scale="rank")
+    allowed = np.tril(np.ones((5, 5), bool))
+    shares = [record.arrays["pattern"][0, 1].astype(float) for record in (A, b)]
+    order = sorted(value for cells in shares for value in cells[allowed])
+    for cells, signs in zip(shares, panels_of(lines, "head 1 · ", 5, 4 * 5), strict=False):
+        for i, j in zip(*allowed.nonzero(), strict=True):
+            place = order.index(cells[i, j]) / (len(order) - 1)
+            assert signs[i][4 * j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (place - 0.002, place + 0.002)}
+    caption = lines[next(i for i, line in enumerate(lines) if line.startswith("A and B: ")) :]
+    assert " ".join(caption).startswith("A and B: rank, the smallest … the largest of 30 cells, the same for all: ")
+
+
+def test_the_scale_says_that_rows_without_a_choice_have_more_than_its_end() -> None:
+    b = with_cell(A, "pattern", (0, 1, 3, 1), 0.25)
+    rows = [record.arrays["pattern"][0, 1, 1:].astype(float) for record in (A, b)]
+    caption = next(line for line in view(A, b, 200, heads=(1,)) if line.startswith("A and B: "))
+    assert caption.startswith(f"A and B: linear, 0 … {max(row.max() for row in rows):.4g} or more, the same for all: ")
+    full = make_record(TEXT, n_heads=3)
+    caption = next(line for line in view(full, full, 200, heads=(1,)) if line.startswith("A and B: "))
+    assert "or more" not in caption
+    assert "B − A: no change of a number" in view(full, full, 200, heads=(1,))
+
+
+def test_of_two_attentions_of_a_layer_the_one_that_changed_is_drawn() -> None:
+    a = layered(text_of(TEXT), n_layers=2)
+    a = replace(
+        a,
+        layers=(a.layers[0], replace(a.layers[1], layer=0)),
+        heads=tuple(replace(head, layer=0) for head in a.heads),
+    )
+    b = with_cell(a, "layers.1.pattern", (0, 2, 3, 1), 0.875)
+    gap = abs(0.875 - float(a.arrays["layers.1.pattern"][0, 2, 3, 1]))
+    assert said(a, b).startswith("the records differ: first at layer 0, attention 2 pattern (")
+    titles = [line for line in view(a, b) if " · largest change" in line]
+    assert [title.split(" ─")[0] for title in titles] == [f"layer 0, attention 2 · head 2 · largest change {gap:.4g}"]
+
+
+def test_a_head_that_is_asked_for_and_not_drawn_has_its_reason() -> None:
+    assert "no head is drawn: 3 heads against 2" in view(A, make_record(TEXT, causal=True, n_heads=2), heads=(1,))
+    bare = replace(A, arrays={"out": A.arrays["out"]})
+    expected = "no head is drawn: both records must hold its pattern or map (--keep pattern)"
+    assert expected in view(A, bare, 200, sequences=(0,))
+
+
+def test_maps_of_heads_are_drawn_where_there_is_no_pattern() -> None:
+    text = " ".join(f"w{n % 9}" for n in range(300))
+    a, b = (surveyed(text, causal=True, seed=seed) for seed in (0, 1))
+    lines = view(a, b, heads=(2,))
+    title = next(line for line in lines if line.startswith("head 2 · "))
+    gap = abs(b.arrays["map"][0, 2].astype(float) - a.arrays["map"][0, 2]).max()
+    assert title.startswith(f"head 2 · largest change {gap:.4g} · each mark ")
+    assert any(line.startswith("A and B: log, ") for line in lines)
+
+
+def test_the_row_and_the_column_of_a_replaced_token_hold_the_change() -> None:
+    a = make_record(TEXT, n_heads=1)
+    b = make_record(("the", "dog", "sat", "on", "it"), n_heads=1, seed=1)
+    vocabulary = sorted({*TEXT, "dog"})
+    a, b = (replace(one, sequences=(make_sequence(one.sequences[0].tokens, vocabulary),)) for one in (a, b))
+    (text,) = compare(a, b).texts
+    maps = (head_map(drawable_heads(one, ViewOptions(heads=(0,)))[0], 0) for one in (a, b))
+    found = grids(*maps, text, text)
+    assert found is not None
+    expected = b.arrays["pattern"][0, 0].astype(float) - a.arrays["pattern"][0, 0].astype(float)
+    assert np.allclose(found.change, expected, rtol=0, atol=1e-12)
+    assert found.rows[1] == found.columns[1] == "cat|dog"
+    shown = " ".join(" ".join(view(a, b, 120)).split())
+    assert "those replaced one to one" in shown
+
+
+def test_rows_of_tokens_that_one_alone_has_are_blank_in_the_other_and_in_the_change() -> None:
+    b = make_record(("the", "cat", "sat", "well", "on", "it"), causal=True, n_heads=3)
+    lines = view(A, b, heads=(1,))
+    panels = panels_of(lines, "head 1 · ", 6, 18)
+    assert panels[0][3].strip() == panels[2][3].strip() == ""
+    assert panels[1][3].strip() != ""
+    names = [
+        line.split()[0] for line in lines[lines.index(next(x for x in lines if x.startswith("head 1 · "))) + 3 :][:6]
+    ]
+    assert names == ["the", "cat", "sat", "well", "on", "it"]
+
+
+def test_what_is_no_number_in_one_alone_is_marked() -> None:
+    b = with_cell(A, "pattern", (0, 1, 3, 2), np.nan)
+    lines = view(A, b, heads=(1,))
+    panels = panels_of(lines, "head 1 · ", 5, 20)
+    assert "?" not in "".join(panels[0])
+    assert panels[1][3][8:12].strip() == panels[2][3][8:12].strip() == "?"
+    assert "".join(panels[2]).count("?") == 1
+
+
+def test_heads_are_drawn_as_they_are_chosen_and_those_that_did_not_change_only_then() -> None:
+    b = with_cell(A, "pattern", (0, 2, 3, 1), 0.875)
+    drawn_ = [line.split(" · ")[0] for line in view(A, b) if " · largest change" in line]
+    assert drawn_ == ["head 2"]
+    chosen = [line.split(" · ")[0] for line in view(A, b, heads=(0, 1)) if " · largest change" in line]
+    assert chosen == ["head 0", "head 1"]
+    assert not any(" · largest change" in line for line in view(A, A))
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"heads": (3,)}, "head must be from 0 to 2, got 3"),
+    ({"sequences": (1,)}, "sequence must be from 0 to 0, got 1"),
+    ({"layers": ((None, 0),)}, "layer must be of records of a checkpoint, got another"),
+])  # fmt: skip
+def test_a_choice_that_is_not_there_is_refused(options: dict[str, tuple[int]], message: str) -> None:
+    with pytest.raises(UsageError) as fault:
+        require_drawable((A, A), ViewOptions(**options))
+    assert fault.value.message == message
+
+
+def test_layers_are_chosen_by_number() -> None:
+    a = layered(text_of(TEXT), n_layers=3)
+    b = layered(text_of(TEXT), n_layers=3, seed=1)
+    titles = [line for line in view(a, b, layers=((None, 1),), heads=(0, 3)) if " · largest change" in line]
+    assert [title.split(" · ")[:2] for title in titles] == [["layer 1", "head 0"], ["layer 1", "head 3"]]
+
+
+# --------------------------------------------------------------------------------------------------------------- trust, programs
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("colour", [False, True])
+def test_hostile_tokens_show_as_escapes_at_every_width(width: int, colour: bool) -> None:
+    a = make_record(HOSTILE)
+    b = make_record((*HOSTILE[:2], "\x9b2J", *HOSTILE[2:]), seed=1)
+    a = replace(a, command=("mha", "\x1b]0;evil\x07"))
+    lines = view(a, b, width, colour=colour, names=("\x1b[2Ja", "b"))
+    text = "\n".join(Text.from_ansi(line).plain for line in lines) if colour else "\n".join(lines)
+    for raw in ("\x1b", "\u202e", "\x9b", "\u200b", "\x07"):
+        assert raw not in text
+    if width == 200:
+        assert "[bold]b[/bold]" in text
+        assert "\\x1b[31mred" in text
+
+
+def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them() -> None:
+    module = OwnModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
+    a = replace(A, module=module, arrays={}, heads=())
+    step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
+    a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))
+    lines = view(a, b, 200)
+    assert lines[0] == "the records differ: first at \\x1b[2Jevil (key 5 against 6)"
+    row = next(line for line in lines if line.startswith("\\x1b[2Jevil "))
+    assert row.endswith("OTHER SHAPE  key 5 against 6; formula: one \\u202e against two")
+
+
+CONTEXT = [text_of(("on", "it"))]
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    (make_record(TEXT, ("a", "dog"), n_heads=3), make_record(TEXT, n_heads=3)),
+    (make_record(TEXT, dropout=0.25), make_record(TEXT, dropout=0.25, seed=1)),
+    (make_record(("on", "it"), context=[TEXT]), make_record(("on", "it"), context=[TEXT[1:]])),
+    (layered(text_of(TEXT), context=CONTEXT, n_layers=2), layered(text_of(TEXT[1:]), context=CONTEXT)),
+    (layered(text_of(TEXT), keep=False, sinks=True), layered(text_of(TEXT), seed=1, sinks=True)),
+    (layered(text_of(TEXT)), make_record(TEXT)),
+], ids=["batch", "dropout", "context", "pair", "sinks", "nothing"])  # fmt: skip
+@pytest.mark.parametrize(("width", "everything"), [(20, False), (120, True)])
+def test_every_kind_of_record_is_drawn_at_every_width(a: Record, b: Record, width: int, everything: bool) -> None:
+    assert view(a, b, width, everything=everything)
+    assert view(a, b, width, colour=True, everything=everything)
+
+
+def test_what_pictures_leave_out_is_said() -> None:
+    a, b = (make_record(TEXT, dropout=0.25, seed=seed) for seed in (0, 1))
+    assert any("A and B before dropout" in line for line in view(a, b))
+    assert any(
+        line.endswith("; B before dropout") for line in view(replace(a, config=replace(a.config, train=False)), b)
+    )
+    a, b = (layered(text_of(TEXT), sinks=True, seed=seed) for seed in (0, 1))
+    assert "what learned sinks take is not drawn" in " ".join(view(a, b))
+
+
+def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> None:
+    b = with_cell(with_cell(A, "pattern", (0, 2, 3, 1), 0.875), "out", (0, 1, 2), np.inf)
+    found = compare(A, b)
+    text = "".join(diffjson.pieces(found, (A, b), ("a\udcff", "b"), ("mha", "diff")))
+    document = json.loads(text, parse_constant=lambda word: pytest.fail(word))
+    assert text.isascii()
+    assert (document["schema"], document["verdict"], document["a"]) == ("mha.diff/1", "differ", "a\\xff")
+    assert document["said"] == verdict_text(found, A, b)
+    assert document["first"] == {"where": "site", "layer": "", "site": "pattern"}
+    assert document["tolerance"] == {"relative": 1e-5, "of_dtype": "float32"}
+    sites = {one["site"]: one for one in document["layers"][0]["sites"]}
+    assert sites["pattern"]["at"] == {
+        "axes": ["sequence", "head", "query", "key"], "a": [0, 2, 3, 1], "b": [0, 2, 3, 1],
+    }  # fmt: skip
+    assert sites["out"]["n_nonfinite"] == 1
+    assert [sites[name]["status"] for name in ("qk", "pattern", "out")] == ["identical", "beyond", "beyond"]
+
+
+def test_the_document_names_tokens_that_are_others() -> None:
+    b = make_record(("the", "big", "dog", "sat", "on", "it"), causal=True, n_heads=3)
+    found = compare(A, b)
+    document = json.loads("".join(diffjson.pieces(found, (A, b), ("a", "b"), ())))
+    (change,) = document["texts"][0]["changes"]
+    assert (change["change"], change["a"], change["b"]) == ("replaced", ["cat"], ["big", "dog"])

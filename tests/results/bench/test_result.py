@@ -1,0 +1,308 @@
+"""The run as data: by hand, there and back as JSON, and files that are not what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
+
+from mhacli.errors import MhaError
+from mhacli.results.bench.compare import compare
+from mhacli.results.bench.expected import expected_flops, expected_moved_bytes
+from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark, workload_of
+from mhacli.results.bench.sweep import Sweep
+from mhacli.results.bench.workload import Workload
+
+FULL = made_benchmark(
+    made_row("explicit", [0.25, 0.5, 0.125]),
+    made_row("sdpa", [0.1], ratio=0.3, ratio_low=0.1, ratio_high=0.7, is_similar=True, is_fastest=True, ran="flash"),
+    made_row("cudnn"),
+    made_row("math", status="out-of-memory", reason="can't allocate memory", first_s=3.5),
+    made_row("torch-mha", [1e-9, 1e-9, 2e-9], workload=size(n_kv_heads=9, causal=True, direction="both")),
+    made_row("explicit", [3.0], workload=size(dtype="bfloat16"), max_error=None, reason="results are not finite"),
+    controls=[made_control(0.9, 1.1), made_control(workload=size(dtype="bfloat16"), backend="explicit")],
+    ceilings=[CEILING, Ceiling("bfloat16", 1 / 3, 1e-3)],
+    environment={"driver": "550.54", "load_average": None, "device_name": "A ⟨device⟩ \u2028"},
+    sweep=Sweep(
+        ("explicit",), (2,), (9,), (3,), (11,), (5, 7), ("float32", "bfloat16"), True, ("forward", "both"), False
+    ),
+)
+
+
+def written(folder: Path, document: Any) -> str:
+    path = folder / "run.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def refusal(path: str) -> tuple[str, str | None]:
+    """Message and hint of the refusal, the path in them written FILE."""
+    with pytest.raises(MhaError) as caught:
+        read_benchmark(path)
+    assert caught.value.exit_code == 1
+    assert caught.value.code == "bad-file"
+    return caught.value.message.replace(path, "FILE"), caught.value.hint
+
+
+def changed(change: dict[str, Any], benchmark: Benchmark = FULL) -> dict[str, Any]:
+    """The document with fields of its first row changed; `...` takes a field away."""
+    document: dict[str, Any] = json.loads(benchmark.to_json())
+    for name, value in change.items():
+        if value is ...:
+            del document["rows"][0][name]
+        else:
+            document["rows"][0][name] = value
+    return document
+
+
+def test_a_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    path = written(tmp_path, FULL.to_json())
+    assert read_benchmark(path) == FULL
+    assert read_benchmark(path).to_json() == FULL.to_json()
+
+
+def test_an_empty_run_comes_back_too(tmp_path: Path) -> None:
+    empty = made_benchmark(ceilings=())
+    assert read_benchmark(written(tmp_path, empty.to_json())) == empty
+
+
+@given(
+    st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=9),
+    st.floats(0, 1e12),
+    st.integers(0, 2**63),
+    st.text(max_size=20),
+)
+def test_every_number_and_word_survives_json(
+    tmp_path_factory: pytest.TempPathFactory, times: list[float], error: float, extra: int, reason: str
+) -> None:
+    made = replace(made_row("sdpa", [1.0]), samples_s=tuple(times), max_error=error, extra_bytes=extra, reason=reason)
+    benchmark = made_benchmark(made)
+    folder = tmp_path_factory.mktemp("file", numbered=True)
+    path = folder / "run.json"
+    path.write_bytes(benchmark.to_json().encode("utf-8"))
+    assert read_benchmark(str(path)) == benchmark
+
+
+def test_the_json_has_a_row_per_line_and_a_name_for_each_number() -> None:
+    text = FULL.to_json()
+    document = json.loads(text)
+    assert list(document) == [
+        "schema", "command", "seed", "environment", "sweep", "ceilings", "rows", "controls",
+    ]  # fmt: skip
+    assert document["schema"] == "mha.bench/1"
+    assert sum(line.startswith('{"batch":') for line in text.splitlines()) == len(FULL.rows) + len(FULL.controls)
+    names = (
+        "backend ran status batch n_heads n_kv_heads d_head q_len k_len dtype causal direction samples_s median_s p25_s "
+        "p75_s flops tflops share_of_peak extra_bytes predicted_bytes max_error reason is_fallback first_s n_calls "
+        "median_low_s median_high_s min_s ratio ratio_low ratio_high is_sure is_similar is_fastest limit mean_error "
+        "n_error_queries n_samples bytes flops_per_byte"
+    )
+    for row in document["rows"]:
+        assert sorted(row) == sorted(names.split())
+
+
+def test_by_hand_what_a_document_says_of_a_row() -> None:
+    row = made_row("sdpa", [0.5, 0.25, 1.0]).document()
+    assert row["n_samples"] == 3
+    assert row["median_s"] == 0.5
+    assert row["flops"] == 4 * 2 * 9 * 25 * 11
+    assert row["bytes"] == 2 * 2 * (9 * 5 + 3 * 5) * 11 * 4
+    assert row["flops_per_byte"] == row["flops"] / row["bytes"]
+    assert row["tflops"] == pytest.approx(row["flops"] / 0.5 / 1e12, rel=1e-15)
+    assert made_row("cudnn").document()["tflops"] is None
+
+
+def test_by_hand_the_least_time_and_what_sets_it() -> None:
+    ceiling = Ceiling("float32", matmul_tflops=2.0, copy_gb_per_s=10.0)
+    assert ceiling.floor_s(4 * 10**12, 5 * 10**9) == (2.0, "compute")
+    assert ceiling.floor_s(10**12, 5 * 10**9) == (0.5, "compute")
+    assert ceiling.floor_s(10**11, 5 * 10**9) == (0.5, "memory")
+
+
+def test_the_better_of_two_measurements_is_taken_rate_by_rate() -> None:
+    one, other = Ceiling("float16", 2.0, 10.0), Ceiling("float16", 1.0, 30.0)
+    assert one.or_higher(other) == other.or_higher(one) == Ceiling("float16", 2.0, 30.0)
+    assert one.or_higher(one) == one
+
+
+def test_a_row_under_a_ceiling_has_its_share_of_what_could_be() -> None:
+    bare = made_row("sdpa", [0.5], limit=None, share_of_peak=None)
+    flops, moved = expected_flops("sdpa", SIZE), expected_moved_bytes("sdpa", SIZE)
+    compute_bound = bare.under(Ceiling("float32", matmul_tflops=flops / 1e11, copy_gb_per_s=1e12))
+    assert (compute_bound.limit, compute_bound.share_of_peak) == ("compute", pytest.approx(0.2))
+    memory_bound = bare.under(Ceiling("float32", matmul_tflops=1e9, copy_gb_per_s=moved / 1e8))
+    assert (memory_bound.limit, memory_bound.share_of_peak) == ("memory", pytest.approx(0.2))
+    assert made_row("cudnn").under(CEILING) == made_row("cudnn")
+
+
+def test_a_layer_s_projections_count_as_its_work() -> None:
+    work = size(n_kv_heads=9)
+    layer, kernel = made_row("torch-mha", [0.5], workload=work), made_row("sdpa", [0.5], workload=work)
+    assert layer.flops - kernel.flops == 4 * 2 * (2 * 5) * 99 * 99
+    assert layer.tflops == pytest.approx(layer.flops / 0.5e12)
+
+
+def test_rows_of_two_runs_belong_together_where_backend_and_every_size_agree() -> None:
+    row = made_row("sdpa", [0.5])
+    assert row.key == made_row("sdpa", [0.25, 0.5], is_fastest=True).key
+    others = [
+        made_row("flash", [0.5]).key,
+        *(
+            made_row("sdpa", [0.5], workload=size(**{name: value})).key
+            for name, value in {
+                "batch": 3, "n_heads": 6, "n_kv_heads": 9, "d_head": 13, "q_len": 1, "k_len": 7, "dtype": "float64",
+                "causal": True, "direction": "both",
+            }.items()
+        ),
+    ]  # fmt: skip
+    assert len({row.key, *others}) == 1 + len(others) == 11
+
+
+def test_a_control_is_found_by_its_size() -> None:
+    found = FULL.control(made_row("flash", workload=size(dtype="bfloat16")))
+    assert found is FULL.controls[1]
+    assert FULL.control(size(batch=77)) is None
+    assert FULL.controls[0].interval == (1.0, 0.9, 1.1)
+
+
+def test_a_row_without_times_has_no_intervals() -> None:
+    assert (made_row("cudnn").interval, made_row("cudnn").ratio_interval, made_row("cudnn").tflops) == (None,) * 3
+    assert made_row("sdpa", [1.0, 2.0, 4.0], ratio=0.5, ratio_low=0.25).ratio_interval == (0.5, 0.25, 1.0)
+    assert made_row("sdpa", [1.0, 2.0, 4.0]).interval == (2.0, 1.0, 4.0)
+
+
+def test_the_size_of_a_row_is_a_plain_workload() -> None:
+    found = workload_of(made_row("sdpa", [1.0]))
+    assert type(found) is Workload
+    assert found == SIZE
+
+
+def test_numbers_that_are_none_are_never_written() -> None:
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+            made_benchmark(made_row("sdpa", [1.0], max_error=wrong)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "FILE must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
+        ("{", "FILE must be JSON, got: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("NaN", "FILE must be JSON, got: NaN is no JSON number"),
+        ('{"schema":"mha.bench/1","schema":"mha.bench/1"}', "FILE must be JSON, got: the name 'schema' stands twice"),
+        ("[" * 200_000, "FILE must be JSON of moderate depth, got deeper nesting"),
+    ],
+    ids=["empty", "cut", "NaN", "twice", "deep"],
+)
+def test_what_is_not_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    assert refusal(written(tmp_path, content)) == (message, None)
+
+
+@pytest.mark.parametrize(
+    ("document", "got"),
+    [
+        ([], "no schema"),
+        ([{"schema": "mha.bench/1"}], "no schema"),
+        (7, "no schema"),
+        ({}, "no schema"),
+        ({"schema": None}, "no schema"),
+        ({"schema": "mha.record/1"}, "'mha.record/1'"),
+        ({"schema": "mha.bench/2", "rows": []}, "'mha.bench/2'"),
+        ({"schema": ["mha.bench/1"]}, "['mha.bench/1']"),
+        ({"schema": "x" * 500}, "'" + 79 * "x"),
+    ],
+    ids=str,
+)
+def test_what_is_no_benchmark_is_refused_by_its_schema(tmp_path: Path, document: Any, got: str) -> None:
+    message = f"FILE must be a benchmark (schema mha.bench/1), got {got}"
+    assert refusal(written(tmp_path, document)) == (message, "mha bench --save-baseline FILE writes one")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": ...}, "FILE.rows[0] must have the fields batch, got none of that name"),
+        (
+            {"backend": ..., "status": ..., "predicted_bytes": ...},
+            "FILE.rows[0] must have the fields backend, predicted_bytes, status, got none of that name",
+        ),
+        ({"median_s": -0.5}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got -0.5, 0.125, 0.5"),
+        ({"median_s": 0}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got 0.0, 0.125, 0.5"),
+        ({"median_s": None}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got None, 0.125, 0.5"),
+        ({"median_s": ...}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got None, 0.125, 0.5"),
+        ({"status": "fine"}, "FILE.rows[0].status must be one of ok, unsupported, "
+         "out-of-memory, too-large, too-slow, failed, got 'fine'"),
+        ({"dtype": "int8"}, "FILE.rows[0].dtype must be one of float32, float64, bfloat16, float16, got 'int8'"),
+        ({"direction": 3}, "FILE.rows[0].direction must be one of forward, backward, both, got 3"),
+        ({"batch": 1.5}, "FILE.rows[0].batch must be a value of type int, got 1.5"),
+        ({"batch": True}, "FILE.rows[0].batch must be a value of type int, got True"),
+        ({"q_len": 10**30}, "FILE.rows[0].q_len must be a whole number of at most 18446744073709551616, got 'a larger one'"),
+        ({"median_s": 10**400}, f"FILE.rows[0].median_s must be a finite number, got {str(10**400)[:80]}"),
+        ({"samples_s": [0.5, "fast"]}, "FILE.rows[0].samples_s[1] must be a value of type float, got 'fast'"),
+        ({"samples_s": 0.5}, "FILE.rows[0].samples_s must be a list, got 0.5"),
+        ({"backend": ["sdpa"]}, "FILE.rows[0].backend must be a value of type str, got ['sdpa']"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_row_that_says_what_cannot_be_is_refused_by_its_place(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    assert refusal(written(tmp_path, changed(change))) == (message, None)
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_is_refused(tmp_path: Path, word: str) -> None:
+    text = FULL.to_json().replace('"median_s":0.25', f'"median_s":{word}')
+    assert refusal(written(tmp_path, text)) == (f"FILE must be JSON, got: {word} is no JSON number", None)
+
+
+def test_a_number_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
+    text = FULL.to_json().replace('"median_s":0.25', '"median_s":1e999')
+    assert refusal(written(tmp_path, text)) == ("FILE.rows[0].median_s must be a finite number, got inf", None)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, None, 1e-300, 1e300])
+def test_the_ends_of_an_interval_must_be_times_too(tmp_path: Path, value: float | None) -> None:
+    rule = "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got"
+    assert refusal(written(tmp_path, changed({"median_low_s": value})))[0] == f"{rule} 0.25, {value}, 0.5"
+    assert refusal(written(tmp_path, changed({"median_high_s": value})))[0] == f"{rule} 0.25, 0.125, {value}"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
+def test_a_machine_without_a_rate_is_refused(tmp_path: Path, value: float) -> None:
+    document = changed({})
+    document["ceilings"][1]["matmul_tflops"] = value
+    message = f"FILE: ceilings[1] must have rates from 1e-12 to 1e+12, got {value}, 0.001"
+    assert refusal(written(tmp_path, document)) == (message, None)
+
+
+def test_a_hostile_file_that_is_read_can_be_compared_and_the_outcome_written(tmp_path: Path) -> None:
+    document = changed({"median_s": 1e-12, "median_low_s": 1e-12, "median_high_s": 1e12, "samples_s": [], "batch": 2})
+    document["ceilings"][0] |= {"matmul_tflops": 1e-12, "copy_gb_per_s": 1e12}
+    hostile = read_benchmark(written(tmp_path, document))
+    for one, other in ((FULL, hostile), (hostile, FULL)):
+        json.dumps(compare(one, other, "then.json").document(), allow_nan=False)
+
+
+def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+    document = changed({"from_the_future": [1, 2]}) | {"more": {}}
+    assert read_benchmark(written(tmp_path, document)) == FULL
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.json")
+    with pytest.raises(MhaError) as caught:
+        read_benchmark(path)
+    assert (caught.value.message, caught.value.code) == (f"{path} does not exist", "unreadable")
+
+
+def test_a_row_that_did_not_run_needs_no_times(tmp_path: Path) -> None:
+    kept: Row = read_benchmark(written(tmp_path, FULL.to_json())).rows[2]
+    assert (kept.status, kept.median_s, kept.samples_s) == ("unsupported", None, ())
