@@ -31,8 +31,8 @@ from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.steps import TokenSequence
 from mhacli.results.record.tiled import Wanted
+from mhacli.spec.tokens import TokenSequence
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
 SENTENCE = "The quick brown fox jumps over the lazy dog"

@@ -90,10 +90,10 @@ def photograph(page: Path, target: Path) -> None:
 
 async def viewed(record: Path) -> str:
     """What the viewer shows of a head of a record, as SVG."""
-    from mhacli.results.record.record import Record
+    from mhacli.results.record import storage
     from mhacli.viewer.app import Viewer, ViewerOptions
 
-    viewer = Viewer(Record.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))
+    viewer = Viewer(storage.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))
     async with viewer.run_test(size=(120, 36)) as pilot:
         await pilot.press("pageup", *["down"] * 8)
         await pilot.pause()

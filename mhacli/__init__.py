@@ -7,10 +7,11 @@ if TYPE_CHECKING:
     from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
     from mhacli.results.record.record import Record
+    from mhacli.results.record.storage import load
     from mhacli.spec.config import Config
 
 __version__ = "0.1.0"
-__all__ = ["Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "inspect"]
+__all__ = ["Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "inspect", "load"]
 
 _HOMES = {
     "Config": "mhacli.spec.config",
@@ -18,6 +19,7 @@ _HOMES = {
     "MultiHeadAttention": "mhacli.attention.layer",
     "Record": "mhacli.results.record.record",
     "inspect": "mhacli.compute.layer.run",
+    "load": "mhacli.results.record.storage",
 }
 
 

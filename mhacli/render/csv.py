@@ -14,7 +14,7 @@ import numpy as np
 from mhacli.errors import MhaError
 from mhacli.results.record.heads import Averages, HeadStatistics
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.tokenizers import vocabulary as vocabularies
 from mhacli.text.tokenizers.builtin import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
 from mhacli.text.tokenizers.file import FileTokenizer

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Turn
 from mhacli.text.search import Expression, Ranges, search
 

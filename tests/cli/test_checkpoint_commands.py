@@ -27,6 +27,7 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import kinds_of, texts_of
 from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Wanted
@@ -141,7 +142,7 @@ def test_the_walk_of_a_layer_of_an_encoder_can_be_read_again(mha: Command, tmp_p
     code, _, err = mha("trace", "t5", CAT, "--layer", "encoder.0", "--cell", "0,3,2", "--save", path)
     assert (code, err) == (0, "")
     assert mha("show", None, path)[0] == 0
-    cell = Record.load(path).cell
+    cell = storage.load(path).cell
     assert cell is not None
     assert (cell.query, cell.key, len(cell.pattern_row)) == (3, 2, 11)
 

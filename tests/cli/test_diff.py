@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from support.checkpoints_saved import Checkpoints, request_of
 from support.processes import Launch, Outcome, attempt, forms
 
-from mhacli.results.record.record import Record
+from mhacli.results.record import storage
 from mhacli.spec.config import Config
 
 TEXT = "the cat sat on the mat"
@@ -91,7 +91,7 @@ def test_two_number_formats_of_the_same_agree_within_the_coarser(saved: Path) ->
 
 def test_two_seeds_differ_from_the_first_numbers_on(saved: Path) -> None:
     done = compared(saved, "a", "seeded", code=3, columns="200")
-    a, b = (Record.load(str(saved / name)).arrays for name in ("a", "seeded"))
+    a, b = (storage.load(str(saved / name)).arrays for name in ("a", "seeded"))
     largest = abs(b["qk"].astype(float) - a["qk"])[..., *(a["allowed"][0, 0].nonzero())].max()
     first = done.stdout.splitlines()[0]
     unseen = "qk, the first whose numbers both hold"
@@ -181,7 +181,7 @@ def test_the_document_is_the_same_bytes_each_time_and_says_the_command(saved: Pa
 
 @pytest.mark.parametrize("colour", [False, True])
 def test_hostile_tokens_and_names_reach_the_terminal_as_escapes(saved: Path, tmp_path: Path, colour: bool) -> None:
-    record = Record.load(str(saved / "a"))
+    record = storage.load(str(saved / "a"))
     (text,) = record.sequences
     evil = replace(text, tokens=("\x1b]52;c;x\x07", "\u202ecat", "[red]", *text.tokens[3:]))
     replace(record, sequences=(evil,)).save(str(tmp_path / "\x1b[2Jb"))

@@ -98,6 +98,7 @@ def test_the_viewer_says_without_torch_or_textual_that_it_needs_a_terminal(recor
 
 FIRST_SCREEN = """
 import asyncio, sys
+from mhacli.results.record import storage
 from mhacli.results.record.record import Record
 from mhacli.viewer.app import Viewer, ViewerOptions
 from mhacli.viewer.panes.heads import Heads
@@ -110,7 +111,7 @@ def draw_more(heads):
     draw(heads)
 Heads._draw_more = draw_more
 async def run():
-    async with Viewer(Record.opened(sys.argv[1]), ViewerOptions()).run_test(size=(80, 24)) as pilot:
+    async with Viewer(storage.load_late(sys.argv[1]), ViewerOptions()).run_test(size=(80, 24)) as pilot:
         while "numpy" not in sys.modules:
             await pilot.pause(0.01)
 asyncio.run(run())

@@ -29,7 +29,7 @@ from support.records import make_record
 
 from mhacli.cli.commands import view
 from mhacli.errors import MhaError
-from mhacli.results.record.record import Record
+from mhacli.results.record import storage
 
 WAIT_S = 120
 COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -194,7 +194,7 @@ def test_enter_opens_a_head_also_before_the_terminal_is_taken_over(saved: Path, 
 
 
 def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp_path: Path) -> None:
-    record = Record.load(str(saved))
+    record = storage.load(str(saved))
     pattern = np.full_like(record.arrays["pattern"], 1.5)
     replace(record, arrays={**record.arrays, "pattern": pattern}).save(str(tmp_path / "bad.safetensors"))
     session = Terminal(tmp_path, ["bad.safetensors"], COLOUR, NO_TORCH).end()
@@ -203,7 +203,7 @@ def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp
 
 
 def test_a_record_that_contradicts_itself_is_marked_and_ends_the_viewer_with_3(saved: Path, tmp_path: Path) -> None:
-    record = Record.load(str(saved))
+    record = storage.load(str(saved))
     halves = {**record.arrays, "pattern": record.arrays["pattern"] / 2}
     replace(record, arrays=halves).save(str(tmp_path / "halves.safetensors"))
     terminal = Terminal(tmp_path, ["halves.safetensors"], COLOUR, NO_TORCH)

@@ -86,7 +86,7 @@ def test_garbage_is_looked_for_again_when_loading_fails():
 
 KEPT = """
 import gc
-from mhacli import memory
+from mhacli.io import memory
 {first}
 with memory.uncollected():
     kept = [[] for _ in range(10_000)]

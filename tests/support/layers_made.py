@@ -10,10 +10,11 @@ import numpy as np
 
 from mhacli.results.record.checkpoint import Generated, InspectedLayer, LayerWithout, Model, SpanTokens
 from mhacli.results.record.heads import Averages, HeadStatistics, Sink, StrongCell
+from mhacli.results.record.measures import Environment, SelfCheck, Timing
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Environment, Piece, SelfCheck, Timing, TokenSequence
 from mhacli.results.record.tiled import Check, Corner, Kept, Survey
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import Piece, TokenSequence
 
 D_HEAD = 5
 NOTHING_KEPT = Kept()

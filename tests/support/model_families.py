@@ -20,7 +20,7 @@ from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 VOCABULARY, N_LAYERS, N_HEADS, WINDOW = 99, 3, 4, 5
 Q_LEN, K_LEN, IMAGE, SOUND = 11, 13, 17, 19

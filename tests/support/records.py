@@ -11,10 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.measures import Environment, Parameter, SelfCheck, Timing, Values
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import CacheStep, Cell, DecodeSummary, RouteCheck, Way
-from mhacli.results.record.steps import Environment, Parameter, SelfCheck, Step, Timing, TokenSequence, Values
+from mhacli.results.record.steps import Step
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 
 D_HEAD = 3
 CAT = ("the", "cat", "sat")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text import encode as module
 from mhacli.text.encode import Limits, encode
 from mhacli.text.tokenizers.vocabulary import Vocabulary, with_unknown

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text import search as searching
 from mhacli.text.chat import Turn
 from mhacli.text.search import Expression, search

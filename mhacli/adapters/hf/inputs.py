@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mhacli.errors import UsageError
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Side
+from mhacli.spec.tokens import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from mhacli.adapters.hf.library import guarded, offline, transformers
 from mhacli.adapters.hf.templates import INSTEAD_OF_CHAT, render
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Side
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Message
 from mhacli.text.tokenizers.file import FileTokenizer, encoded
 from mhacli.text.tokenizers.pieces import BYTES, Spelling, pieces_of, spelling_of

@@ -93,12 +93,12 @@ def diff(
         raise UsageError("a and b must be the files of two records, got none for one", hint="mha diff A B")
     from mhacli.render.diff.maps import require_drawable
     from mhacli.results.diff.compare import compare
-    from mhacli.results.record.record import Record
+    from mhacli.results.record import storage
 
     for path in (pair.a, pair.b):
         require_record(path)
     with life("comparing"):
-        records = (Record.load(pair.a), Record.load(pair.b))
+        records = (storage.load(pair.a), storage.load(pair.b))
         require_drawable(records, options)
         found = compare(*records, tolerance=pair.tolerance)
     _tell(found, records, (pair.a, pair.b), options=options, is_json=report.json, colour=colour)

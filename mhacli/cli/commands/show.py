@@ -61,9 +61,10 @@ def show(
     )
     require_one_format(json=machine.json, csv=machine.csv)
     require_record(file.record)
-    from mhacli.results.record.record import Record
 
-    record = Record.load(file.record)
+    from mhacli.results.record import storage
+
+    record = storage.load(file.record)
     if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
         raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
     if record.model is None and (options.layers or options.words or of_layers.queries):

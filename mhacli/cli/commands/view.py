@@ -91,10 +91,10 @@ def view(
 
 
 def _opened(path: str) -> Record:
-    with uncollected():
-        from mhacli.results.record.record import Record
+    from mhacli.results.record import storage
 
-        return Record.opened(path)
+    with uncollected():
+        return storage.load_late(path)
 
 
 def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:

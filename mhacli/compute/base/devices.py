@@ -11,7 +11,7 @@ import torch
 import mhacli
 from mhacli.errors import MhaError
 from mhacli.io import memory
-from mhacli.results.record.steps import Environment
+from mhacli.results.record.measures import Environment
 
 
 def choose_device(name: str) -> torch.device:

@@ -38,8 +38,8 @@ from mhacli.results.record.heads import (
     is_sink,
     with_kind,
 )
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.conditions import Pattern
+from mhacli.spec.tokens import TokenSequence
 
 MAP_CELLS = 192
 """Cells of a map along its longer side, at most."""

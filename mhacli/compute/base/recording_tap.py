@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mhacli.errors import MhaError
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.steps import Parameter, Step, Values
+from mhacli.results.record.measures import Parameter, Values
+from mhacli.results.record.steps import Step
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES, Site
 

@@ -25,9 +25,10 @@ from mhacli.compute.base.token_axes import Axes
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import tensors_of
 from mhacli.requests.plan import facts_of
-from mhacli.results.record.steps import Environment, TokenSequence
+from mhacli.results.record.measures import Environment
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.encode import Encoded
 
 _INPUT_STREAM = 1 << 63

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.core import Tap
-from mhacli.results.record.steps import Timing
+from mhacli.results.record.measures import Timing
 
 TOTAL = "total"
 MIN_RUNS, DEFAULT_RUNS, DEFAULT_BUDGET_S = 2, 5, 1.0

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Side
+from mhacli.spec.tokens import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from mhacli.adapters.usercode.subject import Inputs, MaskForm, Subject
 from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Projection
+from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.diagnosis.candidates import head_counts
 from mhacli.compute.check.first_difference import Forms, departure
 from mhacli.compute.check.inputs import TOLERANCE, Draw, ask
-from mhacli.compute.check.prepare import arguments_of, randomised, ready
+from mhacli.compute.check.prepare import randomised
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding

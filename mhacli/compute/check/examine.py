@@ -18,6 +18,7 @@ from mhacli.adapters.usercode.call.docs import documented_meaning
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.subject import Built, MaskForm, Subject
 from mhacli.attention.mistakes.stages import RIGHT
+from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.diagnosis.candidates import Candidate, candidates, meant_by, source_of
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known, diagnose, stated
@@ -25,7 +26,7 @@ from mhacli.compute.check.diagnosis.evidence import observe
 from mhacli.compute.check.diagnosis.hypotheses import difference, stages_with
 from mhacli.compute.check.findings import findings_of
 from mhacli.compute.check.modes import together
-from mhacli.compute.check.prepare import arguments_of, ready_modes, with_own_weights
+from mhacli.compute.check.prepare import with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed, probe
 from mhacli.compute.check.stepwise.examine import examine_stepwise
 from mhacli.compute.check.tie_break import by_other_sizes

@@ -8,11 +8,12 @@ from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.subject import Built, Subject
+from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
 from mhacli.compute.check.diagnosis.evidence import MASKING, Observed, unpacks_in_order
 from mhacli.compute.check.diagnosis.hypotheses import Made, tried
 from mhacli.compute.check.inputs import core_scenes
-from mhacli.compute.check.prepare import limited, with_own_weights
+from mhacli.compute.check.prepare import with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.compute.check.traits.traits import traits_of
 from mhacli.requests.user_code import CheckRequest

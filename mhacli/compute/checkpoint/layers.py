@@ -12,7 +12,7 @@ from mhacli.compute.base.token_axes import Axes
 from mhacli.compute.heads.passes import Attention
 from mhacli.errors import MhaError
 from mhacli.results.record.checkpoint import InspectedLayer, LayerChoice
-from mhacli.results.record.steps import SelfCheck
+from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.tiled import Survey
 
 

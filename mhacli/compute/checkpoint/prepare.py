@@ -19,8 +19,8 @@ from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.checkpoint import Generated, SpanTokens
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import DEFAULT_MAX_TOKENS
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Turn, turns_of
 from mhacli.text.spans import find_spans, tokens_of
 from mhacli.text.tokenizers.pieces import begin_warnings

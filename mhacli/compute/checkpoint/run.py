@@ -60,8 +60,8 @@ from mhacli.results.record.checkpoint import (
     texts_of,
 )
 from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import NOT_SEEN, Record, layer_prefix
-from mhacli.results.record.steps import SelfCheck, Timing
 from mhacli.results.record.tiled import Check, Survey, Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 

@@ -21,9 +21,10 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.plan import Place
 from mhacli.results.record.checkpoint import AttentionKind, InspectedLayer
+from mhacli.results.record.measures import Parameter
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import Cell, ScorePart
-from mhacli.results.record.steps import Parameter, Step
+from mhacli.results.record.steps import Step
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that make matrices of queries × keys; the others never do."""

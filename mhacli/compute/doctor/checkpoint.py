@@ -33,7 +33,7 @@ from mhacli.compute.doctor.passes import CEILING, TIMES_SHAKEN, Passes, Row
 from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Patient, Report
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 Told = Callable[[float, str], None]
 ORDER = (

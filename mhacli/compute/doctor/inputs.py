@@ -13,7 +13,7 @@ from mhacli.adapters.hf.capture import is_attention
 from mhacli.adapters.hf.load import Loaded
 from mhacli.adapters.hf.tokenizer import first_tokens
 from mhacli.compute.doctor.passes import Row
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 TEXTS = (
     "The bell rang twice before anyone in the old house woke up, and by then the snow had covered the road, the garden and "

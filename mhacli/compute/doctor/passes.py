@@ -17,8 +17,8 @@ from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.forward import outputs_of
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.adapters.hf.load import Loaded
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Side
+from mhacli.spec.tokens import TokenSequence
 
 CEILING: Mapping[str, float] = {"float64": 2e-6, "float32": 2e-6, "float16": 5e-3, "bfloat16": 2e-2}
 """What two ways of computing the same may always differ by, relative to the size of an output. Of float64 it is that of

@@ -29,8 +29,9 @@ from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.heads.passes import Look, attention_of, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.errors import MhaError
 from mhacli.requests.plan import facts_of, foresee_heads, require_no_dropout
+from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import SelfCheck, Step, Timing
+from mhacli.results.record.steps import Step
 from mhacli.results.record.tiled import Survey, Wanted
 from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded

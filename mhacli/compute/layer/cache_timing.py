@@ -14,8 +14,8 @@ from mhacli.attention import masks
 from mhacli.attention.cache import CACHES
 from mhacli.attention.layer import MultiHeadAttention, Past
 from mhacli.compute.base.stopwatch import timing
+from mhacli.results.record.measures import Timing
 from mhacli.results.record.sections import Way
-from mhacli.results.record.steps import Timing
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind

@@ -23,9 +23,10 @@ from mhacli.compute.layer.cache_timing import compare_ways
 from mhacli.compute.layer.run import Observed, Options, largest_difference, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.requests.plan import decodable, foresee
+from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import CacheStep, DecodeSummary
-from mhacli.results.record.steps import SelfCheck, Step
+from mhacli.results.record.steps import Step
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind

@@ -26,8 +26,9 @@ from mhacli.compute.base.stopwatch import Stopwatch, time_stages
 from mhacli.errors import UsageError
 from mhacli.requests.plan import Plan, facts_of, foresee
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
+from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import SelfCheck, Step, Timing
+from mhacli.results.record.steps import Step
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.text.encode import Encoded, encode
 

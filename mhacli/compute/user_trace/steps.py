@@ -13,7 +13,8 @@ from mhacli.adapters.usercode.watch.operations import address_of
 from mhacli.compute.base.recording_tap import summarise
 from mhacli.compute.user_trace.dataflow import Flow, Roles
 from mhacli.compute.user_trace.describe import flops_of, formula_of, meaning_of, remark_of
-from mhacli.results.record.steps import Parameter, Step, Values
+from mhacli.results.record.measures import Parameter, Values
+from mhacli.results.record.steps import Step
 
 _GIVEN: Mapping[str, str] = {
     "x": "what attention is asked about: a row of random numbers for each token",

@@ -20,7 +20,7 @@ from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Op
 from mhacli.adapters.usercode.watch.operations import address_of, watch
 from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.compute.base.devices import environment
-from mhacli.compute.check.prepare import arguments_of, ready
+from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.user_trace.axes import Measured, axes_of, known_words, name_of, sizes_of, told_apart
 from mhacli.compute.user_trace.dataflow import Flow, Roles, flow_of, roles_of
 from mhacli.compute.user_trace.describe import variable_of
@@ -29,10 +29,11 @@ from mhacli.compute.user_trace.steps import Walked, steps_of
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
+from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import OwnModule
-from mhacli.results.record.steps import SelfCheck, TokenSequence
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 
 _MAX_BUILDS = 6
 _TOLERANCE = 1e-4

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
 from mhacli.spec.config import Config
+from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import positions_name
 from mhacli.text.escape import token_label, visible
 

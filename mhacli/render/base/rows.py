@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
 from mhacli.results.record.checkpoint import AttentionKind, Generated, texts_of
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 
 def first_produced(kind: AttentionKind, made: Generated | None, sequence: int) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mhacli.render.base.format import number_text, sparkline
-from mhacli.results.record.steps import Parameter, Step, Values
+from mhacli.results.record.measures import Parameter, Values
+from mhacli.results.record.steps import Step
 from mhacli.text.escape import token_label, visible
 
 _MASKED = ("scores", "bias", "masked")

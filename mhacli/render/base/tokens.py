@@ -14,7 +14,7 @@ from mhacli.render.base.format import PADDING, count_of, fitted, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tables import left_out, plain_table
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import token_label
 from mhacli.text.tokenizers.vocabulary import UNKNOWN
 

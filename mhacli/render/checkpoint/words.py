@@ -9,7 +9,7 @@ import numpy as np
 
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.tokenizers.pieces import words_of
 
 CAPTION = (

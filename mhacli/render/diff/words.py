@@ -17,7 +17,7 @@ from mhacli.results.diff.result import (
     TextDifference,
 )
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 _TOKEN_WIDTH = 16

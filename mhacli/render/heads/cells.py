@@ -19,8 +19,8 @@ from mhacli.render.base.tables import left_out, plain_table, title_rule
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
 from mhacli.results.record.tiled import Corner
+from mhacli.spec.tokens import TokenSequence
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:

@@ -19,7 +19,7 @@ from mhacli.render.heads.matrix import Head
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
 DECADES = 3

@@ -15,7 +15,7 @@ from mhacli.render.heads.drawing import kv_head_of
 from mhacli.render.heads.maps import DECADES
 from mhacli.render.page.budget import Maps
 from mhacli.render.page.html import Html
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 SCHEMA = "mha.page/1"
 

@@ -16,7 +16,7 @@ from mhacli.render.base.options import Screen, balanced
 from mhacli.render.base.tables import title_rule
 from mhacli.render.run.view import MAX_SEQUENCES
 from mhacli.results.mask import MaskSurvey, SequenceMask
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 SCHEMA = "mha.mask/1"

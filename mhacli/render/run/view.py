@@ -19,8 +19,8 @@ from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
 from mhacli.render.heads.heatmap import scale_caption
 from mhacli.render.heads.matrix import Head, largest_share
 from mhacli.render.heads.table import overview
+from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import SelfCheck
 from mhacli.spec import decode_costs as costs
 from mhacli.text.escape import visible
 

@@ -14,7 +14,7 @@ from mhacli.results.bench.expected import expected_flops, expected_moved_bytes
 from mhacli.results.bench.intervals import Interval
 from mhacli.results.bench.sweep import Sweep
 from mhacli.results.bench.workload import Workload
-from mhacli.results.record.steps import Environment
+from mhacli.results.record.measures import Environment
 from mhacli.spec.config import Dtype
 
 SCHEMA = "mha.bench/1"

@@ -9,8 +9,9 @@ from dataclasses import replace
 from mhacli.results.diff.axes import Unlike, unlike_axes
 from mhacli.results.diff.result import Place, Setting, SiteDifference, Status
 from mhacli.results.diff.tokens import aligned
+from mhacli.results.record.measures import Values
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Step, Values
+from mhacli.results.record.steps import Step
 
 _TOKEN_AXES = ("batch", "query", "key")
 _SAID = ("layout", "formula", "operation")

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 
 from mhacli.results.diff.result import Match, TextDifference, TokenFamily
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 
 _MOST_STEPS = 20_000_000
 """Steps of difflib in the worst case, for all texts together: about two seconds."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mhacli.results.record.steps import SelfCheck, TokenSequence
+from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.tiled import Survey
+from mhacli.spec.tokens import TokenSequence
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
 """Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from

@@ -17,7 +17,7 @@ from mhacli.results.record.arrays import Array, are_read
 if TYPE_CHECKING:
     from mhacli.results.record.heads import HeadStatistics
     from mhacli.results.record.record import Record
-    from mhacli.results.record.steps import TokenSequence
+    from mhacli.spec.tokens import TokenSequence
 
 ROW_TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 """How far a row's sum may be from 1: each share is rounded to the dtype. Twice the rounding of 16 bits, and room for sums of

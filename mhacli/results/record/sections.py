@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mhacli.results.record.steps import Timing
+from mhacli.results.record.measures import Timing
 
 
 @dataclass(frozen=True)

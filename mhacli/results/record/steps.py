@@ -1,4 +1,4 @@
-"""What every record is made of: tokens, steps, their numbers and timings, the self-check, the machine. Plain data."""
+"""A step of the trace: what was seen at one site. Plain data."""
 
 from __future__ import annotations
 
@@ -6,67 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mhacli.io.json_schema import section
+from mhacli.results.record.measures import Parameter, Values
 
 if TYPE_CHECKING:
     from mhacli.results.record.sections import CacheStep
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What the tokenizer of a checkpoint says of a token besides its id: its own `name` for it, the `bytes` that it stands
-    for in hex, whether it is `special`, and the number of the `word` that it is part of (None for special tokens).
-
-    Where a character is cut into several tokens, the token is its `part` of `parts`, 1 first.
-    """
-
-    name: str
-    bytes: str
-    special: bool = False
-    word: int | None = None
-    part: int = 1
-    parts: int = 1
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """One text as tokens. `offsets` are characters of `text`, end exclusive; `documents` says which document of the text
-    each token belongs to, 0 first, and is empty where texts are not cut into documents. `pieces` are those of a tokenizer
-    that has its own names for tokens, else empty; then `tokens` are what they stand for, and parts of a character are
-    marked, `日⟨1/3⟩`."""
-
-    text: str
-    tokens: tuple[str, ...]
-    ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
-    documents: tuple[int, ...] = ()
-    pieces: tuple[Piece, ...] = ()
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The place of each token in its own document, 0 first."""
-        begins: dict[int, int] = {}
-        for index, document in enumerate(self.documents):
-            begins.setdefault(document, index)
-        return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
-            range(len(self.tokens))
-        )
-
-
-@dataclass(frozen=True)
-class Values:
-    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
-
-    `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
-    """
-
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    histogram: tuple[int, ...]
-    n_nan: int
-    n_inf: int
-    numbers: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,46 +47,3 @@ class Step:
     remark: str = ""
     repeats: int = 1
     repeats_of: str = ""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A weight that a site uses, by its name on disk."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one stage: the first run apart, then the samples with their median and interquartile range."""
-
-    first_s: float
-    samples_s: tuple[float, ...]
-    median_s: float
-    iqr_s: float
-
-
-@dataclass(frozen=True)
-class SelfCheck:
-    """The output recomputed in float64 from the pattern that is shown, against the output that was computed; of decoding
-    also against a full recomputation, whichever is further."""
-
-    max_abs_error: float | None
-    tolerance: float
-    ok: bool
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where it ran. `device_asked` is what the user said, `device` what that came to."""
-
-    mha: str
-    torch: str
-    numpy: str
-    python: str
-    platform: str
-    device: str
-    device_name: str
-    device_asked: str
-    threads: int

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from mhacli.results.record.steps import Piece, TokenSequence
+from mhacli.spec.tokens import Piece, TokenSequence
 from mhacli.text.tokenizers.word_breaks import continues
 
 

@@ -14,9 +14,10 @@ from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, fitted
-from mhacli.viewer.panes.base import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
+from mhacli.viewer.panes.base import Pane
 from mhacli.viewer.pictures.gallery import Entry, Gallery
 from mhacli.viewer.pictures.heading import kind_sign, kind_words
+from mhacli.viewer.pictures.lines import ACCENT, CURSOR, DIM, PLAIN, Line, ruled, segment, segments
 from mhacli.viewer.pictures.thumbnail_layout import Tile, blank, tile_for
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen

@@ -14,7 +14,8 @@ from textual.message import Message
 from mhacli.render.base.colours import EMPTY, glyph, half_block, picked, ramp_paint, shade
 from mhacli.render.base.format import fitted, share_text
 from mhacli.render.heads.maps import FORBIDDEN, NOT_A_NUMBER
-from mhacli.viewer.panes.base import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
+from mhacli.viewer.panes.base import Pane
+from mhacli.viewer.pictures.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, ruled, segment, segments
 from mhacli.viewer.pictures.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.pictures.zoom import SHADED, Zoom, fitting, ladder, nearest
 

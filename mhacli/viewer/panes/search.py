@@ -10,9 +10,10 @@ from textual import events
 from textual.message import Message
 
 from mhacli.render.base.format import token_text
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
-from mhacli.viewer.panes.base import ACCENT, BOLD, CURSOR, DIM, Line, Pane, segments
+from mhacli.viewer.panes.base import Pane
+from mhacli.viewer.pictures.lines import ACCENT, BOLD, CURSOR, DIM, Line, segments
 
 Axis = Literal["query", "key"]
 

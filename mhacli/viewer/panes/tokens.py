@@ -14,9 +14,10 @@ from textual.message import Message
 from mhacli.render.base.colours import EMPTY, glyph, shade
 from mhacli.render.base.format import fitted, token_text
 from mhacli.render.heads.maps import NOT_A_NUMBER
-from mhacli.results.record.steps import TokenSequence
-from mhacli.viewer.panes.base import ACCENT, BROKEN, CURSOR, PLAIN, Line, Pane, ruled, segment
+from mhacli.spec.tokens import TokenSequence
+from mhacli.viewer.panes.base import Pane
 from mhacli.viewer.panes.matrix import NAN_SIGN
+from mhacli.viewer.pictures.lines import ACCENT, BROKEN, CURSOR, PLAIN, Line, ruled, segment
 
 _CHOSEN = "▸", ACCENT
 """In front of a chosen token that is shaded."""

@@ -10,8 +10,8 @@ from mhacli.render.base.format import fitted, number_text, percent_text, share_t
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.render.heads.maps import FORBIDDEN, range_text
-from mhacli.viewer.panes.base import BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.pictures.heading import Piece, flowed
+from mhacli.viewer.pictures.lines import BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.pictures.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.pictures.zoom import Zoom
 

@@ -11,8 +11,8 @@ from mhacli.render.base.colours import EMPTY
 from mhacli.render.base.format import share_text
 from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.results.record.heads import HeadStatistics
-from mhacli.viewer.panes.base import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.pictures.gallery import Entry
+from mhacli.viewer.pictures.lines import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments
 
 Piece = tuple[str, Style]
 

@@ -14,7 +14,7 @@ from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.maps import FORBIDDEN, HeadMap, head_map, levels
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
 from mhacli.viewer.pictures.gallery import Entry
 

@@ -8,8 +8,8 @@ from math import ceil
 
 from rich.segment import Segment
 
-from mhacli.viewer.panes.base import segment
 from mhacli.viewer.pictures.gallery import Gallery
+from mhacli.viewer.pictures.lines import segment
 
 _LEAST = (8, 3)
 _MOST_CELLS = 64_000_000

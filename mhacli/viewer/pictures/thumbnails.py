@@ -7,7 +7,7 @@ from rich.segment import Segment
 
 from mhacli.render.base.colours import glyph, half_block
 from mhacli.render.heads.maps import NOT_A_NUMBER
-from mhacli.viewer.panes.base import BROKEN, PLAIN, segment
+from mhacli.viewer.pictures.lines import BROKEN, PLAIN, segment
 from mhacli.viewer.pictures.picture import Picture
 from mhacli.viewer.pictures.thumbnail_layout import Tile
 

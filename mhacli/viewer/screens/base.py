@@ -9,7 +9,7 @@ from textual import events
 from textual.geometry import Size
 from textual.screen import Screen
 
-from mhacli.viewer.panes.base import ACCENT, DIM, WARNING, Line, segments
+from mhacli.viewer.pictures.lines import ACCENT, DIM, WARNING, Line, segments
 from mhacli.viewer.screens.keys import Key, last_line
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ from textual.containers import Container
 
 from mhacli.render.base.format import count_of, share_text
 from mhacli.text.escape import visible
-from mhacli.viewer.panes.base import WARNING, Lines, segments
+from mhacli.viewer.panes.base import Lines
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.search import Axis, Prompt, Search, searched
 from mhacli.viewer.panes.tokens import Tokens
 from mhacli.viewer.panes.top_keys import Strongest
 from mhacli.viewer.pictures.caption import captions, read_out
 from mhacli.viewer.pictures.heading import heading
+from mhacli.viewer.pictures.lines import WARNING, segments
 from mhacli.viewer.pictures.picture import Picture
 from mhacli.viewer.screens.base import ViewerScreen, keys_line
 from mhacli.viewer.screens.keys import HEAD, bindings

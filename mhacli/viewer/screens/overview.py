@@ -16,10 +16,11 @@ from mhacli.render.base.provenance import check_text
 from mhacli.results.record.heads import NEAR, Averages, HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.panes.base import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, Lines, ruled, segments
+from mhacli.viewer.panes.base import Lines
 from mhacli.viewer.panes.heads import Heads
 from mhacli.viewer.pictures.gallery import Entry, Gallery
 from mhacli.viewer.pictures.heading import Piece, flowed, heading, kind_sign
+from mhacli.viewer.pictures.lines import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, ruled, segments
 from mhacli.viewer.screens.base import ViewerScreen, keys_line
 from mhacli.viewer.screens.keys import OVERVIEW, bindings
 

@@ -30,8 +30,8 @@ from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
 from mhacli.results.record.tiled import Wanted
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Message
 
 Saved = Callable[..., str]

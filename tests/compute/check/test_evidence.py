@@ -14,11 +14,12 @@ from torch import Tensor
 from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm, Operation, Sizes
 from mhacli.attention.mistakes import MISTAKES
 from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, run
+from mhacli.compute.base.user_module import ready
 from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
 from mhacli.compute.check.diagnosis.evidence import Observed, line_in_source, observe, smallest, unpacks_in_order
 from mhacli.compute.check.diagnosis.hypotheses import Made, difference, singles, stages_with, ways_of
 from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes
-from mhacli.compute.check.prepare import randomised, ready
+from mhacli.compute.check.prepare import randomised
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 # ---------------------------------------------------------------------------------------------------------- lines of a file

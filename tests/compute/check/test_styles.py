@@ -19,8 +19,8 @@ from support.examined import examination_of, no_stage
 from torch import Tensor, nn
 
 from mhacli.cli.values import pairs
+from mhacli.compute.base.user_module import ready
 from mhacli.compute.check.examine import is_meant_causal
-from mhacli.compute.check.prepare import ready
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Examination
 

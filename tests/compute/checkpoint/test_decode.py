@@ -29,6 +29,7 @@ from mhacli.compute.checkpoint import decode as modeldecode
 from mhacli.compute.checkpoint.decode import decode_checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError, UsageError
+from mhacli.results.record import storage
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import CacheStep
 from mhacli.results.record.tiled import Wanted
@@ -151,7 +152,7 @@ def run_plain_cached(name: str) -> Any:
 def test_a_record_of_steps_survives_its_file(tmp_path: Any) -> None:
     record = decoded("mistral", 4)
     record.save(str(tmp_path / "r"))
-    again = Record.load(str(tmp_path / "r"))
+    again = storage.load(str(tmp_path / "r"))
     assert again.trace == record.trace
     assert np.array_equal(again.of_layer(0).arrays["pattern"], record.of_layer(0).arrays["pattern"])
 

@@ -48,6 +48,7 @@ from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.cli.shared.output import tell_notes
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
+from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import LayerWithout
 from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Wanted
@@ -269,7 +270,7 @@ def test_the_study_verifies_every_layer_and_numbers_it(name: str) -> None:
 def test_the_record_keeps_the_pattern_and_survives_its_file(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "record.safetensors")
     record(name).save(path)
-    loaded = Record.load(path)
+    loaded = storage.load(path)
     assert loaded.heads == record(name).heads
     assert loaded.layers == record(name).layers
     for index, pattern in enumerate(expected(name)):

@@ -39,6 +39,7 @@ from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.plan import Place
+from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import AttentionKind
 from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Wanted
@@ -217,7 +218,7 @@ def test_a_record_of_a_walk_is_of_that_layer_alone_and_survives_its_file(tmp_pat
     assert [layer.layer for layer in record.layers] == [LAYER]
     assert {head.layer for head in record.heads} == {LAYER}
     record.save(str(tmp_path / "r"))
-    assert Record.load(str(tmp_path / "r")).trace == record.trace
+    assert storage.load(str(tmp_path / "r")).trace == record.trace
 
 
 def test_without_a_choice_the_first_layer_is_walked_and_without_values_no_numbers_are_told() -> None:

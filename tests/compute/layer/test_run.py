@@ -16,7 +16,7 @@ from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.base import setup
 from mhacli.compute.layer.run import TOLERANCE, Options, inspect, largest_difference, weights_content
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.record import Record
+from mhacli.results.record import storage
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 from mhacli.text.tokenizers.vocabulary import Vocabulary
@@ -271,7 +271,7 @@ def test_a_saved_record_comes_back_with_identical_arrays(dtype, tmp_path):
     record = record_of(TEXTS, config_with(dtype=dtype, causal=True), command=("mha", "run"))
     path = str(tmp_path / "record.safetensors")
     record.save(path)
-    found = Record.load(path)
+    found = storage.load(path)
     assert found.document() == record.document()
     assert found.arrays.keys() == record.arrays.keys()
     for name, array in record.arrays.items():
@@ -310,7 +310,7 @@ def test_numbers_that_are_not_finite_are_shown_when_allowed(tmp_path):
     assert record.weights == source.path
     saved = str(tmp_path / "record.safetensors")
     record.save(saved)
-    assert Record.load(saved).arrays["qk"].tobytes() == record.arrays["qk"].tobytes()
+    assert storage.load(saved).arrays["qk"].tobytes() == record.arrays["qk"].tobytes()
 
 
 def test_timings_cover_every_site_and_their_sum():

@@ -9,6 +9,7 @@ import pytest
 
 from mhacli.compute.user_trace.trace import walk_request
 from mhacli.io.json_schema import decode
+from mhacli.results.record import storage
 from mhacli.results.record.record import Record
 from mhacli.results.record.steps import Step
 
@@ -276,7 +277,7 @@ def test_the_config_has_its_biases_and_its_output_projection(
 def test_a_record_of_a_walk_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
     record = walked(tmp_path, PER_HEAD)
     record.save(str(tmp_path / "walk.safetensors"))
-    assert Record.load(str(tmp_path / "walk.safetensors")) == record
+    assert storage.load(str(tmp_path / "walk.safetensors")) == record
 
 
 def test_what_keeps_state_is_walked_as_a_first_call(tmp_path: Path) -> None:

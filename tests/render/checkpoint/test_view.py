@@ -25,8 +25,8 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.render.checkpoint.words import merged, words_with
+from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import Generated, LayerWithout, SpanTokens
-from mhacli.results.record.record import Record
 
 WIDTHS = [40, 80, 120, 200]
 HOSTILE = (
@@ -135,7 +135,7 @@ def test_markup_in_tokens_names_and_reasons_is_printed_as_it_is():
 @pytest.mark.parametrize("name", RECORDS)
 def test_what_is_made_by_hand_is_a_record_that_can_be_saved(name, tmp_path):
     RECORDS[name].save(str(tmp_path / "r.st"))
-    loaded = Record.load(str(tmp_path / "r.st"))
+    loaded = storage.load(str(tmp_path / "r.st"))
     assert view(loaded) == view(RECORDS[name])
 
 

@@ -26,9 +26,9 @@ from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded
 from mhacli.render.page.html import tag, text
 from mhacli.render.page.notes import quantised_text
+from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import Generated, LayerWithout
 from mhacli.results.record.heads import HeadStatistics, Sink
-from mhacli.results.record.record import Record
 from mhacli.results.record.sections import OwnModule
 from mhacli.results.record.tiled import Kept, Wanted
 from mhacli.spec.config import Config
@@ -689,11 +689,11 @@ def test_random_rows_have_a_title_of_their_own():
 def test_the_same_record_gives_the_same_bytes_in_any_process_and_without_torch(tmp_path):
     record = surveyed("the cat sat on the mat and the dog", causal=True)
     record.save(str(tmp_path / "record"))
-    loaded = page(Record.load(str(tmp_path / "record")), ViewOptions())
+    loaded = page(storage.load(str(tmp_path / "record")), ViewOptions())
     program = (
-        "import hashlib, sys; from mhacli.results.record.record import Record;"
+        "import hashlib, sys; from mhacli.results.record import storage;"
         "from mhacli.render.base.options import ViewOptions;"
-        "from mhacli.render.page.document import page; made = page(Record.load(sys.argv[1]), ViewOptions());"
+        "from mhacli.render.page.document import page; made = page(storage.load(sys.argv[1]), ViewOptions());"
         "assert 'torch' not in sys.modules; print(hashlib.sha256(made.encode()).hexdigest())"
     )
     for seed, columns in (("1", "40"), ("2", "200")):

@@ -7,7 +7,8 @@ from support.records import drawn, make_record, walked
 
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import closing, step_blocks
-from mhacli.results.record.steps import Parameter, Step, Timing, Values
+from mhacli.results.record.measures import Parameter, Timing, Values
+from mhacli.results.record.steps import Step
 
 WIDTHS = [40, 80, 200]
 

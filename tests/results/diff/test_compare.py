@@ -19,9 +19,9 @@ from mhacli.results.diff.result import Differences, Match, SiteDifference, TextD
 from mhacli.results.diff.statistics import by_size
 from mhacli.results.diff.tokens import aligned
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.measures import Values
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import OwnModule
-from mhacli.results.record.steps import Values
 from mhacli.results.record.tiled import Corner, Kept, Wanted
 
 TEXT = ("the", "cat", "sat", "on", "it")

@@ -16,6 +16,7 @@ from support.processes import attempt
 from support.records import make_record, walked
 
 from mhacli.errors import MhaError
+from mhacli.results.record import storage
 from mhacli.results.record.consistency import ROW_TOLERANCE, contradictions
 from mhacli.results.record.record import Record
 
@@ -60,7 +61,7 @@ IMPOSSIBLE: dict[str, Callable[[Document, Arrays], object]] = {
 @pytest.mark.parametrize("what", IMPOSSIBLE)
 def test_what_cannot_be_is_refused_when_the_record_is_read(what: str, tmp_path: Path) -> None:
     path = written(tmp_path, IMPOSSIBLE[what])
-    for read in (Record.load, Record.opened):
+    for read in (storage.load, storage.load_late):
         with pytest.raises(MhaError) as caught:
             read(path)
         assert caught.value.code == "bad-file"
@@ -72,7 +73,7 @@ def test_what_cannot_be_is_refused_when_the_record_is_read(what: str, tmp_path: 
 def test_arrays_beyond_what_they_can_hold_are_refused(name: str, number: float, tmp_path: Path) -> None:
     path = written(tmp_path, lambda d, a: a[name].flat.__setitem__(0, number))
     with pytest.raises(MhaError, match=name):
-        Record.load(path)
+        storage.load(path)
 
 
 def halved(document: Document, arrays: Arrays) -> None:
@@ -114,12 +115,12 @@ DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
 @pytest.mark.parametrize("what", DOUBTFUL)
 def test_what_does_not_add_up_is_said(what: str, tmp_path: Path) -> None:
     change, words = DOUBTFUL[what]
-    (found,) = contradictions(Record.load(written(tmp_path, change)))
+    (found,) = contradictions(storage.load(written(tmp_path, change)))
     assert found.startswith(words)
 
 
 def test_arrays_that_nobody_has_read_are_not_read_to_say_it(tmp_path: Path) -> None:
-    record = Record.opened(written(tmp_path, halved))
+    record = storage.load_late(written(tmp_path, halved))
     assert contradictions(record) == ()
     record.arrays["pattern"]
     assert len(contradictions(record)) == 1
@@ -137,7 +138,7 @@ def test_a_layer_whose_check_does_not_hold_contradicts_the_whole() -> None:
 def test_kv_heads_of_a_layer_that_do_not_divide_its_heads_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, lambda d, a: d["layers"][0].update(n_kv_heads=5), layered())
     with pytest.raises(MhaError, match="n_kv_heads must divide"):
-        Record.load(path)
+        storage.load(path)
 
 
 def test_a_learned_sink_takes_its_part_of_a_row() -> None:

@@ -13,6 +13,7 @@ from support.heads_made import surveyed
 from support.records import with_sinks
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
+from mhacli.results.record import storage
 from mhacli.results.record.heads import (
     CERTAIN_ENOUGH,
     NEAR,
@@ -28,7 +29,6 @@ from mhacli.results.record.heads import (
     require_order,
     with_kind,
 )
-from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import (
     FOR_ALL_HEADS,
     OPTIONAL,
@@ -322,7 +322,7 @@ NAMES = ("plain", "padded", "left", "context", "some heads", "masks of heads", "
 def test_a_saved_record_of_heads_comes_back_as_it_was(name, records, tmp_path):
     record, path = records[name], str(tmp_path / "r")
     record.save(path)
-    found = Record.load(path)
+    found = storage.load(path)
     assert replace(found, arrays={}) == replace(record, arrays={})
     assert found.arrays.keys() == record.arrays.keys()
     for key, array in record.arrays.items():
@@ -350,7 +350,7 @@ def fault_of(path, document, arrays):
     contents = save({k: np.array(v, order="C") for k, v in arrays.items()}, metadata={"mha": json.dumps(document)})
     path.write_bytes(contents)
     with pytest.raises(MhaError) as caught:
-        Record.load(str(path))
+        storage.load(str(path))
     assert (caught.value.code, caught.value.exit_code) == ("bad-file", 1)
     assert "\n" not in caught.value.message
     assert caught.value.message.startswith(str(path))
@@ -488,7 +488,7 @@ def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
 
     record = inspect("the cat sat on the cat", Config(causal=True, device="cpu"), options=Options(repeat=1))
     record.save(str(tmp_path / "r"))
-    found = Record.load(str(tmp_path / "r"))
+    found = storage.load(str(tmp_path / "r"))
     assert found.heads == record.heads
     assert found.survey is None
     assert found.heads[0].uniform.entropy > 0

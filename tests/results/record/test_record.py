@@ -19,7 +19,7 @@ from mhacli.render import json as json_view
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.run.trace import closing, step_blocks
 from mhacli.render.run.view import run_view
-from mhacli.results.record.record import Record
+from mhacli.results.record import storage
 from mhacli.results.record.sections import Cell
 
 DOG = ("a", "dog")
@@ -46,7 +46,7 @@ def written(path, document, arrays):
 
 def fault_of(path, document, arrays):
     with pytest.raises(MhaError) as caught:
-        Record.load(written(path, document, arrays))
+        storage.load(written(path, document, arrays))
     assert caught.value.message.startswith(path)
     return caught.value.message.removeprefix(path).removeprefix(": ").strip()
 
@@ -59,7 +59,7 @@ def arrays_of(record):
 def test_a_saved_record_comes_back_as_it_was(name, path):
     record = RECORDS[name]
     record.save(path)
-    found = Record.load(path)
+    found = storage.load(path)
     assert replace(found, arrays={}) == replace(record, arrays={})
     assert list(found.timings) == list(record.timings)
     assert found.arrays.keys() == record.arrays.keys()
@@ -70,14 +70,14 @@ def test_a_saved_record_comes_back_as_it_was(name, path):
 
 def test_scores_keep_their_minus_infinity(path):
     RECORDS["batch"].save(path)
-    scores = Record.load(path).arrays["scores"]
+    scores = storage.load(path).arrays["scores"]
     assert scores[0, 0].tolist()[0][1:] == [-np.inf, -np.inf]
     assert np.isfinite(scores[0, 0, 2]).all()
 
 
 def test_the_same_record_gives_the_same_bytes(tmp_path):
     RECORDS["batch"].save(str(tmp_path / "a"))
-    Record.load(str(tmp_path / "a")).save(str(tmp_path / "b"))
+    storage.load(str(tmp_path / "a")).save(str(tmp_path / "b"))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -87,7 +87,7 @@ def test_an_existing_file_is_kept_without_force(path):
         RECORDS["one"].save(path)
     assert caught.value.code == "exists"
     RECORDS["batch"].save(path, force=True)
-    assert len(Record.load(path).sequences) == 2
+    assert len(storage.load(path).sequences) == 2
 
 
 def test_the_document_has_the_fields_of_the_schema_in_their_order():
@@ -147,7 +147,7 @@ def packed():
 
 def test_the_documents_of_a_text_come_back_and_give_each_token_its_place(path):
     packed().save(path)
-    found = Record.load(path)
+    found = storage.load(path)
     assert [s.documents for s in found.sequences] == [(0, 0, 1), (0, 0)]
     assert [s.places for s in found.sequences] == [(0, 1, 0), (0, 1)]
     assert (found.facts.packed, RECORDS["batch"].facts.packed) == (True, False)
@@ -270,7 +270,7 @@ def test_a_config_that_breaks_a_rule_is_refused_by_the_file(path, change):
 def test_what_a_config_leaves_open_is_filled_in(path):
     document = RECORDS["one"].document()
     document["config"] |= {"d_head": None, "d_v": None, "scale": None, "n_kv_heads": None}
-    assert Record.load(written(path, document, arrays_of(RECORDS["one"]))).config == RECORDS["one"].config
+    assert storage.load(written(path, document, arrays_of(RECORDS["one"]))).config == RECORDS["one"].config
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_layer_with_a_matrix_must_have_its_mask(path, name, index):
     message = f"must hold the array {prefix}allowed, got none"
     assert fault_of(path, record.document(), arrays) == message
     del arrays[prefix + name]
-    Record.load(written(path, record.document(), arrays))
+    storage.load(written(path, record.document(), arrays))
 
 
 @pytest.mark.parametrize("prompts", [[], [3], [3, 4, 5], [0, 3], [3, 5], [-1, 2]])
@@ -310,7 +310,7 @@ def test_prompts_that_are_not_those_of_the_sequences_are_refused(path, prompts):
     message = "generated must tell of every sequence how many of its tokens were given"
     assert fault_of(path, document, arrays_of(record)) == message
     document["model"]["generated"]["prompt_lens"] = [6, 1]
-    Record.load(written(path, document, arrays_of(record)))
+    storage.load(written(path, document, arrays_of(record)))
 
 
 @pytest.mark.parametrize(("kind", "size"), [("encoder", (6, 6)), ("decoder", (4, 4)), ("cross", (4, 6))])
@@ -325,7 +325,7 @@ def test_a_cell_lies_within_the_texts_that_its_layer_reads(path, kind, size):
     row = (0.0,) * size[1]
     cell = Cell(0, 3, size[0] - 1, size[1] - 1, (), (), (), 0.0, 1.0, None, True, 0.0, row, row, 0.0, ())
     record = replace(full, layers=(full.layers[index],), heads=heads, arrays=arrays, cell=cell)
-    assert Record.load(written(path, record.document(), arrays_of(record))).cell == cell
+    assert storage.load(written(path, record.document(), arrays_of(record))).cell == cell
     for wrong in (replace(cell, query=size[0]), replace(cell, key=size[1]), replace(cell, head=4)):
         document = replace(record, cell=wrong).document()
         assert fault_of(path, document, arrays_of(record)) == "cell must lie within the record"
@@ -334,7 +334,7 @@ def test_a_cell_lies_within_the_texts_that_its_layer_reads(path, kind, size):
 def test_arrays_of_later_versions_are_left_out(path):
     record = RECORDS["one"]
     for name in ("later", 'quote"', "config"):
-        found = Record.load(written(path, record.document(), arrays_of(record) | {name: np.ones(3)}))
+        found = storage.load(written(path, record.document(), arrays_of(record) | {name: np.ones(3)}))
         assert found.arrays.keys() == record.arrays.keys()
 
 
@@ -355,7 +355,7 @@ def test_a_file_that_only_the_library_refuses_is_no_bug_of_ours(path):
     with open(path, "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header + data[8 + length :])
     with pytest.raises(MhaError) as caught:
-        Record.load(path)
+        storage.load(path)
     assert caught.value.message.startswith(f"{path} must be readable by safetensors, got ")
 
 
@@ -373,7 +373,7 @@ def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, pat
     read = []
     load = safetensors.numpy.load
     monkeypatch.setattr(safetensors.numpy, "load", lambda data: read.append(len(data)) or load(data))
-    found = Record.opened(path)
+    found = storage.load_late(path)
     assert found.arrays.keys() == record.arrays.keys()
     assert len(found.arrays) == len(record.arrays)
     assert "pattern" in (found if name == "one" else found.of_layer(0)).arrays
@@ -392,7 +392,7 @@ def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, pat
 def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(path):
     record = RECORDS["one"]
     arrays = arrays_of(record) | {"pattern": np.full_like(record.arrays["pattern"], 1.5)}
-    opened = Record.opened(written(path, record.document(), arrays))
+    opened = storage.load_late(written(path, record.document(), arrays))
     for _ in range(2):
         with pytest.raises(MhaError, match="pattern must hold shares from 0 to 1"):
             opened.arrays["entropy"]
@@ -400,7 +400,7 @@ def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(
 
 def test_a_file_that_is_another_by_the_time_its_numbers_are_asked_for_is_told(path, tmp_path):
     RECORDS["one"].save(path)
-    opened = Record.opened(path)
+    opened = storage.load_late(path)
     RECORDS["batch"].save(path, force=True)
     with pytest.raises(MhaError, match="must stay as it is while it is looked at, got another file of that name"):
         opened.arrays["entropy"]
@@ -450,7 +450,7 @@ def test_a_header_that_was_altered_is_refused_or_drawn_but_never_breaks(place, c
         holder[place[-1]] = HOSTILE[change]
     path = str(tmp_path_factory.mktemp("fuzz") / "run.safetensors")
     try:
-        found = Record.load(written(path, document, record.arrays))
+        found = storage.load(written(path, document, record.arrays))
     except MhaError:
         return
     everything(found)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from mhacli.results.record.steps import Piece, TokenSequence
+from mhacli.spec.tokens import Piece, TokenSequence
 from mhacli.text.escape import token_label, visible
 from mhacli.text.tokenizers.pieces import Spelling, begin_warnings, pieces_of, spelling_of, words_of
 

@@ -18,10 +18,11 @@ from mhacli.adapters.usercode.stepwise.steps import Stepped, Stepping, grows, is
 from mhacli.adapters.usercode.subject import Inputs, MaskForm
 from mhacli.attention.mistakes import Way
 from mhacli.attention.mistakes.caching import TOP_LEFT_CHUNKS, UNMASKED
+from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.diagnosis.candidates import counts_of
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis
 from mhacli.compute.check.inputs import TOLERANCE, Draw
-from mhacli.compute.check.prepare import Anew, Examined, limited
+from mhacli.compute.check.prepare import Anew, Examined
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.compute.check.stepwise.faults import Explainer, Outcome, gap_of, is_chunked
 from mhacli.results.check import Choice, Finding, Probe

@@ -12,7 +12,7 @@ from mhacli.render.base.selection import names_of, ranges
 from mhacli.render.figures.heads.subject import Subject
 from mhacli.render.figures.svg.colour_scale import Shading
 from mhacli.results.record.record import Record
-from mhacli.results.record.steps import TokenSequence
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 

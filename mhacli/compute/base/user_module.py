@@ -1,0 +1,72 @@
+"""Somebody's attention, imported, built and ready to be called: what `mha check` and `mha trace FILE.py:NAME` begin with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from mhacli.adapters.usercode.build.build import build
+from mhacli.adapters.usercode.call.find_call import find_modes, find_subject
+from mhacli.adapters.usercode.find.target import find_target
+from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.subject import Built, Subject
+from mhacli.requests.user_code import TargetRequest
+from mhacli.results.record.sections import Argument
+
+
+def ready(request: TargetRequest, stage: Stage) -> Subject:
+    """The attention that is named, built and ready to be asked."""
+    return find_subject(_made(request, stage), request)
+
+
+def ready_modes(request: TargetRequest, stage: Stage) -> tuple[Subject, ...]:
+    """The attention that is named in each mode in which it can be asked."""
+    return find_modes(_made(request, stage), request)
+
+
+def _made(request: TargetRequest, stage: Stage) -> Built:
+    """What is named, imported and built."""
+    stage(f"importing {request.target}")
+    target = find_target(request.target)
+    stage(f"building {request.target}")
+    built = build(target, request)
+    stage(f"finding out how to call {request.target}")
+    return limited(built, stage)
+
+
+def limited(built: Built, stage: Stage) -> Built:
+    """The same, which says when a call of it begins, so that one that never ends can be ended, and when it is our turn."""
+
+    def begin(*_: object) -> None:
+        stage(f"calling {built.name}")
+
+    def end(*_: object) -> None:
+        stage(f"examining {built.name}", limited=False)
+
+    if built.module is not None:
+        built.module.register_forward_pre_hook(begin)
+        built.module.register_forward_hook(end, always_call=True)
+        return built
+
+    @functools.wraps(built.call)
+    def call(*inputs: Any, **keywords: Any) -> Any:
+        begin()
+        try:
+            return built.call(*inputs, **keywords)
+        finally:
+            end()
+
+    return replace(built, call=call)
+
+
+def arguments_of(built: Built) -> tuple[Argument, ...]:
+    """What it was built with, and who said so."""
+    guessed = {guess.name: guess.why for guess in built.guesses}
+    told = []
+    for name, value in built.arguments.items():
+        if any(other.startswith(f"{name}.") for other in built.arguments):
+            continue  # a config, whose values are told one by one
+        origin = "guessed" if name in guessed else "given" if name in built.given else "default"
+        told.append(Argument(name, f"{value!r:.80}", origin, guessed.get(name, "")))  # type: ignore[arg-type]
+    return tuple(told)

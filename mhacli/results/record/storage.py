@@ -1,0 +1,296 @@
+"""A record from its file: what the header describes is checked, and arrays are read when they are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.json_schema import decode
+from mhacli.io.memory import uncollected
+from mhacli.io.safetensors import (
+    TensorFile,
+    TensorHeader,
+    TensorInfo,
+    read_tensor_file,
+    read_tensor_header,
+    read_tensors_of,
+    shown_name,
+    tensors_of,
+)
+from mhacli.results.record.arrays import Array, LateArrays, Prefixed
+from mhacli.results.record.consistency import impossible
+from mhacli.results.record.record import SCHEMA, Record, layer_prefix
+from mhacli.spec.sites import SITES
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.results.record.sections import Cell
+    from mhacli.results.record.steps import Step
+    from mhacli.results.record.tiled import Survey
+    from mhacli.spec.config import Config
+    from mhacli.spec.facts import Facts
+
+MAX_FILE_BYTES = 64 << 30
+_PER_QUERY = ("entropy", "strongest_key", "allowed")
+_ROUNDING = 1e-3
+_NO_FLOATS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
+_KINDS = {"int": "whole numbers", "bool": "true or false", "float": "floating point numbers"}
+_READABLE = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
+
+
+def load(path: str) -> Record:
+    """The record in a file. Raises `MhaError` for a file that is no record, or one whose parts do not fit together."""
+    file = read_tensor_file(path, MAX_FILE_BYTES)
+    record = _described(file, lambda: file)
+    return dataclasses.replace(record, arrays=dict(record.arrays))
+
+
+def load_late(path: str) -> Record:
+    """The record in a file that stays as it is: its arrays are read, and numpy loaded, when the first is asked for.
+
+    Raises `MhaError` for a file that is no record, or one whose parts do not fit together; an array that is asked for
+    does where numbers have no meaning, or the file is another by then.
+    """
+    header = read_tensor_header(path)
+    return _described(header, lambda: read_tensors_of(header, MAX_FILE_BYTES))
+
+
+def _described(file: TensorFile | TensorHeader, read: Callable[[], TensorFile]) -> Record:
+    """The record that a file describes; `read` gives the file with its numbers."""
+    path, document = file.path, file.metadata
+    schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise MhaError(
+            f"{path} must be a record (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)}",
+            hint="mha run … --save FILE writes a record" if schema is None else None,
+            code="bad-file",
+            path=path,
+        )
+    record = decode(Record, document, path)
+    _require_whole(record, path)
+    record = dataclasses.replace(record, config=_resolved(record.config, path))
+    views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
+    return dataclasses.replace(record, arrays=_stored(file, {} if record.module else views, read))
+
+
+def _resolved(config: Config, path: str) -> Config:
+    try:
+        return config.resolved()
+    except UsageError as fault:
+        raise MhaError(f"{path}: {fault.message}", code="bad-file", path=path) from None
+
+
+def _require_whole(record: Record, path: str) -> None:
+    if not record.sequences or len(record.keys) != len(record.sequences):
+        raise MhaError(f"{path} must hold sequences, and as many contexts if any", code="bad-file", path=path)
+    for sequence in (*record.sequences, *record.keys):
+        if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
+            raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
+        if not {len(sequence.documents), len(sequence.pieces)} <= {0, len(sequence.tokens)}:
+            raise MhaError(f"{path} must give every token its document and piece, or none", code="bad-file", path=path)
+    fault = impossible(record)
+    if fault is not None:
+        raise MhaError(f"{path}: {fault}", code="bad-file", path=path)
+    if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
+        raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
+    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    if record.cell is not None and not _is_inside(record.cell, views[0]):  # a walk is of one layer
+        raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
+    if any(view.survey is not None and not _is_survey(view.survey, view) for view in views):
+        raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
+    if bool(record.layers) != (record.model is not None) or sum(len(view.heads) for view in views) != len(record.heads):
+        raise MhaError(
+            f"{path} must have layers for its model, and every head in one of them", code="bad-file", path=path
+        )
+    made = None if record.model is None else record.model.generated
+    if made is not None and not _are_prompts(made.prompt_lens, record):
+        raise MhaError(
+            f"{path}: generated must tell of every sequence how many of its tokens were given",
+            code="bad-file",
+            path=path,
+        )
+    for span in record.spans:
+        if len(span.tokens) != len(record.sequences) or not all(
+            0 <= i < len(s.tokens) for s, own in zip(record.sequences, span.tokens, strict=True) for i in own
+        ):
+            raise MhaError(f"{path}: spans must lie within their sequences", code="bad-file", path=path)
+
+
+def _are_prompts(prompt_lens: Sequence[int], record: Record) -> bool:
+    lengths = [len(sequence.tokens) for sequence in record.sequences]
+    return len(prompt_lens) == len(lengths) and all(1 <= p <= n for p, n in zip(prompt_lens, lengths, strict=True))
+
+
+def _is_step(step: Step, record: Record) -> bool:
+    if step.cache is None or len(step.shape) != 3 or step.shape[1] < 1:
+        return False
+    is_placed = 0 <= step.cache.start <= record.facts.q_len - step.shape[1]
+    return is_placed and len(step.cache.tokens) == len(record.sequences)
+
+
+def _is_inside(cell: Cell, record: Record) -> bool:
+    if not 0 <= cell.sequence < len(record.sequences):
+        return False
+    n_queries, n_keys = (len(family[cell.sequence].tokens) for family in (record.sequences, record.keys))
+    is_placed = 0 <= cell.head < record.config.n_heads and 0 <= cell.query < n_queries and 0 <= cell.key < n_keys
+    return is_placed and len(cell.scores_row) == len(cell.pattern_row) == n_keys
+
+
+def _is_survey(survey: Survey, record: Record) -> bool:
+    from mhacli.results.record.tiled import Corner
+
+    facts, heads = record.facts, [head.head for head in record.heads]
+    are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
+    are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))
+    is_block = 1 <= survey.block <= 1 << 31 and not survey.block & (survey.block - 1)
+    is_asked = is_block and bool(survey.checks) and survey.kept.top >= bool(survey.kept.queries)
+    c = survey.kept.corner or Corner(0, 1, 0, 1)
+    is_corner = c.n_queries >= 1 <= c.n_keys and c.first_query >= 0 <= c.first_key
+    is_within = c.first_query + c.n_queries <= facts.q_len and c.first_key + c.n_keys <= facts.k_len
+    places = [(sink.sequence, sink.key) for head in record.heads for sink in head.sinks]
+    places += [(cell.sequence, cell.key) for head in record.heads for cell in head.largest]
+    places += [(head.max_score_at[0], head.max_score_at[2]) for head in record.heads if head.max_score_at]
+    queries = [(0, query) for query in survey.kept.queries]
+    queries += [(cell.sequence, cell.query) for head in record.heads for cell in head.largest]
+    queries += [head.max_score_at[:2] for head in record.heads if head.max_score_at]
+    return bool(
+        are_heads and are_steps and is_asked and is_corner and is_within
+        and all(0 <= b < facts.batch and 0 <= key < facts.k_len for b, key in places)
+        and all(0 <= b < facts.batch and 0 <= query < facts.q_len for b, query in queries)
+        and all(len(head.patterns) == len(survey.patterns) for head in record.heads)
+        and all(head.uniform is None or len(head.uniform.patterns) == len(survey.patterns) for head in record.heads)
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- arrays
+
+
+def _stored(file: TensorFile | TensorHeader, views: Mapping[str, Record], read: Callable[[], TensorFile]) -> LateArrays:
+    """The arrays of a file that have a meaning in the record.
+
+    `views` are the record or its layers, by what the names of their arrays begin with in the file; `read` gives the file with
+    its numbers. Raises `MhaError` for arrays that do not fit, and, when one is asked for, where numbers have no meaning.
+    """
+    _require_readable(file)
+    names = [prefix + name for prefix, view in views.items() for name in _fitting(view, file, prefix)]
+
+    def arrays() -> Mapping[str, Array]:
+        loaded = read()
+        every = _loaded(loaded)
+        known = {name: every[name] for name in names}
+        for prefix, view in views.items():
+            _require_meaning(Prefixed(known, prefix), view.facts, loaded.path)
+        return known
+
+    return LateArrays(names, arrays)
+
+
+def _require_readable(file: TensorFile | TensorHeader) -> None:
+    for name, info in file.tensors.items():
+        if info.dtype not in _READABLE:
+            raise MhaError(
+                f"{file.path} must hold arrays of {', '.join(_READABLE)}, got {info.dtype} for {shown_name(name)}",
+                code="bad-file",
+                path=file.path,
+            )
+
+
+def _loaded(file: TensorFile) -> Mapping[str, Array]:
+    with uncollected():
+        from safetensors.numpy import load
+    return tensors_of(file, load)
+
+
+def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iterator[str]:
+    """The names of the arrays of a record, or of one layer, that have a meaning there, by what the header says of them. Raises
+    `MhaError` for those that do not fit. `prefix` is what their names begin with in the file."""
+    path, shapes = file.path, _shapes(view)
+    arrays = {name: info for name, info in Prefixed(file.tensors, prefix).items() if name in shapes}
+    for name, info in arrays.items():
+        _require_fitting(name, info, shapes[name], path)
+    required = _PER_QUERY if view.survey is None else _required_of_survey(shapes, arrays)
+    for name in required:
+        if name not in arrays:
+            raise MhaError(f"{path} must hold the array {prefix}{name}, got none", code="bad-file", path=path)
+    yield from arrays
+
+
+_Shapes = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+def _shapes(record: Record) -> _Shapes:
+    """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
+    facts = record.facts
+    if record.survey is not None:
+        return _shapes_of_survey(record.survey, record)
+    whole = SITES["pattern"].shape_for(facts)
+    expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
+    for_all_heads = (whole[0], 1, *whole[2:])
+    per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
+    return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
+
+
+def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
+    from mhacli.results.record.tiled import FOR_ALL_HEADS, survey_shapes
+
+    facts = record.facts
+    shapes = survey_shapes(
+        survey,
+        batch=facts.batch,
+        n_heads=len(record.heads),
+        q_len=facts.q_len,
+        k_len=facts.k_len,
+        d_v=record.config.d_v or 0,
+        n_spans=len(record.spans),
+    )
+    return {
+        name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
+        for name, shape in shapes.items()
+    }
+
+
+def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable[str]:
+    from mhacli.results.record.tiled import MATRICES, OPTIONAL
+
+    yield from (name for name in shapes if name not in OPTIONAL)
+    if any(name in held for name in MATRICES):  # without their mask nobody knows which cells are there
+        yield "allowed"
+
+
+def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...], ...], path: str) -> None:
+    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
+    if info.shape not in shapes:
+        raise MhaError(
+            f"{path}: {name} must have the shape {list(shapes[0])} of its tokens and heads, got {list(info.shape)}",
+            code="bad-file",
+            path=path,
+        )
+    dtype, kind = _READABLE[info.dtype], _NO_FLOATS.get(name, "float")
+    if not dtype.startswith(kind):
+        raise MhaError(f"{path}: {name} must hold {_KINDS[kind]}, got {dtype}", code="bad-file", path=path)
+
+
+def _require_meaning(arrays: Mapping[str, Array], facts: Facts, path: str) -> None:
+    """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
+    import numpy as np
+
+    last_key, most = facts.k_len - 1, facts.q_len * (1 + _ROUNDING)
+    keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
+    limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
+    limits |= dict.fromkeys(
+        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), shares
+    )
+    limits |= dict.fromkeys(("uniform_map", "uniform_span_mass"), shares)
+    limits |= dict.fromkeys(("received", "uniform_received"), (0, most, f"sums of shares of {facts.q_len} queries"))
+    limits["visible"] = (0, facts.k_len, f"counts of keys from 0 to {facts.k_len}")
+    limits["entropy"] = (-_ROUNDING, 1e3, "nats that are finite and not negative")
+    limits["distance"] = (-_ROUNDING, 1.01 * max(facts.q_len, facts.k_len), "distances within the text")
+    for name, (low, high, meaning) in limits.items():
+        if name in arrays and (
+            np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
+        ):
+            raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
+    if "allowed" in arrays and arrays["allowed"].view(np.uint8).max() > 1:
+        raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)

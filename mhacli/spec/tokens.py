@@ -1,0 +1,46 @@
+"""A text as tokens. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the tokenizer of a checkpoint says of a token besides its id: its own `name` for it, the `bytes` that it stands
+    for in hex, whether it is `special`, and the number of the `word` that it is part of (None for special tokens).
+
+    Where a character is cut into several tokens, the token is its `part` of `parts`, 1 first.
+    """
+
+    name: str
+    bytes: str
+    special: bool = False
+    word: int | None = None
+    part: int = 1
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One text as tokens. `offsets` are characters of `text`, end exclusive; `documents` says which document of the text
+    each token belongs to, 0 first, and is empty where texts are not cut into documents. `pieces` are those of a tokenizer
+    that has its own names for tokens, else empty; then `tokens` are what they stand for, and parts of a character are
+    marked, `日⟨1/3⟩`."""
+
+    text: str
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+    documents: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The place of each token in its own document, 0 first."""
+        begins: dict[int, int] = {}
+        for index, document in enumerate(self.documents):
+            begins.setdefault(document, index)
+        return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
+            range(len(self.tokens))
+        )
