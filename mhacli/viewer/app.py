@@ -1,4 +1,4 @@
-"""The viewer's app: which head, sequence and scale are looked at, and the screens between which one goes."""
+"""The viewer's app: its screens, and how it begins and ends on the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, get_args
 
 from rich.console import RenderableType
 from textual import events
@@ -21,42 +19,17 @@ from textual.screen import Screen
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated, more_time
-from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.heads.drawable import scale_of
-from mhacli.results.record.arrays import are_read
-from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record
-from mhacli.text.escape import visible
 from mhacli.viewer.driver import ForgivingDriver
-from mhacli.viewer.pictures.gallery import Entry, Gallery, gallery
 from mhacli.viewer.screens.base import ViewerScreen
 from mhacli.viewer.screens.overview import Overview
+from mhacli.viewer.screens.session import Session, ViewerOptions
 
-if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
-    from mhacli.viewer.pictures.picture import Picture
-
-_SCALES: tuple[Scale, ...] = get_args(Scale)
-_KEPT_PICTURES = 64
-"""Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
-_LARGE = 1_000_000
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _LOOKING_MS = 1000
 """How often it is seen whether the viewer is over; a terminal that is gone is seen at once."""
 _RESTORING_S = 5.0
 """How long the terminal may take to be given back after a signal."""
-
-
-@dataclass(frozen=True)
-class ViewerOptions:
-    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `is_open` whether
-    to look into it at once; `scale` None: linear for short texts, log for long ones and blocks."""
-
-    colour: bool = True
-    scale: Scale | None = None
-    hides_sinks: bool = False
-    sequence: int = 0
-    place: tuple[int, int] | None = None
-    is_open: bool = False
 
 
 @contextmanager
@@ -98,108 +71,25 @@ class Viewer(App[None]):
     def __init__(self, record: Record, options: ViewerOptions) -> None:
         with _colour_in_environment(options.colour):
             super().__init__(driver_class=ForgivingDriver, ansi_color=True)
-        self.record, self.colour = record, options.colour
-        self.gallery: Gallery = gallery(record)
-        self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
-        self.place = options.place or next(iter(self.gallery.places), (0, 0))
+        self.session = Session(record, options)
         self._is_open = options.is_open
         self.ended_by: int | None = None
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self.fault: Exception | None = None
-        self._pictures: dict[tuple[object, ...], Picture] = {}
-        self._contradicts: dict[bool, bool] = {}
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record that has no heads."""
-        return Overview(self.gallery, colour=self.colour) if self.gallery.places else self._walk()
+        return Overview(self.session) if self.session.gallery.places else self._walk()
 
     def on_mount(self) -> None:
         """Opens the head that was asked for."""
         self._running_loop = asyncio.get_running_loop()
         if self.ended_by is not None:  # before there was a loop to tell
-            self.leave()
-        elif self._is_open and self.gallery.places and self.entry().drawn is not None:
-            self.open_head()
+            self.exit()
+        elif self._is_open and self.session.gallery.places and self.session.entry().drawn is not None:
+            from mhacli.viewer.screens.head import HeadScreen
 
-    # ------------------------------------------------------------------------------------------------------- what is seen
-
-    def contradicts_itself(self) -> bool:
-        """Whether something does not add up in the record, as far as it is read."""
-        known = are_read(self.record.arrays)
-        if known not in self._contradicts:
-            self._contradicts[known] = bool(contradictions(self.record))
-        return self._contradicts[known]
-
-    def entry(self) -> Entry:
-        """The head that is looked at."""
-        found = self.gallery.entry(*self.place)
-        assert found is not None, "the cursor stands on heads alone"
-        return found
-
-    def picture(self) -> Picture | None:
-        """Its picture; None where the record holds nothing to draw."""
-        return self.picture_of(self.entry())
-
-    def picture_of(self, entry: Entry) -> Picture | None:
-        """The picture of a head, kept while it is near."""
-        key = (entry, self.sequence, self.scale, self.hides_sinks)
-        if key not in self._pictures:
-            made = self.new_picture_of(entry)
-            if made is None:
-                return None
-            is_large = made.n_rows * made.n_columns > _LARGE
-            while self._pictures and (is_large or len(self._pictures) >= _KEPT_PICTURES):
-                self._pictures.pop(next(iter(self._pictures)))
-            self._pictures[key] = made
-        return self._pictures[key]
-
-    def new_picture_of(self, entry: Entry) -> Picture | None:
-        """The picture of a head for whoever keeps nothing of it."""
-        from mhacli.viewer.pictures.picture import Picture
-
-        if entry.drawn is None:
-            return None
-        return Picture(entry, entry.drawn, self.sequence, self.scale_for(entry), self.hides_sinks)
-
-    def scale_for(self, entry: Entry) -> Scale:
-        """The scale of a head's picture: the one that was chosen, or that which fits it."""
-        return scale_of(ViewOptions(map_scale=self.scale), [] if entry.drawn is None else [entry.drawn])
-
-    def why_nothing(self) -> str:
-        """Why a head cannot be drawn, and what helps."""
-        if self.record.survey is None and self.record.model is None:
-            return "the record holds no pattern: mha run … --keep pattern keeps it"
-        return "the record holds neither a pattern nor a map of this head"
-
-    def scale_words(self) -> str:
-        """How small pictures are shaded."""
-        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
-        return f"pictures: {self.scale_for(self.entry())}, each up to its own largest · {sinks}"
-
-    # ---------------------------------------------------------------------------------------------------------- what changes
-
-    def to_head(self, step: int) -> None:
-        """The next or previous head."""
-        self.place = self.gallery.beside(self.place, step)
-
-    def to_layer(self, step: int) -> bool:
-        """The same head of another layer; False where there is none."""
-        before, self.place = self.place, self.gallery.above(self.place, step)
-        return self.place != before
-
-    def to_sequence(self, step: int) -> bool:
-        """Another sequence, around the ends; False where there is but one."""
-        self.sequence = (self.sequence + step) % len(self.record.sequences)
-        return len(self.record.sequences) > 1
-
-    def to_next_scale(self) -> None:
-        """Linear, log, rank, and again."""
-        now = self.scale_for(self.entry())
-        self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
-
-    def turn_sinks(self) -> None:
-        """Sinks out of the pictures, or back."""
-        self.hides_sinks = not self.hides_sinks
+            self.push_screen(HeadScreen(self.session))
 
     # ---------------------------------------------------------------------------------------------------------------- screens
 
@@ -209,28 +99,18 @@ class Viewer(App[None]):
         if isinstance(self.screen, ViewerScreen) and self.screen.take(event):
             event.prevent_default()
 
-    def open_head(self) -> None:
-        """Looks into the head under the cursor."""
-        from mhacli.viewer.screens.head import HeadScreen
-
-        self.push_screen(HeadScreen(colour=self.colour))
-
-    def back(self) -> None:
+    async def action_back(self) -> None:
         """The screen before; from the first, the end."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
-            self.leave()
-
-    def leave(self) -> None:
-        """Ends the app."""
-        self.exit()
+            self.exit()
 
     def end_by(self, number: int) -> None:
         """Ends the app for a signal, from its handler."""
         self.ended_by = number
         if self._running_loop is not None:
-            self._running_loop.call_soon_threadsafe(self.leave)
+            self._running_loop.call_soon_threadsafe(self.exit)
 
     def _handle_exception(self, error: Exception) -> None:
         """Keeps what went wrong for whoever started the viewer, who tells it in our words, instead of a traceback."""
@@ -250,40 +130,28 @@ class Viewer(App[None]):
         """Ends the app without drawing Textual's traceback, which takes seconds where a record is among its locals."""
         self._close_messages_no_wait()
 
-    def show_walk(self) -> None:
+    def action_walk(self) -> None:
         """The walkthrough."""
         self.push_screen(self._walk())
 
     def _walk(self) -> Screen[None]:
         from mhacli.viewer.screens.text import Reading, walk_page
 
-        return Reading("walkthrough", walk_page(self.record, colour=self.colour))
+        return Reading("walkthrough", walk_page(self.session.record, colour=self.session.colour))
 
-    def show_help(self) -> None:
+    def action_help(self) -> None:
         """All keys."""
         from mhacli.viewer.screens.text import Reading, help_page
 
         self.push_screen(Reading("keys", help_page()))
 
-    def show_origin(self) -> None:
+    def action_origin(self) -> None:
         """Where the numbers come from, and what is drawn of them."""
         from mhacli.viewer.screens.text import Reading, origin_page
 
-        self.push_screen(Reading("where this comes from", origin_page(self.record, self._drawn_words())))
-
-    def _drawn_words(self) -> Sequence[tuple[str, str]]:
-        from mhacli.viewer.pictures.caption import scale_range, sink_words
-
-        shown = self.picture() if self.gallery.places else None
-        if shown is None:
-            return ()
-        kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
-        return [
-            ("drawn", shown.entry.label),
-            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown.scale)}"),
-            ("sinks", sink_words(shown)),
-            *kept,
-        ]
+        self.push_screen(
+            Reading("where this comes from", origin_page(self.session.record, self.session.picture_facts()))
+        )
 
 
 @contextmanager

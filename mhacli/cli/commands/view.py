@@ -100,8 +100,9 @@ def _opened(path: str) -> Record:
 def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
     with uncollected():
-        from mhacli.viewer.app import ViewerOptions, run_viewer
+        from mhacli.viewer.app import run_viewer
         from mhacli.viewer.pictures.gallery import gallery
+        from mhacli.viewer.screens.session import ViewerOptions
 
     if not 0 <= start.sequence < len(record.sequences):
         raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")

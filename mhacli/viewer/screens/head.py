@@ -25,6 +25,7 @@ from mhacli.viewer.pictures.lines import WARNING, segments
 from mhacli.viewer.pictures.picture import Picture
 from mhacli.viewer.screens.base import ViewerScreen, keys_line
 from mhacli.viewer.screens.keys import HEAD, bindings
+from mhacli.viewer.screens.session import Session
 
 _WIDE = 120
 _LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
@@ -41,9 +42,9 @@ class HeadScreen(ViewerScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD)
 
-    def __init__(self, *, colour: bool) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self.colour = colour
+        self.session, self.colour = session, session.colour
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
         self.most: int | None = None
@@ -53,9 +54,12 @@ class HeadScreen(ViewerScreen):
         self.top_line, self.said, self.legend, self.last = (
             Lines(id=name) for name in ("top", "said", "legend", "last")
         )
-        self.matrix = Matrix(colour=colour, id="matrix")
+        self.matrix = Matrix(colour=self.colour, id="matrix")
         self.strongest = Strongest(id="strongest")
-        self.keys_pane, self.queries_pane = Tokens(colour=colour, id="keys"), Tokens(colour=colour, id="queries")
+        self.keys_pane, self.queries_pane = (
+            Tokens(colour=self.colour, id="keys"),
+            Tokens(colour=self.colour, id="queries"),
+        )
         self.prompt = Prompt(id="prompt")
 
     def compose(self) -> ComposeResult:
@@ -88,7 +92,7 @@ class HeadScreen(ViewerScreen):
     def enter(self) -> None:
         """Draws the head that the app has come to, the cursor on the same tokens as before, if they are there."""
         places = None if self.picture is None else (self.query_place, self.key_place)
-        self.picture = self.viewer.picture()
+        self.picture = self.session.picture()
         if self.picture is not None:
             if places is not None:
                 self.row, self.column = self.picture.row_of(places[0]), self.picture.column_of(places[1])
@@ -116,15 +120,15 @@ class HeadScreen(ViewerScreen):
         """Shows everything anew."""
         if not self.is_mounted or self.size.width == 0:
             return
-        entry, picture = self.viewer.entry(), self.picture
-        failed, doubtful = not entry.view.self_check.ok, self.viewer.contradicts_itself()
-        title = heading(entry, self.viewer.sequence, failed=failed, doubtful=doubtful)
+        entry, picture = self.session.entry(), self.picture
+        failed, doubtful = not entry.view.self_check.ok, self.session.contradicts_itself()
+        title = heading(entry, self.session.sequence, failed=failed, doubtful=doubtful)
         self.top_line.show(lambda width: [title])
         self.last.show(lambda width: [keys_line(HEAD, width, message=self._message, without=self._idle())])
         self.matrix.show(picture, self.row, self.column)
         self.strongest.show(picture, self.row, self.column, most=self.most)
         if picture is None:
-            self.said.show(lambda width: [segments([(self.viewer.why_nothing(), WARNING)])])
+            self.said.show(lambda width: [segments([(self.session.why_nothing(), WARNING)])])
             self.legend.show(lambda width: ())
             return
         self.said.styles.height = 2 if self.size.height >= 8 else 1
@@ -137,7 +141,7 @@ class HeadScreen(ViewerScreen):
         self._draw_texts(picture)
 
     def _idle(self) -> tuple[str, ...]:
-        return () if len(self.viewer.gallery.rows) > 1 else ("layer",)
+        return () if len(self.session.gallery.rows) > 1 else ("layer",)
 
     def _draw_texts(self, picture: Picture) -> None:
         """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
@@ -256,27 +260,27 @@ class HeadScreen(ViewerScreen):
 
     def action_head(self, step: int) -> None:
         """Another head."""
-        self.viewer.to_head(step)
+        self.session.to_head(step)
         self.enter()
 
     def action_layer(self, step: int) -> None:
         """The same head of another layer."""
-        self.say("" if self.viewer.to_layer(step) else "no layer there has this head")
+        self.say("" if self.session.to_layer(step) else "no layer there has this head")
         self.enter()
 
     def action_sequence(self, step: int) -> None:
         """Another sequence."""
-        self.say("" if self.viewer.to_sequence(step) else "the record has no other sequence")
+        self.say("" if self.session.to_sequence(step) else "the record has no other sequence")
         self.enter()
 
     def action_scale(self) -> None:
         """Another scale."""
-        self.viewer.to_next_scale()
+        self.session.to_next_scale()
         self.enter()
 
     def action_sinks(self) -> None:
         """Sinks out of the picture, or back."""
-        self.viewer.turn_sinks()
+        self.session.turn_sinks()
         self.enter()
 
     def action_zoom(self, step: int) -> None:

@@ -39,11 +39,11 @@ _SHARED = (
     Key("full_stop", "sequence(1)", "", ""),
     Key("s", "scale", "s", "how shades follow shares: linear, log, rank", "scale"),
     Key("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
-    Key("w", "walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
-    Key("i", "origin", "i", "where the numbers come from: command, versions, seed, self-check"),
-    Key("question_mark", "help", "?", "this list", "help"),
-    Key("escape,q", "back", "q Esc", "back; from the first screen, the end", "back"),
-    Key("Q,ctrl+c", "quit", "Q Ctrl-C", "the end, from any screen"),
+    Key("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
+    Key("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
+    Key("question_mark", "app.help", "?", "this list", "help"),
+    Key("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back"),
+    Key("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
 )
 ALL_HEADS = (
     Key("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),

@@ -18,11 +18,12 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.panes.base import Lines
 from mhacli.viewer.panes.heads import Heads
-from mhacli.viewer.pictures.gallery import Entry, Gallery
+from mhacli.viewer.pictures.gallery import Entry
 from mhacli.viewer.pictures.heading import Piece, flowed, heading, kind_sign
 from mhacli.viewer.pictures.lines import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, ruled, segments
 from mhacli.viewer.screens.base import ViewerScreen, keys_line
 from mhacli.viewer.screens.keys import OVERVIEW, bindings
+from mhacli.viewer.screens.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
 _Tell = Callable[[Averages], str]
@@ -59,14 +60,14 @@ class Overview(ViewerScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(OVERVIEW)
 
-    def __init__(self, gallery: Gallery, *, colour: bool) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self.gallery, self.colour = gallery, colour
+        self.session, self.gallery = session, session.gallery
         self._message = ""
         self.top_line, self.numbers, self.legend, self.last = (
             Lines(id=name) for name in ("top", "numbers", "legend", "last")
         )
-        self.heads = Heads(gallery, lambda entry: self.viewer.new_picture_of(entry), colour=colour)
+        self.heads = Heads(session.gallery, session.new_picture_of, colour=session.colour)
 
     def compose(self) -> ComposeResult:
         """The parts, from the top."""
@@ -105,11 +106,11 @@ class Overview(ViewerScreen):
         """Shows everything anew."""
         if not self.is_mounted or self.size.width == 0:
             return
-        entry, record, sequence = self.viewer.entry(), self.viewer.record, self.viewer.sequence
+        entry, record, sequence = self.session.entry(), self.session.record, self.session.sequence
         self.top_line.show(
-            lambda width: [_record_line(record, sequence, width, doubtful=self.viewer.contradicts_itself())]
+            lambda width: [_record_line(record, sequence, width, doubtful=self.session.contradicts_itself())]
         )
-        self.heads.show(self.viewer.place)
+        self.heads.show(self.session.place)
         self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, entry))
         if self.heads.size:
             self.legend.styles.height = len(self._legend(self.size.width))
@@ -126,7 +127,7 @@ class Overview(ViewerScreen):
     def _legend(self, width: int) -> list[Line]:
         """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
         if self._has_pictures():
-            return [segments([(self.viewer.scale_words(), DIM)])]
+            return [segments([(self.session.scale_words(), DIM)])]
         kinds = [kind for kind in KIND_SIGNS if any(self._said(place, kind) for place in self.gallery.places)]
         parts = [[kind_sign(self._one(kind)), (f" {kind}", PLAIN)] for kind in kinds]
         return flowed(parts, width, "  ")[:2]
@@ -141,7 +142,7 @@ class Overview(ViewerScreen):
 
     def action_move(self, way: str) -> None:
         """Another head."""
-        row, column = self.viewer.place
+        row, column = self.session.place
         places = self.gallery.places
         own = [c for r, c in places if r == row]
         to = {
@@ -156,36 +157,38 @@ class Overview(ViewerScreen):
             at = column_places.index((row, column)) + (page if way == "pagedown" else -page)
             to[way] = column_places[min(len(column_places) - 1, max(0, at))]
         self._message = ""
-        self.viewer.place = to.get(way, (row, column))
+        self.session.place = to.get(way, (row, column))
         self.draw()
 
     def action_open(self) -> None:
         """Looks into the head under the cursor."""
-        if self.viewer.entry().drawn is None:
-            self._message = self.viewer.why_nothing()
+        if self.session.entry().drawn is None:
+            self._message = self.session.why_nothing()
             self.draw()
         else:
-            self.viewer.open_head()
+            from mhacli.viewer.screens.head import HeadScreen
+
+            self.app.push_screen(HeadScreen(self.session))
 
     def on_heads_moved(self, message: Heads.Moved) -> None:
         """A head was chosen by the mouse; twice opens it."""
-        self.viewer.place = message.place
+        self.session.place = message.place
         self._message = ""
         self.action_open() if message.again else self.draw()
 
     def action_sequence(self, step: int) -> None:
         """Another sequence."""
-        self._message = "" if self.viewer.to_sequence(step) else "the record has no other sequence"
+        self._message = "" if self.session.to_sequence(step) else "the record has no other sequence"
         self.draw()
 
     def action_scale(self) -> None:
         """Another scale, of the small pictures and of heads."""
-        self.viewer.to_next_scale()
+        self.session.to_next_scale()
         self.draw()
 
     def action_sinks(self) -> None:
         """Sinks out of the pictures, or back."""
-        self.viewer.turn_sinks()
+        self.session.turn_sinks()
         self.draw()
 
 

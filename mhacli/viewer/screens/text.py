@@ -95,9 +95,6 @@ class Reading(ViewerScreen):
         """The begin or the end."""
         self._page.scroll_lines((1 if end else -1) * len(self._page.whole(self._page.size.width)))
 
-    def action_help(self) -> None:
-        """Nothing: the keys are few."""
-
 
 def _drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
     """What rich makes of renderables, line by line; no markup is read from any text."""

@@ -1,0 +1,141 @@
+"""What the viewer shows now, for all of its screens: the record, the head under the cursor, and how pictures are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.render.heads.drawable import scale_of
+from mhacli.results.record.arrays import are_read
+from mhacli.results.record.consistency import contradictions
+from mhacli.results.record.record import Record
+from mhacli.text.escape import visible
+from mhacli.viewer.pictures.gallery import Entry, Gallery, gallery
+
+if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+    from mhacli.viewer.pictures.picture import Picture
+
+_SCALES: tuple[Scale, ...] = get_args(Scale)
+_KEPT_PICTURES = 64
+"""Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
+_LARGE = 1_000_000
+
+
+@dataclass(frozen=True)
+class ViewerOptions:
+    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `is_open` whether
+    to look into it at once; `scale` None: linear for short texts, log for long ones and blocks."""
+
+    colour: bool = True
+    scale: Scale | None = None
+    hides_sinks: bool = False
+    sequence: int = 0
+    place: tuple[int, int] | None = None
+    is_open: bool = False
+
+
+class Session:
+    """The state of the viewer, which screens read and change."""
+
+    def __init__(self, record: Record, options: ViewerOptions) -> None:
+        self.record, self.colour = record, options.colour
+        self.gallery: Gallery = gallery(record)
+        self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
+        self.place = options.place or next(iter(self.gallery.places), (0, 0))
+        self._pictures: dict[tuple[object, ...], Picture] = {}
+        self._contradicts: dict[bool, bool] = {}
+
+    def contradicts_itself(self) -> bool:
+        """Whether something does not add up in the record, as far as it is read."""
+        known = are_read(self.record.arrays)
+        if known not in self._contradicts:
+            self._contradicts[known] = bool(contradictions(self.record))
+        return self._contradicts[known]
+
+    def entry(self) -> Entry:
+        """The head that is looked at."""
+        found = self.gallery.entry(*self.place)
+        assert found is not None, "the cursor stands on heads alone"
+        return found
+
+    def picture(self) -> Picture | None:
+        """Its picture; None where the record holds nothing to draw."""
+        return self.picture_of(self.entry())
+
+    def picture_of(self, entry: Entry) -> Picture | None:
+        """The picture of a head, kept while it is near."""
+        key = (entry, self.sequence, self.scale, self.hides_sinks)
+        if key not in self._pictures:
+            made = self.new_picture_of(entry)
+            if made is None:
+                return None
+            is_large = made.n_rows * made.n_columns > _LARGE
+            while self._pictures and (is_large or len(self._pictures) >= _KEPT_PICTURES):
+                self._pictures.pop(next(iter(self._pictures)))
+            self._pictures[key] = made
+        return self._pictures[key]
+
+    def new_picture_of(self, entry: Entry) -> Picture | None:
+        """The picture of a head for whoever keeps nothing of it."""
+        from mhacli.viewer.pictures.picture import Picture
+
+        if entry.drawn is None:
+            return None
+        return Picture(entry, entry.drawn, self.sequence, self.scale_for(entry), self.hides_sinks)
+
+    def scale_for(self, entry: Entry) -> Scale:
+        """The scale of a head's picture: the one that was chosen, or that which fits it."""
+        return scale_of(ViewOptions(map_scale=self.scale), [] if entry.drawn is None else [entry.drawn])
+
+    def why_nothing(self) -> str:
+        """Why a head cannot be drawn, and what helps."""
+        if self.record.survey is None and self.record.model is None:
+            return "the record holds no pattern: mha run … --keep pattern keeps it"
+        return "the record holds neither a pattern nor a map of this head"
+
+    def scale_words(self) -> str:
+        """How small pictures are shaded."""
+        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
+        return f"pictures: {self.scale_for(self.entry())}, each up to its own largest · {sinks}"
+
+    def picture_facts(self) -> Sequence[tuple[str, str]]:
+        """What is drawn now, as lines for the page of origins."""
+        from mhacli.viewer.pictures.caption import scale_range, sink_words
+
+        shown = self.picture() if self.gallery.places else None
+        if shown is None:
+            return ()
+        kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
+        return [
+            ("drawn", shown.entry.label),
+            ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown.scale)}"),
+            ("sinks", sink_words(shown)),
+            *kept,
+        ]
+
+    # ---------------------------------------------------------------------------------------------------------- what changes
+
+    def to_head(self, step: int) -> None:
+        """The next or previous head."""
+        self.place = self.gallery.beside(self.place, step)
+
+    def to_layer(self, step: int) -> bool:
+        """The same head of another layer; False where there is none."""
+        before, self.place = self.place, self.gallery.above(self.place, step)
+        return self.place != before
+
+    def to_sequence(self, step: int) -> bool:
+        """Another sequence, around the ends; False where there is but one."""
+        self.sequence = (self.sequence + step) % len(self.record.sequences)
+        return len(self.record.sequences) > 1
+
+    def to_next_scale(self) -> None:
+        """Linear, log, rank, and again."""
+        now = self.scale_for(self.entry())
+        self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
+
+    def turn_sinks(self) -> None:
+        """Sinks out of the pictures, or back."""
+        self.hides_sinks = not self.hides_sinks
