@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from mhacli.adapters.usercode.build.build import build
-from mhacli.adapters.usercode.call.find_call import find_modes, find_subject
+from mhacli.adapters.usercode.call.find_call import find_modes, find_user_attention
 from mhacli.adapters.usercode.find.target import find_target
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.subject import Built, Subject
+from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.record.sections import Argument
 
 
-def ready(request: TargetRequest, stage: Stage) -> Subject:
+def ready(request: TargetRequest, stage: Stage) -> UserAttention:
     """The attention that is named, built and ready to be asked."""
-    return find_subject(_made(request, stage), request)
+    return find_user_attention(_made(request, stage), request)
 
 
-def ready_modes(request: TargetRequest, stage: Stage) -> tuple[Subject, ...]:
+def ready_modes(request: TargetRequest, stage: Stage) -> tuple[UserAttention, ...]:
     """The attention that is named in each mode in which it can be asked."""
     return find_modes(_made(request, stage), request)
 

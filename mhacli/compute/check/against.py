@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import role_of
+from mhacli.adapters.usercode.asker import cast
 from mhacli.adapters.usercode.build.build import is_factory
 from mhacli.adapters.usercode.build.constructor import parameters_of
-from mhacli.adapters.usercode.casting import cast
 from mhacli.adapters.usercode.find.target import find_target
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.subject import Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, UserAttention
 from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Projection
@@ -98,7 +98,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     )
 
 
-def _told(subject: Subject) -> tuple[tuple[str, str], ...]:
+def _told(subject: UserAttention) -> tuple[tuple[str, str], ...]:
     """The arguments of the first that the other is built with too: those that were given or guessed, and every size."""
     return tuple(
         (argument.name, argument.value)
@@ -107,7 +107,7 @@ def _told(subject: Subject) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _other(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> Subject:
+def _other(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
     """The other, ready to be asked. Raises `MhaError`, whose hint speaks of its own options."""
     try:
         return ready(_as_it_calls_them(request, told, stage), stage)
@@ -132,13 +132,13 @@ def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...],
     return replace(request, arguments=tuple((dict(renamed) | dict(request.arguments)).items()))
 
 
-def _built(subject: Subject) -> str:
+def _built(subject: UserAttention) -> str:
     """How the other was built, as its author would write it."""
     given = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
     return f"{subject.built.name}({', '.join(f'{one.name}={one.value}' for one in given)})"
 
 
-def _require_alike(one: Subject, other: Subject, request: CheckRequest) -> None:
+def _require_alike(one: UserAttention, other: UserAttention, request: CheckRequest) -> None:
     """Raises `MhaError` where no input fits both."""
     assert request.against is not None
     if one.is_function != other.is_function:
@@ -157,7 +157,9 @@ def _require_alike(one: Subject, other: Subject, request: CheckRequest) -> None:
 # ------------------------------------------------------------------------------------------------------------- the weights
 
 
-def _pairs(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tuple[Subject, Subject, Choice]]:
+def _pairs(
+    one: UserAttention, other: UserAttention, request: CheckRequest
+) -> Iterator[tuple[UserAttention, UserAttention, Choice]]:
     """Both with the same weights, in every way in which those of the one can be those of the other."""
     mine, theirs = one.built.module, other.built.module
     if mine is None or theirs is None or not list(theirs.parameters()):
@@ -169,7 +171,9 @@ def _pairs(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tupl
         yield from ((first, second, said) for second, first, said in _carried(other, one, request))
 
 
-def _carried(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tuple[Subject, Subject, Choice]]:
+def _carried(
+    one: UserAttention, other: UserAttention, request: CheckRequest
+) -> Iterator[tuple[UserAttention, UserAttention, Choice]]:
     """Both with random weights of the first."""
     assert one.built.module is not None
     assert other.built.module is not None
@@ -179,7 +183,7 @@ def _carried(one: Subject, other: Subject, request: CheckRequest) -> Iterator[tu
 
 
 def _transferred(
-    source: nn.Module, target: nn.Module, one: Subject, other: Subject, request: CheckRequest
+    source: nn.Module, target: nn.Module, one: UserAttention, other: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[nn.Module, Choice]]:
     shapes = {name: tuple(p.shape) for name, p in source.named_parameters()}
     if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
@@ -201,7 +205,7 @@ def _transferred(
         )
 
 
-def _readings(module: nn.Module, subject: Subject, request: CheckRequest) -> list[Reading]:
+def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) -> list[Reading]:
     parts = parts_of(module, {})
     widest = max((max(part.weight.shape) for part in parts), default=1)
     counts = head_counts(subject.built, module, request, parts_width=widest)
@@ -256,7 +260,7 @@ def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- the answers
 
 
-def _gaps(one: Subject, other: Subject, seed: int) -> Iterator[_Gap]:
+def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[_Gap]:
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
     draw = Draw(common, seed)
@@ -272,7 +276,7 @@ def _gaps(one: Subject, other: Subject, seed: int) -> Iterator[_Gap]:
         yield _least("padding", one, other, padded, one.padding_forms, other.padding_forms, "padding")
 
 
-def replace_sizes(one: Subject, other: Subject) -> Subject:
+def replace_sizes(one: UserAttention, other: UserAttention) -> UserAttention:
     """The first, to be asked with no more tokens or heads than both take."""
     a, b = one.sizes, other.sizes
     sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
@@ -281,8 +285,8 @@ def replace_sizes(one: Subject, other: Subject) -> Subject:
 
 def _least(
     name: str,
-    one: Subject,
-    other: Subject,
+    one: UserAttention,
+    other: UserAttention,
     inputs: Inputs,
     mine: Sequence[MaskForm],
     theirs: Sequence[MaskForm],
@@ -297,8 +301,8 @@ def _least(
 
 def _gap(
     name: str,
-    one: Subject,
-    other: Subject,
+    one: UserAttention,
+    other: UserAttention,
     inputs: Inputs,
     forms: tuple[Forms, Forms] = (Forms(), Forms()),
 ) -> _Gap:
@@ -324,7 +328,7 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _parting(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], seed: int) -> Departure | None:
+def _parting(gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], seed: int) -> Departure | None:
     """Where the two part on the first of the inputs on which they differ; None where that cannot be told."""
     for gap in gaps:
         if not gap.ok and gap.inputs is not None:
@@ -336,7 +340,7 @@ def _parting(gaps: Sequence[_Gap], pair: tuple[Subject, Subject], seed: int) -> 
 
 
 def _findings(
-    gaps: Sequence[_Gap], pair: tuple[Subject, Subject], request: CheckRequest, parting: Departure | None
+    gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], request: CheckRequest, parting: Departure | None
 ) -> tuple[Finding, ...]:
     apart = [gap for gap in gaps if not gap.ok]
     if not apart:
@@ -365,7 +369,7 @@ def _fix(request: CheckRequest, parting: Departure | None) -> str:
     return f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
 
 
-def _smallest(one: Subject, other: Subject, seed: int) -> str | None:
+def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None:
     """The smallest of a few small inputs on which the two differ."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
         inputs = Draw(replace_sizes(one, other), seed).inputs(other=False, batch=batch, q_len=length, k_len=length)

@@ -16,7 +16,7 @@ import torch
 import mhacli
 from mhacli.adapters.usercode.call.docs import documented_meaning
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.subject import Built, MaskForm, Subject
+from mhacli.adapters.usercode.user_attention import Built, MaskForm, UserAttention
 from mhacli.attention.mistakes.stages import RIGHT
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
@@ -68,7 +68,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     return together([(subject.mode, _examined(subject, request, stage)) for subject in subjects])
 
 
-def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examination:
+def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """What is said of one mode."""
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request, stage, expects_causal=expects_causal)
@@ -111,7 +111,7 @@ def _examined(subject: Subject, request: CheckRequest, stage: Stage) -> Examinat
 
 
 def _known(
-    subject: Subject, probed: Probed, request: CheckRequest, *, expects_causal: bool, is_pairing_known: bool
+    subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool, is_pairing_known: bool
 ) -> Known:
     """What the diagnosis may rely on."""
     built, facts = subject.built, probed.facts
@@ -128,7 +128,7 @@ def _known(
     )
 
 
-def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
+def is_meant_causal(subject: UserAttention, request: TargetRequest) -> bool:
     """Whether it is to be causal: by the option, by an argument, by its name, or by its docstring's first line. Over a context
     that may be left out only by an argument: the order of the rows is that of its own."""
     if subject.causal_by is not None or subject.mode == "cross":
@@ -136,7 +136,7 @@ def is_meant_causal(subject: Subject, request: TargetRequest) -> bool:
     return request.causal or _is_named_causal(subject) or _is_titled_causal(subject)
 
 
-def _is_named_causal(subject: Subject) -> bool:
+def _is_named_causal(subject: UserAttention) -> bool:
     words = [
         word.lower()
         for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", getattr(subject.built.thing, "__name__", ""))
@@ -144,13 +144,13 @@ def _is_named_causal(subject: Subject) -> bool:
     return any(word in _CAUSAL for word in words) and not any(word in _DENIALS for word in words)
 
 
-def _is_titled_causal(subject: Subject) -> bool:
+def _is_titled_causal(subject: UserAttention) -> bool:
     docstring = vars(subject.built.thing).get("__doc__") if isinstance(subject.built.thing, type) else None
     title = _CAUSAL_TITLE.search((docstring or "").strip().partition("\n")[0])
     return title is not None and (title["before"] or "").lower() not in _DENIALS
 
 
-def _open_causality(probed: Probed, subject: Subject, expects: bool) -> tuple[bool, ...]:
+def _open_causality(probed: Probed, subject: UserAttention, expects: bool) -> tuple[bool, ...]:
     """The answers to whether it masks the future itself that its behaviour leaves open."""
     if probed.facts.visible == "full":
         return (False, True) if not expects else (False,) if subject.mask_forms else (True,)
@@ -167,7 +167,7 @@ def _stated(forms: tuple[MaskForm, ...], built: Built, request: CheckRequest) ->
 
 
 def _choices(
-    diagnosis: Diagnosis, probed: Probed, subject: Subject, request: CheckRequest, *, expects_causal: bool
+    diagnosis: Diagnosis, probed: Probed, subject: UserAttention, request: CheckRequest, *, expects_causal: bool
 ) -> tuple[Choice, ...]:
     candidate, facts = diagnosis.candidate, probed.facts
     said = [] if candidate is None else list(candidate.choices)
@@ -187,7 +187,7 @@ def _choices(
     return tuple(dict.fromkeys([*said, *diagnosis.choices]))
 
 
-def _why_causal(subject: Subject) -> str:
+def _why_causal(subject: UserAttention) -> str:
     if subject.causal_by is not None:
         return f"its argument {subject.causal_by}"
     return "its name" if _is_named_causal(subject) else "its docstring"
@@ -212,7 +212,7 @@ def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
     return said
 
 
-def _comparison(diagnosis: Diagnosis, subject: Subject) -> Comparison | None:
+def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | None:
     """How far the reference with the module's weights is from the module, as it is and with the mistakes that were found."""
     if diagnosis.candidate is None or not diagnosis.scenes:
         return None
@@ -270,7 +270,7 @@ def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
     return "nothing in the catalogue explains what it answers"
 
 
-def _departure(diagnosis: Diagnosis, subject: Subject, found: list[Candidate]) -> Departure | None:
+def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candidate]) -> Departure | None:
     """The first site of the likeliest layer whose numbers it does not make."""
     if not found or not diagnosis.scenes:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mhacli.adapters.usercode.arguments import role_of, stated
-from mhacli.adapters.usercode.subject import Subject
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.attention.mistakes import BY_CODE, Mistake
 from mhacli.compute.check.diagnosis.candidates import told_heads
@@ -30,7 +30,7 @@ def findings_of(
     return (*proven, *seen)
 
 
-def _proven(diagnosis: Diagnosis, subject: Subject, request: CheckRequest) -> Iterator[Finding]:
+def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest) -> Iterator[Finding]:
     candidate = diagnosis.candidate
     if candidate is None:
         return
@@ -68,7 +68,7 @@ def _scene_of(diagnosis: Diagnosis, made: Made) -> Scene:
     return diagnosis.proofs[made.mistake.code].scenes[0]
 
 
-def _observed(diagnosis: Diagnosis, subject: Subject, scene: Scene) -> Observed:
+def _observed(diagnosis: Diagnosis, subject: UserAttention, scene: Scene) -> Observed:
     assert diagnosis.candidate is not None
     try:
         return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), scene)
@@ -137,7 +137,7 @@ def _from_probes(
 
 
 def _of_widths(
-    diagnosis: Diagnosis, subject: Subject, request: CheckRequest, seen: Callable[[str, str], Finding]
+    diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest, seen: Callable[[str, str], Finding]
 ) -> Iterator[Finding]:
     """Projections as wide as one head, and heads that are never cut."""
     built, module = subject.built, subject.built.module
@@ -161,7 +161,7 @@ def _of_widths(
         )
 
 
-def _may_be_narrow(subject: Subject) -> bool:
+def _may_be_narrow(subject: UserAttention) -> bool:
     """Whether a number among its arguments may say that it is narrower inside, such as `downsample_rate=2`."""
     numbers = [
         name for name, value in subject.built.arguments.items()
@@ -170,7 +170,7 @@ def _may_be_narrow(subject: Subject) -> bool:
     return bool(numbers)
 
 
-def _width_of_queries(diagnosis: Diagnosis, subject: Subject) -> tuple[int, str]:
+def _width_of_queries(diagnosis: Diagnosis, subject: UserAttention) -> tuple[int, str]:
     """How many columns all queries have together, and what makes them."""
     candidate = diagnosis.candidate
     if candidate is not None and candidate.layer.weights is not None and candidate.reading is not None:

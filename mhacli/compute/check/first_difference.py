@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Inputs, MaskForm, Operation, Subject
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation, UserAttention
 from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, inputs_for
 from mhacli.compute.user_trace.dataflow import Flow
 from mhacli.compute.user_trace.trace import Pass, watched
@@ -39,7 +39,9 @@ class _Made:
     history: tuple[Operation, ...]
 
 
-def departure(one: Subject, other: Subject, inputs: Inputs, forms: tuple[Forms, Forms], seed: int) -> Departure | None:
+def departure(
+    one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[Forms, Forms], seed: int
+) -> Departure | None:
     """The first site, in the order of execution, from which on the two differ; None where their sites cannot be told. Raises
     what either raises.
 

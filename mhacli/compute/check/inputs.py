@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.casting import cast_dtype
-from mhacli.adapters.usercode.subject import Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.asker import cast_dtype
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, UserAttention
 from mhacli.attention.mistakes.stages import Rows
 
 Play = Literal["core", "mask", "padding", "large"]
@@ -48,7 +48,7 @@ class Scene:
 class Draw:
     """Seeded inputs for a subject."""
 
-    def __init__(self, subject: Subject, seed: int) -> None:
+    def __init__(self, subject: UserAttention, seed: int) -> None:
         self.subject, self.generator = subject, torch.Generator().manual_seed(seed)
 
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
@@ -103,13 +103,15 @@ def _lengths(inputs: Inputs) -> tuple[int, int, int]:
     return inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2]
 
 
-def ask(subject: Subject, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None) -> Tensor:
+def ask(
+    subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
+) -> Tensor:
     """What the subject answers, in float64 on the CPU; it sees the inputs in its own dtype."""
     answer = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
     return answer.out.detach().to("cpu", torch.float64)
 
 
-def inputs_for(subject: Subject, inputs: Inputs) -> Inputs:
+def inputs_for(subject: UserAttention, inputs: Inputs) -> Inputs:
     """The inputs in the subject's dtype, on its device."""
     queries = inputs.queries.to(subject.device, subject.dtype)
     return Inputs(
@@ -117,7 +119,7 @@ def inputs_for(subject: Subject, inputs: Inputs) -> Inputs:
     )
 
 
-def rows_of(subject: Subject, inputs: Inputs) -> Rows:
+def rows_of(subject: UserAttention, inputs: Inputs) -> Rows:
     """The same inputs for the reference: as the subject's dtype rounds them."""
 
     def rounded(t: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def rows_of(subject: Subject, inputs: Inputs) -> Rows:
 def make_scene(
     play: Play,
     name: str,
-    subject: Subject,
+    subject: UserAttention,
     inputs: Inputs,
     form: MaskForm | None = None,
     padding: MaskForm | None = None,
@@ -144,7 +146,7 @@ def make_scene(
     return Scene(play, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
 
 
-def core_scenes(subject: Subject, seed: int) -> Iterator[Scene]:
+def core_scenes(subject: UserAttention, seed: int) -> Iterator[Scene]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = Draw(subject, seed)
     yield make_scene("core", "rows that attend to themselves", subject, draw.inputs(other=False))
@@ -154,7 +156,7 @@ def core_scenes(subject: Subject, seed: int) -> Iterator[Scene]:
         yield make_scene("core", "other rows for each argument", subject, draw.inputs(other=True))
 
 
-def mask_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
+def mask_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
     """The same mask written in every form that is accepted, one scene each."""
     draw = Draw(subject, seed)
     inputs = draw.inputs(other=subject.takes_context)
@@ -169,7 +171,7 @@ def mask_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Ite
             continue
 
 
-def windows_scene(subject: Subject, seed: int, form: MaskForm) -> Scene | None:
+def windows_scene(subject: UserAttention, seed: int, form: MaskForm) -> Scene | None:
     """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
@@ -182,7 +184,7 @@ def windows_scene(subject: Subject, seed: int, form: MaskForm) -> Scene | None:
         return None
 
 
-def padding_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
+def padding_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
     """Padding written in every form that is accepted, one scene each."""
     draw = Draw(subject, seed)
     inputs = draw.inputs(other=subject.takes_context)
@@ -195,7 +197,7 @@ def padding_scenes(subject: Subject, seed: int, forms: tuple[MaskForm, ...]) -> 
             continue
 
 
-def large_scene(subject: Subject, seed: int, like: Scene) -> Scene:
+def large_scene(subject: UserAttention, seed: int, like: Scene) -> Scene:
     """The inputs of another scene with scores a million times as large."""
     inputs = like.inputs
     large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)

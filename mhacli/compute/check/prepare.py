@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.casting import cast
-from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, UserAttention
 from mhacli.compute.check.inputs import Draw, ask
 from mhacli.compute.check.probes.catalogue import Probed
 
@@ -20,13 +20,13 @@ from mhacli.compute.check.probes.catalogue import Probed
 class Examined:
     """A subject that was made ready: with weights of our own, without dropout, a fresh one for each call where it keeps state."""
 
-    subject: Subject
+    subject: UserAttention
     module: nn.Module | None
     tensors: Mapping[str, Tensor]
     keeps_state: bool = False
 
 
-def with_own_weights(subject: Subject, probed: Probed, seed: int) -> Examined:
+def with_own_weights(subject: UserAttention, probed: Probed, seed: int) -> Examined:
     """The subject with random weights and biases: those of a new module hide what a bias of zero, or a small weight, does."""
     module = _pristine(subject.built, probed)
     if module is None:
@@ -50,7 +50,7 @@ def _pristine(built: Built, probed: Probed) -> nn.Module | None:
         return built.module
 
 
-def _remembers_masks(subject: Subject, forgetful: Anew, seed: int) -> bool:
+def _remembers_masks(subject: UserAttention, forgetful: Anew, seed: int) -> bool:
     """Whether the mask of one call is still there in the next one."""
     draw = Draw(subject, seed)
     inputs = draw.inputs(other=subject.takes_context)
@@ -75,14 +75,14 @@ def _remembers_masks(subject: Subject, forgetful: Anew, seed: int) -> bool:
     return False
 
 
-def _seeded(subject: Subject, inputs: Inputs, how: Mapping[str, MaskForm]) -> Tensor:
+def _seeded(subject: UserAttention, inputs: Inputs, how: Mapping[str, MaskForm]) -> Tensor:
     """An answer in which what is random is the same each time."""
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         torch.manual_seed(0)
         return ask(subject, inputs, **how)
 
 
-def _tensors_of(subject: Subject) -> Mapping[str, Tensor]:
+def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
     """The weights of what is no module: those that a call is given, or that an instance holds."""
     given = dict(getattr(subject, "tensors", {}))
     held = getattr(subject.built.call, "__dict__", {})
@@ -115,7 +115,7 @@ def _is_gain(parameter: Tensor) -> bool:
 class Anew:
     """A subject that forgets: every call asks a fresh copy."""
 
-    inner: Subject
+    inner: UserAttention
     module: nn.Module
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.subject import Built, Subject
+from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
 from mhacli.compute.check.diagnosis.evidence import MASKING, Observed, unpacks_in_order
@@ -22,7 +22,12 @@ _BY_SOURCE = ("scale-not-root", "scale-twice", "scale-d-model")
 
 
 def by_other_sizes(
-    alike: Sequence[Made], asked: Subject, probed: Probed, causal: tuple[bool, ...], request: CheckRequest, stage: Stage
+    alike: Sequence[Made],
+    asked: UserAttention,
+    probed: Probed,
+    causal: tuple[bool, ...],
+    request: CheckRequest,
+    stage: Stage,
 ) -> list[Made]:
     """Those of some mistakes that still give what is answered when it is built with another number of heads: √d_model and d_head
     are both 8 at 64 columns and 8 heads. All of them where it cannot be built so."""

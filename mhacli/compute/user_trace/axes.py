@@ -11,7 +11,7 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.compute.user_trace.dataflow import KERNEL, Attention, Flow, Roles
 
 WORDS = ("batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context")

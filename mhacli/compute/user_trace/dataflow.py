@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.operations import address_of
 
 PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")

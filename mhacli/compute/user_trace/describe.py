@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.compute.user_trace.axes import einsum_letters
 from mhacli.compute.user_trace.dataflow import KERNEL, PRODUCTS, SOFTMAXES, Flow
 from mhacli.spec.sites import SITES

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of
-from mhacli.adapters.usercode.subject import Built, Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, UserAttention
 
 _WIDTHS = (6, 10, 14, 4, 12, 16)
 """Of a head, in a second build: even, as rotary positions need."""
@@ -60,7 +60,7 @@ class Asked:
         return Inputs(queries, keys, values, allowed)
 
 
-def asked_of(subject: Subject, *, causal: bool) -> Asked:
+def asked_of(subject: UserAttention, *, causal: bool) -> Asked:
     """The sizes that the subject is asked with first: keys are other rows, and of another number, where it lets them be. With
     `causal`, a mask says so where no argument does; queries and keys are then the same number of rows."""
     sizes = subject.sizes

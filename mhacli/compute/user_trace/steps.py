@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.operations import address_of
 from mhacli.compute.base.recording_tap import summarise
 from mhacli.compute.user_trace.dataflow import Flow, Roles

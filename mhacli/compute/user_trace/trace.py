@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.call.find_call import find_subject
+from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Operation, Subject
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.adapters.usercode.watch.operations import address_of, watch
 from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.compute.base.devices import environment
@@ -54,9 +54,9 @@ def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     asked = decode(WalkRequest, request, "request")
     subject = ready(asked.of, stage)
 
-    def subjects(built: Built) -> Subject:
+    def subjects(built: Built) -> UserAttention:
         stage(f"finding out how to call {asked.of.target} with other widths")
-        return find_subject(built, asked.of)
+        return find_user_attention(built, asked.of)
 
     def tell(doing: str) -> None:
         stage(f"{doing} {asked.of.target}")
@@ -88,10 +88,10 @@ class Pass(NamedTuple):
 
 
 def walk_subject(
-    subject: Subject,
+    subject: UserAttention,
     request: TargetRequest,
     *,
-    subjects: Callable[[Built], Subject],
+    subjects: Callable[[Built], UserAttention],
     tell: Callable[[str], None] = lambda doing: None,
     values: bool = False,
     command: tuple[str, ...] = (),
@@ -125,7 +125,7 @@ def walk_subject(
 # ------------------------------------------------------------------------------------------------------------ the calls
 
 
-def _fresh(subject: Subject) -> Subject:
+def _fresh(subject: UserAttention) -> UserAttention:
     """One that has not been called, so that what a call leaves behind does not reach the next; the same where it has no copy."""
     try:
         return subject.of(copy.deepcopy(subject.built.call), subject.dtype)
@@ -133,7 +133,7 @@ def _fresh(subject: Subject) -> Subject:
         return subject
 
 
-def _answer(subject: Subject, asked: Asked, seed: int) -> Answer:
+def _answer(subject: UserAttention, asked: Asked, seed: int) -> Answer:
     """What it gives, everything that is random drawn from the seed."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
     with torch.random.fork_rng(), torch.no_grad():
@@ -141,14 +141,14 @@ def _answer(subject: Subject, asked: Asked, seed: int) -> Answer:
         return subject(inputs, mask=asked.mask)
 
 
-def _pass(subject: Subject, asked: Asked, seed: int) -> Pass:
+def _pass(subject: UserAttention, asked: Asked, seed: int) -> Pass:
     """One call with random rows, watched. Raises what it raises."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
     return watched(subject, inputs, seed, mask=asked.mask)._replace(asked=asked)
 
 
 def watched(
-    subject: Subject, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
+    subject: UserAttention, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Pass:
     """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
@@ -198,10 +198,10 @@ def _given_axes(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _others(
-    subject: Subject,
+    subject: UserAttention,
     asked: Asked,
     request: TargetRequest,
-    subjects: Callable[[Built], Subject],
+    subjects: Callable[[Built], UserAttention],
     tell: Callable[[str], None],
 ) -> Iterator[Pass]:
     """Calls with other lengths, and with other heads and widths; without those that it does not take."""
@@ -224,7 +224,7 @@ def _others(
 
 
 def _names(
-    subject: Subject, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: Asked
+    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: Asked
 ) -> tuple[dict[int, str], frozenset[int]]:
     """The names of tensors that no operation made, by identity, and which of them are parameters or buffers."""
     made = {id(operation.output) for operation in operations}
@@ -246,7 +246,7 @@ def _names(
     return names, frozenset(parameters)
 
 
-def _owned(subject: Subject) -> dict[int, str]:
+def _owned(subject: UserAttention) -> dict[int, str]:
     """The module's parameters, buffers, and other tensors that it holds, by the address of their memory."""
     module, call = subject.built.module, subject.built.call
     held = vars(call) if hasattr(call, "__dict__") else {}
@@ -307,7 +307,7 @@ def _repeated(one: Pass, runs: Sequence[Measured]) -> dict[object, str]:
 
 
 def _record(
-    subject: Subject, request: TargetRequest, one: Pass, runs: Sequence[Measured], command: tuple[str, ...]
+    subject: UserAttention, request: TargetRequest, one: Pass, runs: Sequence[Measured], command: tuple[str, ...]
 ) -> Record:
     """The record without its steps."""
     asked, built = one.asked, subject.built
@@ -347,7 +347,7 @@ def _tokens(letter: str, n: int) -> TokenSequence:
     return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
 
 
-def _config(subject: Subject, request: TargetRequest, one: Pass, sizes: Mapping[str, int]) -> Config:
+def _config(subject: UserAttention, request: TargetRequest, one: Pass, sizes: Mapping[str, int]) -> Config:
     """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
     one, and of positions, which no config leaves open, none."""
     asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")

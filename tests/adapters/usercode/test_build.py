@@ -18,7 +18,7 @@ from mhacli.adapters.usercode.build.build import build
 from mhacli.adapters.usercode.build.configs import GuessedConfig
 from mhacli.adapters.usercode.build.sizes import Surroundings, guessed
 from mhacli.adapters.usercode.find.target import Target
-from mhacli.adapters.usercode.subject import Built
+from mhacli.adapters.usercode.user_attention import Built
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest
 
@@ -612,7 +612,7 @@ def test_what_cannot_be_called_is_not_built() -> None:
 def test_what_a_constructor_raises_is_told_with_its_line() -> None:
     message, hint = told(Plain, "d_model=63", "n_heads=4")
     assert message.startswith("Attention(d_model=63, n_heads=4) of ")
-    assert message.endswith("test_building.py must be buildable, got AssertionError: heads must divide")
+    assert message.endswith("test_build.py must be buildable, got AssertionError: heads must divide")
     assert hint is not None
     assert hint.endswith('says: assert d_model % n_heads == 0, "heads must divide"')
 

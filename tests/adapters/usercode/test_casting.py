@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from mhacli.adapters.usercode.asker import cast, float64_copy
 from mhacli.adapters.usercode.build.build import build
-from mhacli.adapters.usercode.call.find_call import doubled
-from mhacli.adapters.usercode.casting import cast
 from mhacli.adapters.usercode.find.target import find_target
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.examine import examine
@@ -119,7 +118,7 @@ def test_floating_numbers_get_the_dtype_and_complex_ones_their_precision(dtype, 
 def test_a_table_that_is_registered_nowhere_is_widened_too():
     module = Tables()
     module.free, module.count = torch.tensor([1j]), torch.tensor([3])
-    wide = doubled(module)
+    wide = float64_copy(module)
     assert (wide.free.dtype, wide.turn.dtype, wide.count.dtype) == (torch.complex128, torch.complex128, torch.int64)
     assert module.free.dtype == torch.complex64
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.docs import documented_meaning, stated_axes
-from mhacli.adapters.usercode.call.find_call import Caller, find_subject
+from mhacli.adapters.usercode.call.find_call import Caller, find_user_attention
 from mhacli.adapters.usercode.call.signature import signature_of
-from mhacli.adapters.usercode.subject import Built, Guess, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Built, Guess, Inputs, MaskForm
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 
@@ -52,7 +52,7 @@ def built(thing: Any, arguments: dict[str, Any] | None = None, documentation: st
 def found(
     thing: Any, arguments: dict[str, Any] | None = None, *, documentation: str | None = None, **request: Any
 ) -> Caller:
-    return find_subject(built(thing, arguments, documentation), TargetRequest("a.py:A", **request))
+    return find_user_attention(built(thing, arguments, documentation), TargetRequest("a.py:A", **request))
 
 
 SIZED = {"d_model": D, "n_heads": H}
@@ -1163,7 +1163,7 @@ def test_a_matrix_makes_it_a_module_over_rows_and_a_number_does_not() -> None:
 
 def test_the_copy_in_float64_has_the_numbers_of_what_was_built() -> None:
     one = built(Fused, SIZED)
-    caller = find_subject(one, TargetRequest("a.py:A"))
+    caller = find_user_attention(one, TargetRequest("a.py:A"))
     assert caller.built.module is not one.module
     assert next(one.module.parameters()).dtype == torch.float32
     for mine, theirs in zip(caller.built.module.parameters(), one.module.parameters(), strict=True):
@@ -1275,7 +1275,7 @@ def test_the_search_leaves_the_random_numbers_of_its_caller_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    find_subject(one, TargetRequest("a.py:A"))
+    find_user_attention(one, TargetRequest("a.py:A"))
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -1339,7 +1339,7 @@ def test_the_commonest_error_is_told_in_four_lines_with_the_number_of_the_others
     one = built(Varied, SIZED)
     one = replace(one, guesses=(Guess("d_model", D, "a guess"), Guess("n_heads", H, "a guess")))
     with pytest.raises(MhaError) as refused:
-        find_subject(one, TargetRequest("a.py:A"))
+        find_user_attention(one, TargetRequest("a.py:A"))
     message, hint = refused.value.message, refused.value.hint
     assert re.search(r": x \[\d, \d+, 32\] and \d+ more: ValueError: \d is very very ", message)
     assert re.search(r"… \(line \d+: raise ValueError\(f.{30,40}\); and 2 other errors$", message)

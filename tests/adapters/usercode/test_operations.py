@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mhacli.adapters.usercode.watch.operations as watching
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.errors import MhaError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.adapters.usercode.subject import Built, Sizes
+from mhacli.adapters.usercode.user_attention import Built, Sizes
 from mhacli.compute.check.diagnosis.candidates import (
     candidates,
     head_counts,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mhacli.adapters.usercode.subject import Answer, Built, MaskForm, Sizes
+from mhacli.adapters.usercode.user_attention import Answer, Built, MaskForm, Sizes
 from mhacli.compute.check.probes import catalogue as probes
 from mhacli.compute.check.probes.context import Facts
 from mhacli.compute.check.probes.visibility import name_of, speaks_of_positions

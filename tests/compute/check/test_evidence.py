@@ -11,7 +11,7 @@ import torch
 from support.attention_zoo import WRONG
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm, Operation, Sizes
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, Operation, Sizes
 from mhacli.attention.mistakes import MISTAKES
 from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, run
 from mhacli.compute.base.user_module import ready

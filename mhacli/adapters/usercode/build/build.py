@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.adapters.usercode.asker import copied, seeded
 from mhacli.adapters.usercode.arguments import Role, parse_value, role_of
 from mhacli.adapters.usercode.call.signature import ROWS, signature_of
 from mhacli.adapters.usercode.build.configs import GuessedConfig, UnknownAttribute, UnknownItem, is_config_class, make_config, values_in
@@ -27,7 +27,7 @@ from mhacli.adapters.usercode.build.constructor import (
     require_known,
 )
 from mhacli.adapters.usercode.build.sizes import Surroundings, guessed, why
-from mhacli.adapters.usercode.subject import Built, Guess
+from mhacli.adapters.usercode.user_attention import Built, Guess
 from mhacli.adapters.usercode.find.target import Target
 
 
@@ -131,24 +131,16 @@ def _as_it_is(target: Target, request: TargetRequest) -> Built:
         return _function(target, thing if callable(thing) else thing.forward, request)
     _require_no_arguments(target, request, "a module that is built already")
     module = _placed(thing, request)
-    original = _copied(module)
+    original = copied(module)
 
     def rebuild(changes: Mapping[str, Any]) -> Built:
         _require_no_changes(target, changes)
-        return made(_copied(original))
+        return made(copied(original))
 
     def made(module: nn.Module) -> Built:
         return _unbuilt(target, module, module, rebuild)
 
     return made(module)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy of it, or itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(module)
-    except Exception:  # it may hold anything
-        return module
 
 
 def _function(target: Target, call: Callable[..., Any], request: TargetRequest) -> Built:
@@ -211,8 +203,7 @@ def _built(
     constructor raises."""
     parameters, around = parameters_of(target.thing), Surroundings(request.causal, request.device)
     words = _words(target.name, parameters, given, around)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(request.seed)
+    with seeded(request.seed, torch.device("cpu")):
         made = _called(target.thing, parameters, words.values)
     asked, target = target, target if inspect.isclass(target.thing) else _of_what_came_back(target, made)
     made = _placed(made, request) if isinstance(made, nn.Module) else made

@@ -12,7 +12,7 @@ from mhacli.errors import MhaError
 from mhacli.adapters.usercode.arguments import Role, role_of
 from mhacli.adapters.usercode.build.constructor import EMPTY, describe_unknown, parameters_of, require_known
 from mhacli.adapters.usercode.build.sizes import Surroundings, guessed, why
-from mhacli.adapters.usercode.subject import Guess
+from mhacli.adapters.usercode.user_attention import Guess
 
 _UNLIKE_CONFIGS: Final = ("builtins", "typing", "collections", "torch", "enum", "pathlib", "omegaconf")
 _SETTINGS: Final[Mapping[str, Any]] = {

@@ -33,7 +33,7 @@ from mhacli.adapters.usercode.call.sizes import (
     lengths_told,
     widths_told,
 )
-from mhacli.adapters.usercode.subject import Built, MaskForm
+from mhacli.adapters.usercode.user_attention import Built, MaskForm
 from mhacli.errors import MhaError
 
 MAX_TRIALS = 40

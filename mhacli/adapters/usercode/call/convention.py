@@ -26,7 +26,7 @@ from mhacli.adapters.usercode.call.results import (
     pattern_of,
     told,
 )
-from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
 
 Part = Literal["queries", "keys", "values"]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parse_value, role_of
+from mhacli.adapters.usercode.asker import float64_copy, map_rows
 from mhacli.adapters.usercode.call.choice import Call, found_trial
 from mhacli.adapters.usercode.call.convention import Way, Written, answer_of, raw, sides_of
 from mhacli.adapters.usercode.call.extras import Recipe, Setting, told_rotation
 from mhacli.adapters.usercode.call.modes import Masked, masked, modes_of, paired
 from mhacli.adapters.usercode.call.results import at, told
-from mhacli.adapters.usercode.call.search import Failure, Laboratory, Trial, close, is_lazy, of_each
+from mhacli.adapters.usercode.call.search import Failure, Laboratory, Trial, close, is_lazy
 from mhacli.adapters.usercode.call.signature import Parameter, Role, Signature, signature_of
 from mhacli.adapters.usercode.call.sizes import known_of
-from mhacli.adapters.usercode.casting import cast, cast_dtype
 from mhacli.adapters.usercode.errors import is_on_cuda, lacks_cuda, shortened
-from mhacli.adapters.usercode.subject import Answer, Built, Inputs, MaskForm, Sizes
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Sizes
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.check import Mode
@@ -35,7 +33,7 @@ _NUDGE, _ROUGH = 1e-9, 1e-11
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody's attention that can be asked; it fulfils `Subject`.
+    """Somebody's attention that can be asked; it fulfils `UserAttention`.
 
     `way` is how it is called; `tensors` are the weights that a function is given, by the names of its parameters, empty for all
     else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `way.causal_yields`, a call with a mask leaves the
@@ -79,7 +77,7 @@ class Caller:
         return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
 
 
-def find_subject(built: Built, request: TargetRequest) -> Caller:
+def find_user_attention(built: Built, request: TargetRequest) -> Caller:
     """How `built` is called, found with a few dozen calls of copies of it: with a context where it takes one.
 
     Raises MhaError where no way of calling works.
@@ -121,7 +119,7 @@ def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Ca
     setting = Setting(sides_of_trial(trial), dtype, device, False, tensors)
     return Caller(
         built=asked,
-        sizes=Sizes(lengths.batch, lengths.q_len, lengths.k_len, trial.d_in, trial.d_context),
+        sizes=trial.sizes,
         is_function=way.is_function,
         n_heads=way.n_heads if way.is_function else 1,
         takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
@@ -184,7 +182,7 @@ def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
     if is_lazy(built.module):
         return built, lab.dtype
     try:
-        call = doubled(built.call)
+        call = float64_copy(built.call)
     except Exception:
         return built, lab.dtype
     whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
@@ -203,28 +201,12 @@ def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
     twice as far."""
     if lab.is_slow:
         return False
-    answers = [lab.answer(trial, of_each(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    answers = [lab.answer(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
     if any(answer is None for answer in answers):
         return False
     still, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
     bend = (twice - 2 * once + still).abs().max()
     return bool(bend > _ROUGH * still.abs().max())
-
-
-def doubled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a module or an instance whose floating tensors are float64 and complex ones complex128, those that are registered
-    nowhere too; a function as it is. Raises what copying raises."""
-    if inspect.isroutine(call):
-        return call
-    other = copy.deepcopy(call)
-    held = vars(other).values() if hasattr(other, "__dict__") else ()
-    roots = [other] if isinstance(other, nn.Module) else [part for part in held if isinstance(part, nn.Module)]
-    parts: list[Any] = [part for root in roots for part in cast(root, torch.float64).modules()]
-    for part in parts if isinstance(other, nn.Module) else [other, *parts]:
-        for name, value in list(getattr(part, "__dict__", {}).items()):
-            if isinstance(value, Tensor):
-                part.__dict__[name] = value.to(cast_dtype(value, torch.float64))
-    return other
 
 
 def _described(call: Call, found: Masked, setting: Setting) -> str:

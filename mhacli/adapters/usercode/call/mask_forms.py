@@ -10,7 +10,7 @@ from torch import Tensor
 from mhacli.adapters.usercode.call.docs import Meaning, documented_meaning
 from mhacli.adapters.usercode.call.results import PATTERN_AXES, Axes, Sides, arranged
 from mhacli.adapters.usercode.call.signature import Parameter
-from mhacli.adapters.usercode.subject import MaskForm
+from mhacli.adapters.usercode.user_attention import MaskForm
 
 Kind = Literal["bool", "01", "whole", "additive", "lengths"]
 KINDS: tuple[Kind, ...] = ("bool", "01", "whole")

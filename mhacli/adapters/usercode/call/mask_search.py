@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mhacli.adapters.usercode.asker import map_rows
 from mhacli.adapters.usercode.call.convention import Written
 from mhacli.adapters.usercode.call.mask_forms import KINDS, LENGTHS, Kind, Tried, mask_axes, ordered, padding_axes
 from mhacli.adapters.usercode.call.results import Axes
-from mhacli.adapters.usercode.call.search import Laboratory, Trial, close, of_each
+from mhacli.adapters.usercode.call.search import Laboratory, Trial, close
 from mhacli.adapters.usercode.call.signature import Parameter
-from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
 
 SEEN_KEY, HIDDEN_KEY = 0, 1
 
@@ -126,7 +127,7 @@ class MaskSearch:
         rows = self.lab.rows(self.trial)
         keys = rows.queries if rows.keys is None else rows.keys
         batch, k_len, q_len = self.trial.lengths.batch, keys.shape[-2], rows.queries.shape[-2]
-        same = of_each(rows, lambda tensor: tensor[:1].expand_as(tensor).clone())
+        same = map_rows(rows, lambda tensor: tensor[:1].expand_as(tensor).clone())
         changed = [
             tensor for tensor in (same.queries if rows.keys is None else same.keys, same.values) if tensor is not None
         ]

@@ -13,7 +13,7 @@ from mhacli.adapters.usercode.call.mask_search import MaskSearch
 from mhacli.adapters.usercode.call.results import PATTERN_AXES
 from mhacli.adapters.usercode.call.search import Laboratory, Trial, close, without
 from mhacli.adapters.usercode.call.signature import MASKS, Parameter
-from mhacli.adapters.usercode.subject import MaskForm
+from mhacli.adapters.usercode.user_attention import MaskForm
 from mhacli.results.check import Mode
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output

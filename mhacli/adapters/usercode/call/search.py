@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.asker import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.call.convention import Asked, Slot, Way, Written, answer_of, raw, sides_of
 from mhacli.adapters.usercode.call.extras import Setting
 from mhacli.adapters.usercode.call.results import MERGED, Axes, leaves, output_in, pattern_in
 from mhacli.adapters.usercode.call.sizes import Lengths
 from mhacli.adapters.usercode.errors import place_of, said_by
-from mhacli.adapters.usercode.subject import Answer, Built, Inputs
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, Sizes
 
 SLOW_S = 0.5
 """A call that takes longer is not repeated for what can be guessed."""
@@ -55,6 +55,11 @@ class Trial:
     fails_with: Axes | None = None
 
     @property
+    def sizes(self) -> Sizes:
+        """The sizes of its calls."""
+        return Sizes(*self.lengths, self.d_in, self.d_context)
+
+    @property
     def takes_keys(self) -> bool:
         """Whether keys are given to it at all."""
         return any(slot.part != "queries" for slot in self.way.slots)
@@ -69,7 +74,6 @@ class Laboratory:
         self.n_calls, self.fastest_s = 0, 0.0
         self.failures: list[Failure] = []
         self._copies = _is_small(built.module) and not is_lazy(built.module)
-        self._sow = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
     @property
     def is_slow(self) -> bool:
@@ -78,17 +82,11 @@ class Laboratory:
 
     def rows(self, trial: Trial) -> Inputs:
         """Random rows for a trial, the same in each call."""
-        generator = torch.Generator().manual_seed(self.seed)
-        batch, q_len, k_len = trial.lengths
-        middle = (trial.way.n_heads,) if trial.way.is_function else ()
-
-        def draw(length: int, width: int) -> Tensor:
-            return _SMALL * torch.randn(batch, *middle, length, width, generator=generator, dtype=torch.float64)
-
-        if not trial.takes_keys:
-            return Inputs(draw(q_len, trial.d_in))
-        values = draw(k_len, trial.d_context) if any(slot.part == "values" for slot in trial.way.slots) else None
-        return Inputs(draw(q_len, trial.d_in), draw(k_len, trial.d_context), values)
+        n_heads = trial.way.n_heads if trial.way.is_function else None
+        values = any(slot.part == "values" for slot in trial.way.slots)
+        draw = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=values)
+        inputs = draw.with_context() if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
+        return map_rows(inputs, lambda rows: _SMALL * rows)
 
     def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> Setting:
         """What the arguments of a trial's calls are made for."""
@@ -103,8 +101,7 @@ class Laboratory:
         began = time.perf_counter()
         asked: Asked | None
         try:
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                self._sow(self.seed)
+            with seeded(self.seed, self.device):
                 asked = raw(call, trial.way, inputs, self.setting(trial), forms)
         except (Exception, SystemExit) as fault:
             self._failed(trial, fault)
@@ -155,14 +152,6 @@ def _is_small(module: nn.Module | None) -> bool:
     if module is None or is_lazy(module):
         return True
     return sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers())) <= _MAX_COPIED
-
-
-def copied(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a module or an instance, or the thing itself where it cannot be copied."""
-    try:
-        return copy.deepcopy(call)
-    except Exception:
-        return call
 
 
 def _axes_of_output(way: Way) -> list[Axes]:
@@ -219,16 +208,10 @@ def close(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
-def of_each(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The rows, each changed."""
-    keys = None if inputs.keys is None else change(inputs.keys)
-    return Inputs(change(inputs.queries), keys, None if inputs.values is None else change(inputs.values))
-
-
 def is_apart(lab: Laboratory, trial: Trial) -> bool:
     """Whether changing one sequence changes its own output and no other."""
     inputs = lab.rows(trial)
-    changed = of_each(inputs, _first_changed)
+    changed = map_rows(inputs, _first_changed)
     before, after = lab.answer(trial, inputs), lab.answer(trial, changed)
     if before is None or after is None:
         return False

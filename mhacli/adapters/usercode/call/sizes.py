@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import SPELLINGS
-from mhacli.adapters.usercode.subject import Built
+from mhacli.adapters.usercode.user_attention import Built
 
 _WIDTHS = {
     "in": """d_in dim_in input_dim in_dim in_features input_size query_dim q_dim query_size d_input in_channels

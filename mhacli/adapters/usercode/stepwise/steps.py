@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.adapters.usercode.asker import copied
 from mhacli.adapters.usercode.call.convention import raw
 from mhacli.adapters.usercode.call.extras import Recipe, Setting, made
 from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.mask_forms import nothing_hidden, written
 from mhacli.adapters.usercode.call.results import Sides, arranged, leaves, output_in, output_of, part_at, parts_of
-from mhacli.adapters.usercode.call.search import copied
 from mhacli.adapters.usercode.call.signature import Parameter, signature_of
 from mhacli.adapters.usercode.stepwise.cache_objects import CacheSizes, Maker, cache_makers, preparations, tensors_in
-from mhacli.adapters.usercode.subject import Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
                      r"|(kv_?)?caching|decod(e|ing)|incremental|is_?decod(e|ing)|cached")  # fmt: skip

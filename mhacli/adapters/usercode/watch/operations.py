@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.torch_names import arguments_of, name_of
 from mhacli.errors import MhaError
 

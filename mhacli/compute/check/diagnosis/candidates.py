@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
-from mhacli.adapters.usercode.subject import Built, Subject
+from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.adapters.usercode.weights.parameters import is_norm, parts_of, read_name
 from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Layer, Pairing, Rows, split
@@ -56,7 +56,7 @@ class Meant:
 
 
 def candidates(
-    subject: Subject, module: nn.Module | None, tensors: Mapping[str, Tensor], meant: Meant, request: CheckRequest
+    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], meant: Meant, request: CheckRequest
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
     told = next(iter(told_heads(subject.built, module, request)), None)
@@ -192,7 +192,7 @@ _PAIRS: Mapping[Pairing, str] = {"half": "column j with column j + d/2", "interl
 
 
 def _bases(
-    subject: Subject, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
+    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
 ) -> Iterator[Candidate]:
     if subject.is_function:
         yield Candidate(Layer(subject.n_heads, subject.n_heads))

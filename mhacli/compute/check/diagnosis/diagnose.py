@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.signature import role_of
-from mhacli.adapters.usercode.subject import MaskForm, Subject
+from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
 from mhacli.attention.mistakes import replacements as replaced
 from mhacli.attention.mistakes.mask_replacements import filled_with, lowered_by
@@ -90,7 +90,7 @@ class Diagnosis:
 
 
 def diagnose(
-    subject: Subject, module: nn.Module | None, found: Sequence[Candidate], known: Known, seed: int
+    subject: UserAttention, module: nn.Module | None, found: Sequence[Candidate], known: Known, seed: int
 ) -> Diagnosis:
     """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
     result = Diagnosis(scenes=list(core_scenes(subject, seed)))
@@ -255,7 +255,7 @@ def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) ->
     result.unexplained.append(scenes[0].name)
 
 
-def _explain_windows(result: Diagnosis, subject: Subject, seed: int) -> None:
+def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> None:
     """Which window of a batch of several images each mask hides keys from."""
     candidate, masked = result.candidate, next((scene for scene in result.scenes if scene.form is not None), None)
     if candidate is None or masked is None or masked.form is None:
@@ -278,7 +278,7 @@ def _of_whose_padding(matching: Sequence[Hypothesis], scene: Scene) -> Sequence[
     return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
 
 
-def _large_scenes(result: Diagnosis, subject: Subject, seed: int) -> Iterator[Scene]:
+def _large_scenes(result: Diagnosis, subject: UserAttention, seed: int) -> Iterator[Scene]:
     """The inputs with scores a million times as large, without masks and with each kind of them."""
     for play in ("mask", "padding"):
         yield from (large_scene(subject, seed, scene) for scene in result.scenes[:] if scene.play == play)
@@ -286,7 +286,7 @@ def _large_scenes(result: Diagnosis, subject: Subject, seed: int) -> Iterator[Sc
         yield large_scene(subject, seed, result.scenes[0])
 
 
-def _explain_large(result: Diagnosis, subject: Subject, scene: Scene) -> None:
+def _explain_large(result: Diagnosis, subject: UserAttention, scene: Scene) -> None:
     """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
     candidate = result.candidate
     assert candidate is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Built, Inputs, Operation, Subject
+from mhacli.adapters.usercode.user_attention import Built, Inputs, Operation, UserAttention
 from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.adapters.usercode.weights.parameters import read_name
 from mhacli.attention.mistakes.stages import Layer, Stages, run
@@ -165,7 +165,7 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
-def observe(subject: Subject, layer: Layer, stages: Stages, scene: Scene) -> Observed:
+def observe(subject: UserAttention, layer: Layer, stages: Stages, scene: Scene) -> Observed:
     """One run of a scene's input, watched, beside the reference's own."""
     files = [] if subject.built.file is None else [subject.built.file]
     _, operations = watch(lambda: ask(subject, scene.inputs, scene.form, scene.padding), files)
@@ -231,7 +231,7 @@ class Smallest(NamedTuple):
 _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
 
 
-def smallest(subject: Subject, layer: Layer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
+def smallest(subject: UserAttention, layer: Layer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
     """The smallest input, of the kind of a scene, whose output is not that of the layer with these stages; None where none of a
     few small ones is. What raises on an input does not count."""
     is_other = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
@@ -251,7 +251,9 @@ def smallest(subject: Subject, layer: Layer, stages: Stages, like: Scene, seed: 
     return None
 
 
-def _small(play: Play, subject: Subject, like: Scene, seed: int, sizes: tuple[int, int, int], *, other: bool) -> Scene:
+def _small(
+    play: Play, subject: UserAttention, like: Scene, seed: int, sizes: tuple[int, int, int], *, other: bool
+) -> Scene:
     batch, q_len, k_len = sizes
     inputs = Draw(subject, seed).inputs(other=other, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.casting import cast
-from mhacli.adapters.usercode.subject import Subject
+from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.adapters.usercode.weights.parameters import is_norm
 from mhacli.compute.check.diagnosis.candidates import Candidate
 from mhacli.compute.check.inputs import TOLERANCE, Scene, ask
 
 
 def with_its_surroundings(
-    found: Sequence[Candidate], subject: Subject, module: nn.Module | None, scene: Scene
+    found: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, scene: Scene
 ) -> Sequence[Candidate]:
     """The candidates that add the input and norm the output as the module does, whatever mistake it makes before; all of them
     where none does.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from mhacli.adapters.usercode.subject import Subject
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.compute.check.probes import dropout as probing_dropout
 from mhacli.compute.check.probes import limits as probing_limits
 from mhacli.compute.check.probes import masks as probing_masks
@@ -70,7 +70,9 @@ _SLOW_S, _VERY_SLOW_S, _FEW = 0.05, 0.5, 3
 _LONGEST_S = 1.0
 
 
-def probe(subject: Subject, request: CheckRequest, stage: Callable[[str], None], *, expects_causal: bool) -> Probed:
+def probe(
+    subject: UserAttention, request: CheckRequest, stage: Callable[[str], None], *, expects_causal: bool
+) -> Probed:
     """Asks every probe of an attention in eval mode. `stage` is told what is asked before every call; `expects_causal`: its
     author, or the user, says that no token sees a later one. A probe on which it raises has the exception in its message and
     decides nothing.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm, Subject
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, UserAttention
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Probe
 
@@ -128,7 +128,7 @@ class Context:
     alike; what keeps state is asked as a fresh copy each time. `stage` is called before every call.
     """
 
-    def __init__(self, subject: Subject, request: CheckRequest, *, expects_causal: bool) -> None:
+    def __init__(self, subject: UserAttention, request: CheckRequest, *, expects_causal: bool) -> None:
         self.subject, self.request, self.expects_causal = subject, request, expects_causal
         self.facts = Facts()
         self.stage: Callable[[], None] = lambda: None
@@ -162,7 +162,7 @@ class Context:
         mask: MaskForm | None = None,
         padding: MaskForm | None = None,
         training: bool = False,
-        of: Subject | None = None,
+        of: UserAttention | None = None,
         seed: int | None = 0,
     ) -> Answer:
         """One call; torch's global generator is seeded with `seed` before it, and afterwards as it was. None: not seeded."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from torch import nn
 
 from mhacli.adapters.usercode.arguments import role_of
-from mhacli.adapters.usercode.casting import cast
-from mhacli.adapters.usercode.subject import Built, Inputs, Subject
+from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.user_attention import Built, Inputs, UserAttention
 from mhacli.compute.check.probes.context import Context, Told, relative, told
 
 P = 0.5
@@ -103,7 +103,7 @@ def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> Told:
                 is_rescaled=is_rescaled, dropout_p=P, dropout_names=names)  # fmt: skip
 
 
-def with_dropout(context: Context, p: float = P) -> tuple[Subject | None, tuple[str, ...]]:
+def with_dropout(context: Context, p: float = P) -> tuple[UserAttention | None, tuple[str, ...]]:
     """A copy with the same weights and dropout `p`, and by what names it was raised; None where it has no dropout."""
     built = context.subject.built
     names = tuple(name for name, value in built.arguments.items() if _is_dropout(name, value))

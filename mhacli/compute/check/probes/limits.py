@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import stated
-from mhacli.adapters.usercode.casting import cast
-from mhacli.adapters.usercode.subject import Inputs, Subject
+from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.user_attention import Inputs, UserAttention
 from mhacli.compute.check.probes.context import Context, Told, bad_numbers, first_line, relative, told
 from mhacli.compute.check.probes.masks import ask_under, best_hiding, hidden_cells, under
 
@@ -106,7 +106,7 @@ def half_brain(context: Context) -> Told:
     return half(context, torch.bfloat16, 1e-1)
 
 
-def _rounded(context: Context, dtype: torch.dtype) -> tuple[Subject | None, Subject | None]:
+def _rounded(context: Context, dtype: torch.dtype) -> tuple[UserAttention | None, UserAttention | None]:
     """A copy in `dtype`, and one with the same rounded weights in float64."""
     built, small = context.subject.built, context.fresh()
     if built.module is None:
@@ -255,7 +255,7 @@ def unused_parameters(context: Context) -> Told:
 _MOST_MATRICES = 40
 
 
-def _answer_without(context: Context, subject: Subject, matrix: Tensor, inputs: Inputs) -> Tensor:
+def _answer_without(context: Context, subject: UserAttention, matrix: Tensor, inputs: Inputs) -> Tensor:
     """The output with the opposite of a matrix in its place, which is put back afterwards."""
     kept = matrix.detach().clone()
     matrix.data.mul_(-1.5).add_(0.1)

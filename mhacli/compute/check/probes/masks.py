@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Answer, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
 from mhacli.compute.check.probes.context import Context, Reading, Told, bad_numbers, first_line, relative, told
 from mhacli.results.check import Probe
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Built, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm
 from mhacli.compute.check.probes.context import (
     Context,
     Told,

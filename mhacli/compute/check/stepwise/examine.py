@@ -10,12 +10,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.call.find_call import Caller, doubled
+from mhacli.adapters.usercode.asker import float64_copy
+from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.stepwise.cache_objects import CacheSizes
 from mhacli.adapters.usercode.stepwise.steps import Stepped, Stepping, grows, is_kept, steppings
-from mhacli.adapters.usercode.subject import Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 from mhacli.attention.mistakes import Way
 from mhacli.attention.mistakes.caching import TOP_LEFT_CHUNKS, UNMASKED
 from mhacli.compute.base.user_module import limited
@@ -114,7 +115,7 @@ def _unused(caller: Caller, stage: Stage) -> Caller:
         for name, parameter in built.module.named_parameters():
             parameter.data = weights[name].detach().clone()
         moved = built.module.to(caller.device)
-        call = doubled(moved) if caller.dtype == torch.float64 else moved
+        call = float64_copy(moved) if caller.dtype == torch.float64 else moved
         return caller.of(call, caller.dtype)
     except Exception:  # whatever its constructor raises the second time
         return caller

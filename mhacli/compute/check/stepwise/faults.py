@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.stepwise.steps import Stepping
-from mhacli.adapters.usercode.subject import Operation
+from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.attention.mistakes import BY_CODE, Way
 from mhacli.attention.mistakes.caching import ARRANGEMENTS, UNMASKED

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.subject import Operation, Subject
+from mhacli.adapters.usercode.user_attention import Operation, UserAttention
 from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.inputs import Draw, ask, rows_of
@@ -71,7 +71,9 @@ class Runs:
         return wide.reshape(self.batch, -1, self.q_len, self.k_len)
 
 
-def runs_of(subject: Subject, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None) -> Runs:
+def runs_of(
+    subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
+) -> Runs:
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
     files = [] if subject.built.file is None else [subject.built.file]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.subject import Operation, Subject
+from mhacli.adapters.usercode.user_attention import Operation, UserAttention
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.inputs import HIDDEN
 from mhacli.compute.check.traits.runs import Runs, Step, Unreadable, runs_of
@@ -49,7 +49,7 @@ class ScoreBias:
     laid along the batch in another order than the scores. They are taken out of it, so that the catalogue finds them.
     """
 
-    subject: Subject
+    subject: UserAttention
     seed: int
     place: Place
     is_learned: bool
@@ -65,7 +65,7 @@ class ScoreBias:
         return self.known[key]
 
 
-def score_bias(subject: Subject, seed: int, runs: Runs, *, is_own: bool) -> ScoreBias | None:
+def score_bias(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> ScoreBias | None:
     """The bias that scores get in these runs, None where they get none. Raises `Unreadable` where it is another in each
     sequence."""
     found = terms(runs)

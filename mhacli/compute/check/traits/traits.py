@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mhacli.adapters.usercode.subject import Subject
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.traits.norms import Norm, norms, uses_all_parameters
 from mhacli.compute.check.traits.rotations import Turn, has_tables, turns
@@ -31,7 +31,7 @@ class Traits:
 NOTHING_READ = Traits()
 
 
-def traits_of(subject: Subject, seed: int) -> Traits:
+def traits_of(subject: UserAttention, seed: int) -> Traits:
     """The traits of a subject that is asked about its own rows, and where these cannot be watched, about others."""
     for other in (False, True) if subject.takes_context else (False,):
         try:
@@ -42,7 +42,7 @@ def traits_of(subject: Subject, seed: int) -> Traits:
     return NOTHING_READ
 
 
-def _read(subject: Subject, seed: int, runs: Runs, *, is_own: bool) -> Traits:
+def _read(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> Traits:
     module = subject.built.module
     return Traits(
         score_bias(subject, seed, runs, is_own=is_own),

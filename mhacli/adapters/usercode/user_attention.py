@@ -96,7 +96,7 @@ class Sizes:
     d_context: int
 
 
-class Subject(Protocol):
+class UserAttention(Protocol):
     """Somebody's attention that can be asked.
 
     `built` is what is asked, `sizes` what it can be asked with; `k_len` is `q_len` where keys must be the queries' own rows.
@@ -175,7 +175,7 @@ class Subject(Protocol):
     ) -> Answer:
         """Asks it. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what it raises."""
 
-    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Subject:
+    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same way of asking for another copy of it, such as one with other weights, or in another dtype."""
 
 
