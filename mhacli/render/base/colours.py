@@ -1,4 +1,4 @@
-"""Colour scales, and their stand-ins where there is no colour.
+"""Colour scales of weights and of changes, the signs of head types, and what stands for colours where there are none.
 
 The ramp runs dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
 Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
@@ -9,13 +9,15 @@ terminals, picked by hand so that their lightness rises from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
 from rich.style import Style
+
+from mhacli.results.record.heads import Kind
 
 RGB = tuple[int, int, int]
 
@@ -153,3 +155,64 @@ def level_of(share: float, largest: float) -> int:
 def glyph(level: int) -> str:
     """The character that stands for a level where there is no colour."""
     return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
+
+
+# ------------------------------------------------------------------------------------------------------------- changes
+
+LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
+"""Both ends of a change are the sky blue and the orange of Okabe and Ito, which differ for every kind of colour blindness, as far
+from the dark grey of no change as each other, so that a bright cell is a large change whichever way it goes.
+Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
+LESS_STEPS, MORE_STEPS = Steps((238, 24, 31, 74, 81), (8, 6, 14)), Steps((238, 94, 136, 178, 214), (8, 3, 11))
+"""Both sides on small terminals, from no change on."""
+STRONG = 0.5
+"""From half of the largest change on a sign is a strong one."""
+FAINT = 0.05
+"""Below this part of the largest change a sign says that there is about none."""
+
+
+@lru_cache(maxsize=512)
+def change_colour(level: int) -> RGB:
+    """Red, green and blue of a change at `level` of −255 … 255: straight from no change to the end of its side."""
+    end, part = (LESS, -level) if level < 0 else (MORE, level)
+    red, green, blue = (round(a + (b - a) * part / 255) for a, b in zip(NONE, end, strict=True))
+    return red, green, blue
+
+
+@lru_cache(maxsize=512)
+def change_paint(level: int) -> Color:
+    """The colour of a change at `level` of −255 … 255 on any terminal."""
+    steps = LESS_STEPS if level < 0 else MORE_STEPS
+    return picked(change_colour(level), *steps.at(abs(level)))
+
+
+@lru_cache(maxsize=512)
+def change_style(level: int) -> Style:
+    """The style of a cell at `level` of −255 … 255: its background, with text black or white by luminance."""
+    return on_colour(change_paint(level))
+
+
+def change_glyph(level: int) -> str:
+    """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much more: all
+    of ASCII, where `·` would look like `-`."""
+    part = abs(level) / 255
+    if part < FAINT:
+        return "."
+    weak, strong = ("-", "=") if level < 0 else ("+", "#")
+    return strong if part >= STRONG else weak
+
+
+# --------------------------------------------------------------------------------------------------------- head types
+
+KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
+    "previous-token": ("◀", "cyan"),
+    "sink": ("┃", "magenta"),
+    "diagonal": ("╲", "blue"),
+    "duplicate-token": ("≡", "yellow"),
+    "induction": ("↻", "green"),
+    "local": ("▪", "bright_blue"),
+    "positional": ("⇠", "bright_cyan"),
+    "uniform": ("░", "white"),
+    "mixed": ("∗", "white"),
+}
+"""A sign and a colour for each kind of head."""

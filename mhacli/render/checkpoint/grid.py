@@ -9,9 +9,8 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from mhacli.render.base.colours import EMPTY
+from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import fitted, flowing
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import Layer, short_name
 from mhacli.results.record.checkpoint import InspectedLayer

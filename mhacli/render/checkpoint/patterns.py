@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import share_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.rows import first_produced, rows_in
 from mhacli.render.base.selection import Layer, names_of, places_of

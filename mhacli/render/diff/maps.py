@@ -15,14 +15,24 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.errors import UsageError
-from mhacli.render.base.colours import GLYPHS, NAN_SIGN, glyph, half_block, ramp_paint, shade
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, range_text
+from mhacli.render.base.colours import (
+    GLYPHS,
+    NAN_SIGN,
+    change_glyph,
+    change_paint,
+    change_style,
+    glyph,
+    half_block,
+    ramp_paint,
+    shade,
+)
 from mhacli.render.base.format import fitted, number_text, share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.base.tables import title_rule
-from mhacli.render.diff.colours import change_glyph, change_paint, change_style
 from mhacli.render.diff.grids import Grids, grids
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
-from mhacli.render.heads.maps import FORBIDDEN, NOT_A_NUMBER, head_map, levels, range_text
+from mhacli.render.heads.maps import head_map
 from mhacli.results.diff.result import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mhacli.render.base.format import count_of, number_text, token_text
-from mhacli.render.base.options import Scale
+from mhacli.render.base.cells import FORBIDDEN
+from mhacli.render.base.format import token_text
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.matrix import Head
 from mhacli.results.record.arrays import Array
@@ -21,9 +21,6 @@ from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 
-FORBIDDEN, NOT_A_NUMBER = -1.0, -2.0
-DECADES = 3
-"""What a log scale spans below the largest share; smaller ones are as dark as nothing."""
 _NOTHING = 1e-6
 """Where less than this is left of a row, it is not blown up: it would be rounding."""
 
@@ -264,29 +261,3 @@ def sums(numbers: Array, size: int, axis: int = 0) -> Array:
 def largest_of_maps(maps: Iterable[HeadMap]) -> float:
     """The top of the common scale of some maps."""
     return max((drawn.largest for drawn in maps), default=0.0) or 1.0
-
-
-def levels(shares: Array, scale: Scale, largest: float | None = None) -> Array:
-    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest share), `log` over the decades below it,
-    `rank` by the share of open cells of these shares that are smaller. `FORBIDDEN` stays, NaN is `NOT_A_NUMBER`."""
-    is_open = (shares != FORBIDDEN) & ~np.isnan(shares)
-    top = largest or float(shares.max(initial=0.0, where=is_open)) or 1.0
-    known = np.where(is_open, shares, 0.0)
-    if scale == "rank":
-        order = np.sort(shares[is_open])
-        found = np.searchsorted(order, known) / max(1, len(order) - 1)
-    elif scale == "log":
-        found = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
-    else:
-        found = known / top
-    drawn = np.where(is_open, np.rint(255 * np.clip(found, 0, 1)), FORBIDDEN)
-    return np.where(np.isnan(shares), NOT_A_NUMBER, drawn)
-
-
-def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = False) -> str:
-    """From where to where a scale goes, `0 … .62`; ranks are among `n_open` cells. `is_exceeded`: some cells have more than the
-    top, and are drawn as bright as it."""
-    if scale == "rank":
-        return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
-    low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
-    return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")

@@ -6,12 +6,13 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.render.base.cells import levels, range_text
 from mhacli.render.base.colours import GLYPHS, glyph, half_block, shade, sink_shade
 from mhacli.render.base.format import share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.tables import title_rule
 from mhacli.render.heads.cells import where
-from mhacli.render.heads.maps import HeadMap, block_map, levels, range_text
+from mhacli.render.heads.maps import HeadMap, block_map
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 

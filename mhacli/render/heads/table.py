@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import fitted, share_text, short_text, sparkline, told
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.tables import left_out, plain_table

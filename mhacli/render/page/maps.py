@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.maps import FORBIDDEN, HeadMap
+from mhacli.render.heads.maps import HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 from mhacli.results.record.arrays import Array
 

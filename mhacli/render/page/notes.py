@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 
 from mhacli.io.files import format_size
+from mhacli.render.base.cells import range_text
 from mhacli.render.base.format import count_of, number_text, percent_text, share_text
 from mhacli.render.base.options import Rows, ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.heads.cells import key_name
 from mhacli.render.heads.drawable import DrawableHead, is_before_dropout
-from mhacli.render.heads.maps import range_text
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
 from mhacli.render.page.maps import EXACT, Fineness
 from mhacli.render.page.payload import View

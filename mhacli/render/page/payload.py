@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mhacli.render.base.cells import DECADES
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.drawing import kv_head_of
-from mhacli.render.heads.maps import DECADES
 from mhacli.render.page.budget import Maps
 from mhacli.render.page.html import Html
 from mhacli.spec.tokens import TokenSequence

@@ -11,15 +11,14 @@ from rich.style import Style
 from textual import events
 from textual.message import Message
 
-from mhacli.render.base.colours import EMPTY, glyph, half_block, picked, ramp_paint, shade
+from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, ticks
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
 from mhacli.render.base.format import fitted, share_text
-from mhacli.render.heads.maps import FORBIDDEN, NOT_A_NUMBER
 from mhacli.viewer.panes.base import Pane
 from mhacli.viewer.pictures.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, ruled, segment, segments
 from mhacli.viewer.pictures.picture import TAKEN_SIGN, Picture, Shades
 from mhacli.viewer.pictures.zoom import SHADED, Zoom, fitting, ladder, nearest
 
-NAN_SIGN = "?"
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
 """The cursor among half blocks: a colour that the ramp does not have."""
@@ -155,14 +154,10 @@ class Matrix(Pane, can_focus=True):
             names = [(set_cell_size(fitted(shades.map.key_name(c), zoom.width - 1), zoom.width - 1), c) for c in shown]
             styled = [(f"{name} ", ACCENT if c == column else PLAIN) for name, c in names]
             return segments([(f"{'query':<{label + 2}}", DIM), *styled])
-        ticks = [" "] * (window.n_columns * zoom.width)
         every = _TICKS if zoom.width <= 2 else 1
-        for c in shown:
-            place, at = c * shades.map.block + shades.map.first[1], (c - window.left) * zoom.width
-            number = str(place)
-            if c % every == 0 and place >= 0 and at + len(number) <= len(ticks):
-                ticks[at : at + len(number)] = number
-        return segments([(f"{'query':<{label + 2}}", DIM), ("".join(ticks), DIM)])
+        places = [c * shades.map.block + shades.map.first[1] for c in shown]
+        numbers = ticks(places, zoom.width, every=every, begin=window.left)
+        return segments([(f"{'query':<{label + 2}}", DIM), (numbers, DIM)])
 
     def _mark(self, shades: Shades, zoom: Zoom, window: Window, column: int, label: int) -> Line:
         """A mark above the column of the cursor, and the key's name beside it."""
@@ -191,7 +186,7 @@ class Matrix(Pane, can_focus=True):
         own = cursor[1] - window.left if is_marked else -1
         if zoom.halves:
             pair = [shades.cells[row, columns].tolist() for row in rows]
-            upper, lower = pair[0], pair[1] if len(pair) > 1 else [-1] * len(pair[0])
+            upper, lower = pair[0], pair[1] if len(pair) > 1 else [FORBIDDEN] * len(pair[0])
             return [*line, *_halves(upper, lower, own, is_lower=cursor[0] == at + 1)]
         levels, shares = shades.cells[at, columns].tolist(), shades.map.shares[at, columns].tolist()
         return [*line, *self._cells(levels, shares, zoom, own)]
@@ -243,28 +238,25 @@ def _places_of_rows(shades: Shades, rows: Sequence[int]) -> str:
 
 
 def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: bool) -> list[Segment]:
-    cells = []
-    for place, (top, bottom) in enumerate(zip(upper, lower, strict=True)):
-        if NOT_A_NUMBER in (top, bottom):
-            cells.append(segment(NAN_SIGN, CURSOR if place == own else BROKEN))
-            continue
-        character, style = half_block(top if top >= 0 else None, bottom if bottom >= 0 else None)
-        if place == own:
-            rest = top if is_lower else bottom
-            ground = ramp_paint(rest) if rest >= 0 else None
-            character, style = "▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground)
-        cells.append(segment(character, style))
+    cells = [segment(*painted) for painted in half_cells(upper, lower, broken=BROKEN)]
+    if own >= 0 and NOT_A_NUMBER in (upper[own], lower[own]):
+        cells[own] = segment(NAN_SIGN, CURSOR)
+    elif own >= 0:
+        rest = upper[own] if is_lower else lower[own]
+        ground = ramp_paint(rest) if rest >= 0 else None
+        cells[own] = segment("▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground))
     return cells
 
 
 def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    sign = NAN_SIGN if level == NOT_A_NUMBER else " " if level < 0 or colour else glyph(level)
-    style = BROKEN if level == NOT_A_NUMBER else shade(level) if colour and level >= 0 else PLAIN
+    signs, style = cell(level, zoom.width, colour=colour)
+    if level == NOT_A_NUMBER:
+        style = BROKEN
     if not is_own:
-        return segment(sign * zoom.width, style)
+        return segment(signs, style)
     if colour:
         return segment("[]" if zoom.width > SHADED else "▪", style)
-    return segment(sign * zoom.width, CURSOR)
+    return segment(signs, CURSOR)
 
 
 def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:

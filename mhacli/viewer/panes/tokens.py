@@ -11,12 +11,11 @@ from rich.segment import Segment
 from textual import events
 from textual.message import Message
 
-from mhacli.render.base.colours import EMPTY, glyph, shade
+from mhacli.render.base.cells import NOT_A_NUMBER
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
 from mhacli.render.base.format import fitted, token_text
-from mhacli.render.heads.maps import NOT_A_NUMBER
 from mhacli.spec.tokens import TokenSequence
 from mhacli.viewer.panes.base import Pane
-from mhacli.viewer.panes.matrix import NAN_SIGN
 from mhacli.viewer.pictures.lines import ACCENT, BROKEN, CURSOR, PLAIN, Line, ruled, segment
 
 _CHOSEN = "▸", ACCENT

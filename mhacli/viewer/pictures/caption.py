@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from rich.cells import cell_len
 
-from mhacli.render.base.colours import GLYPHS, shade
+from mhacli.render.base.cells import FORBIDDEN, WEIGHTS, range_text
 from mhacli.render.base.format import fitted, number_text, percent_text, share_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import is_before_dropout
-from mhacli.render.heads.maps import FORBIDDEN, range_text
 from mhacli.viewer.pictures.heading import Piece, flowed
 from mhacli.viewer.pictures.lines import BOLD, DIM, PLAIN, WARNING, Line, segments
 from mhacli.viewer.pictures.picture import TAKEN_SIGN, Picture, Shades
@@ -60,7 +59,7 @@ def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[
     """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
     shades = picture.at(zoom.factor)
     parts: list[list[Piece]] = [
-        [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *_swatches(colour)]
+        [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])
     if is_before_dropout(picture.drawn.view):
@@ -101,9 +100,3 @@ def sink_words(picture: Picture) -> str:
     if picture.hides_sinks:
         return f"{named} {percent_text(drawn.sink_mass)}{learned} taken out, rows renormalised"
     return f"{named} shown: {percent_text(drawn.sink_mass)}{learned} of a row on average"
-
-
-def _swatches(colour: bool) -> list[Piece]:
-    if not colour:
-        return [(GLYPHS, PLAIN)]
-    return [(" ", shade(level)) for level in range(0, 256, 36)]

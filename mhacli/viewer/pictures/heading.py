@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.style import Style
 
-from mhacli.render.base.colours import EMPTY
+from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import share_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.viewer.pictures.gallery import Entry
 from mhacli.viewer.pictures.lines import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, segments

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from mhacli.render.base.cells import FORBIDDEN, levels
 from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.maps import FORBIDDEN, HeadMap, head_map, levels
+from mhacli.render.heads.maps import HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates

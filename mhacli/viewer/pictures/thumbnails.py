@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from rich.segment import Segment
 
-from mhacli.render.base.colours import glyph, half_block
-from mhacli.render.heads.maps import NOT_A_NUMBER
-from mhacli.viewer.pictures.lines import BROKEN, PLAIN, segment
+from mhacli.render.base.cells import FORBIDDEN, cell, half_cells
+from mhacli.viewer.pictures.lines import BROKEN, segment
 from mhacli.viewer.pictures.picture import Picture
 from mhacli.viewer.pictures.thumbnail_layout import Tile
 
@@ -21,21 +20,10 @@ def thumbnail(picture: Picture, tile: Tile, *, colour: bool) -> list[list[Segmen
     times = max(1, min(tile.width // cells.shape[1], rows * (1 if colour else 2) // cells.shape[0]))
     down = times if colour else max(1, times // 2)
     grown = np.repeat(np.repeat(cells, times, axis=1), down, axis=0)[:rows]
-    blank = np.full((rows - len(grown), grown.shape[1]), -1, dtype=grown.dtype)
-    levels = np.vstack([grown, blank]).tolist()
+    blank = np.full((rows - len(grown), grown.shape[1]), FORBIDDEN, dtype=grown.dtype)
+    lines = np.vstack([grown, blank]).tolist()
     rest = segment(" " * (tile.width - grown.shape[1]))
     if not colour:
-        return [[*map(_sign, row), rest] for row in levels]
-    pairs = zip(levels[::2], levels[1::2], strict=True)
-    return [[*(_half(top, bottom) for top, bottom in zip(*pair, strict=True)), rest] for pair in pairs]
-
-
-def _sign(level: int) -> Segment:
-    return segment("?" if level == NOT_A_NUMBER else " " if level < 0 else glyph(level))
-
-
-def _half(top: int, bottom: int) -> Segment:
-    if NOT_A_NUMBER in (top, bottom):
-        return segment("?", BROKEN)
-    character, style = half_block(top if top >= 0 else None, bottom if bottom >= 0 else None)
-    return segment(character, style or PLAIN)
+        return [[*(segment(*cell(level, colour=False)) for level in line), rest] for line in lines]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return [[*(segment(*painted) for painted in half_cells(*pair, broken=BROKEN)), rest] for pair in pairs]

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, fitted, share_text, short_text, token_text, told
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.provenance import check_text
 from mhacli.results.record.heads import NEAR, Averages, HeadStatistics
 from mhacli.results.record.record import Record

@@ -26,7 +26,7 @@ import json, sys
 from rich.console import Console
 from rich.text import Text
 from mhacli.render.base.colours import half_block, shade, sink_shade
-from mhacli.render.diff.colours import change_style
+from mhacli.render.base.colours import change_style
 from io import StringIO
 scales = {
     "ramp": lambda n: ("x", shade(n)), "upper": lambda n: half_block(n, None), "sink": lambda n: ("x", sink_shade(n)),

@@ -19,8 +19,8 @@ from support.records import drawn
 from mhacli.errors import UsageError
 from mhacli.render import csv
 from mhacli.render import json as json_view
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import flowing, share_text, short_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.view import layers_view

@@ -15,9 +15,9 @@ from support.layers_made import layered, text_of
 from support.records import drawn, make_record, make_sequence
 
 from mhacli.errors import UsageError
+from mhacli.render.base.colours import change_colour
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.diff import json as diffjson
-from mhacli.render.diff.colours import change_colour
 from mhacli.render.diff.grids import grids
 from mhacli.render.diff.maps import require_drawable
 from mhacli.render.diff.view import diff_view

@@ -21,11 +21,11 @@ from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.render import csv
 from mhacli.render import json as json_view
+from mhacli.render.base.cells import FORBIDDEN, levels
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import percent_text, share_text, short_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import places_of
-from mhacli.render.heads.maps import FORBIDDEN, levels
 from mhacli.render.heads.pooled import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import share_text
 from mhacli.render.figures.heads.subject import Subject
 from mhacli.render.figures.svg.colour_scale import colours_of, sink_colours
-from mhacli.render.heads.maps import FORBIDDEN
 from mhacli.results.record.arrays import Array
 
 DIGITS = 6

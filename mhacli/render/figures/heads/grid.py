@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, share_text, short_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.figures.heads.caption import caption, learned_mass, map_notes, sink_mass, sink_text, unverified

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.errors import UsageError
+from mhacli.render.base.cells import FORBIDDEN
+from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import share_text, short_text
-from mhacli.render.base.head_kinds import KIND_SIGNS
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.heads.caption import caption, map_notes, removed_note, unverified
 from mhacli.render.figures.heads.cells import DIGITS, cell_colours, cell_said, cell_share, cell_text
@@ -44,7 +45,7 @@ from mhacli.render.figures.svg.raster import image
 from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.heads.drawable import scale_of
 from mhacli.render.heads.drawing import kv_head_of
-from mhacli.render.heads.maps import FORBIDDEN, HeadMap
+from mhacli.render.heads.maps import HeadMap
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 

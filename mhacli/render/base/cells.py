@@ -1,0 +1,139 @@
+"""Cells of maps: from weights to levels on a scale, and from levels to what a terminal shows.
+
+A level is 0 … 255, or 0 … 510 of a change, or one of two codes: `FORBIDDEN` where nothing may be attended, and `NOT_A_NUMBER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.color import Color
+from rich.style import Style
+
+from mhacli.render.base.colours import (
+    GLYPHS,
+    NAN_SIGN,
+    change_glyph,
+    change_paint,
+    change_style,
+    glyph,
+    half_block,
+    ramp_paint,
+    shade,
+)
+from mhacli.render.base.format import count_of, number_text
+from mhacli.render.base.options import Scale
+from mhacli.results.record.arrays import Array
+
+FORBIDDEN, NOT_A_NUMBER = -1, -2
+DECADES = 3
+"""What a log scale spans below the largest weight; smaller ones are as dark as nothing."""
+_PLAIN = Style.null()
+
+
+# ------------------------------------------------------------------------------------------------------------- scales
+
+
+def levels(weights: Array, scale: Scale, largest: float | None = None) -> Array:
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest weight), `log` over the decades below it,
+    `rank` by the part of the open cells that have smaller weights. `FORBIDDEN` stays, NaN becomes `NOT_A_NUMBER`."""
+    is_open = (weights != FORBIDDEN) & ~np.isnan(weights)
+    top = largest or float(weights.max(initial=0.0, where=is_open)) or 1.0
+    known = np.where(is_open, weights, 0.0)
+    if scale == "rank":
+        order = np.sort(weights[is_open])
+        parts = np.searchsorted(order, known) / max(1, len(order) - 1)
+    elif scale == "log":
+        parts = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
+    else:
+        parts = known / top
+    scaled = np.where(is_open, np.rint(255 * np.clip(parts, 0, 1)), FORBIDDEN)
+    return np.where(np.isnan(weights), NOT_A_NUMBER, scaled)
+
+
+def change_levels(changes: Array, largest: float) -> Array:
+    """Levels of 0 … 510 for changes from −`largest` to `largest`; `FORBIDDEN` for NaN, where nothing is compared, and
+    `NOT_A_NUMBER` for an infinite change."""
+    is_known = np.isfinite(changes)
+    scaled = 255 + np.rint(255 * np.clip(np.where(is_known, changes, 0.0) / (largest or 1.0), -1, 1))
+    return np.select([np.isnan(changes), ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled)
+
+
+def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = False) -> str:
+    """The range of a scale: `0 … .62`; ranks are among `n_open` cells. `is_exceeded`: some cells have more than the top, and are
+    drawn as bright as it."""
+    if scale == "rank":
+        return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
+    low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
+    return f"{low} … {number_text(top)}" + (" or more" if is_exceeded else "")
+
+
+# ------------------------------------------------------------------------------------------------------------ painting
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """How levels of 0 … `top` look: `style` of a cell, `paint` of half a cell, and `sign` where there is no colour."""
+
+    top: int
+    style: Callable[[int], Style]
+    paint: Callable[[int], Color]
+    sign: Callable[[int], str]
+    signs: str
+
+    def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
+        """The ramp from end to end in `count` cells; without colour its signs."""
+        if not colour:
+            return [(self.signs, _PLAIN)]
+        return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
+
+
+WEIGHTS = Ramp(255, shade, ramp_paint, glyph, GLYPHS)
+CHANGES = Ramp(
+    510,
+    lambda level: change_style(level - 255),
+    lambda level: change_paint(level - 255),
+    lambda level: change_glyph(level - 255),
+    "=-.+#",
+)
+
+
+def cell(
+    level: int, width: int = 1, *, colour: bool, ramp: Ramp = WEIGHTS, gap: int = 0, word: str = ""
+) -> tuple[str, Style]:
+    """A cell of `width` columns, the last `gap` of them without a sign; `word` stands in it in place of signs."""
+    if level == FORBIDDEN:
+        return " " * width, _PLAIN
+    room, is_number = width - gap, level != NOT_A_NUMBER
+    sign = NAN_SIGN if not is_number else " " if colour else ramp.sign(level)
+    text = f"{word:>{room}}" if word else sign * room
+    return text + " " * gap, ramp.style(level) if colour and is_number else _PLAIN
+
+
+def half_cells(
+    upper: Sequence[int], lower: Sequence[int] | None, *, ramp: Ramp = WEIGHTS, broken: Style = _PLAIN
+) -> Iterator[tuple[str, Style]]:
+    """Two rows of levels as one line, a character for each pair; None for no second row. `broken` is the style of pairs in which
+    one is not a number."""
+    for top, bottom in zip(upper, lower or [FORBIDDEN] * len(upper), strict=True):
+        if NOT_A_NUMBER in (top, bottom):
+            yield NAN_SIGN, broken
+        else:
+            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp.paint)
+
+
+def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:
+    """An axis of columns that are `width` wide: the place of every so many columns where it fits, none where it is negative.
+    `begin` is the number of the first column.
+
+    >>> ticks(range(3), 2, every=2)
+    '0   2 '
+    """
+    axis = [" "] * (len(places) * width)
+    for column, place in enumerate(places):
+        at, number = column * width, str(place)
+        if (begin + column) % every == 0 and place >= 0 and at + len(number) <= len(axis):
+            axis[at : at + len(number)] = number
+    return "".join(axis)
