@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.cache import CACHES
-from mhacli.attention.layer import MultiHeadAttention, merge_heads, split_heads
+from mhacli.attention.layer import CACHES, MultiHeadAttention, merge_heads, split_heads
 
 LENGTHS, ROUNDS, D_MODEL, N_HEADS = (64, 256, 1024, 2048), 15, 512, 8
 

@@ -26,10 +26,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
-from mhacli.attention.tiled.forward import attend_lse, pattern_of, tiled_attend
-from mhacli.attention.tiled.reducers import Distance, Entropy, Received
-from mhacli.attention.tiled.scores import Scores, uniform
-from mhacli.attention.tiled.statistics import Asked, summarise
+from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
+from mhacli.attention.tiled.statistics import Asked, Distance, Entropy, Received, summarise
 from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
 
 N_HEADS, D_HEAD, SCALE = 12, 64, 0.125

@@ -179,7 +179,7 @@ def test_functions_and_files_stay_short() -> None:
         ("mhacli.results.check", "import torch", "mhacli.results.check:1: results imports torch"),
         ("mhacli.cli.app", "def f():\n    from torch import nn", "mhacli.cli.app:2: cli imports torch"),
         ("mhacli.text.read", "from rich.text import Text", "mhacli.text.read:1: text imports rich"),
-        ("mhacli.compute.heads.run", "import typer", "mhacli.compute.heads.run:1: compute imports typer"),
+        ("mhacli.compute.heads", "import typer", "mhacli.compute.heads:1: compute imports typer"),
         ("mhacli.attention.core", "from mhacli.compute.layer.run import inspect",
          "mhacli.attention.core:1: attention imports compute, which lies above it"),
         ("mhacli.render.json", "from mhacli.compute import layer", "mhacli.render.json:1: render imports compute"),

@@ -17,8 +17,7 @@ from support.mutants import MUTANTS, Mutant, OrdinaryAttention, Settings
 from torch import Tensor
 
 from mhacli.attention import masks
-from mhacli.attention.cache import ConcatCache, PreallocatedCache
-from mhacli.attention.layer import MultiHeadAttention
+from mhacli.attention.layer import ConcatCache, MultiHeadAttention, PreallocatedCache
 from mhacli.attention.positions import sinusoidal
 
 Factory = Callable[[Settings, Mapping[str, Tensor]], Any]

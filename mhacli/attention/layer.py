@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -21,7 +22,7 @@ Places = Int[Tensor, "*#batch length"]
 
 @runtime_checkable
 class Past(Protocol):
-    """Keys and values of the tokens before, as `mhacli.attention.cache` keeps them: state in, state out."""
+    """Keys and values of the tokens before, as `mhacli.attention.layer` keeps them: state in, state out."""
 
     @property
     def length(self) -> int:
@@ -370,3 +371,81 @@ def _linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:
     return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * bound
+
+
+# --------------------------------------------------------------------------------------------------------- the KV cache
+
+
+Keys = Float[Tensor, "batch kv_head length d_head"]
+Values = Float[Tensor, "batch kv_head length d_v"]
+
+
+class ConcatCache(NamedTuple):
+    """The past as tensors of just its length. A step makes new ones: over T tokens, T²/2 of them are copied."""
+
+    k: Keys
+    v: Values
+
+    @staticmethod
+    def empty(layer: MultiHeadAttention, batch: int, capacity: int = 0) -> ConcatCache:
+        """No tokens yet, on the layer's device and in its dtype. The capacity is whatever it will be."""
+        return ConcatCache(*_room(layer, batch, 0))
+
+    @property
+    def length(self) -> int:
+        """How many tokens are kept."""
+        return self.k.shape[2]
+
+    def extended(self, k: Keys, v: Values) -> ConcatCache:
+        """A copy with new tokens behind it."""
+        return ConcatCache(torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2))
+
+
+class PreallocatedCache(NamedTuple):
+    """The past as the filled part of a buffer. A step writes its own tokens; nothing else moves.
+
+    States share the buffer: extending the same state twice overwrites what the first extension wrote, and gradients do not
+    flow back through several steps. For inference; train with `ConcatCache`.
+    """
+
+    k_buffer: Float[Tensor, "batch kv_head capacity d_head"]
+    v_buffer: Float[Tensor, "batch kv_head capacity d_v"]
+    length: int
+
+    @staticmethod
+    def empty(layer: MultiHeadAttention, batch: int, capacity: int) -> PreallocatedCache:
+        """Room for `capacity` tokens, on the layer's device and in its dtype."""
+        return PreallocatedCache(*_room(layer, batch, capacity), length=0)
+
+    @property
+    def k(self) -> Keys:
+        """The keys so far: a view of the buffer."""
+        return self.k_buffer[:, :, : self.length]
+
+    @property
+    def v(self) -> Values:
+        """The values so far: a view of the buffer."""
+        return self.v_buffer[:, :, : self.length]
+
+    def extended(self, k: Keys, v: Values) -> PreallocatedCache:
+        """The state with new tokens behind it. Raises `ValueError` where they do not fit."""
+        end, capacity = self.length + k.shape[2], self.k_buffer.shape[2]
+        if end > capacity:
+            raise ValueError(f"the cache must have room for its tokens, got {end} for a capacity of {capacity}")
+        self.k_buffer[:, :, self.length : end] = k
+        self.v_buffer[:, :, self.length : end] = v
+        return self._replace(length=end)
+
+
+CACHES: Mapping[str, Callable[[MultiHeadAttention, int, int], Past]] = {
+    "concat": ConcatCache.empty,
+    "preallocated": PreallocatedCache.empty,
+}
+"""An empty cache by the name that the command line uses: `(layer, batch, capacity)`."""
+
+
+def _room(layer: MultiHeadAttention, batch: int, length: int) -> tuple[Tensor, Tensor]:
+    like = layer.k_proj.weight
+    shapes = [(batch, layer.n_kv_heads, length, width) for width in (layer.d_head, layer.d_v)]
+    k, v = (torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes)
+    return k, v

@@ -1,9 +1,11 @@
-"""How much memory a run may take, asked before it is taken (Linux grants too much and kills later), and when garbage may wait."""
+"""How much memory a run may take, asked before it is taken (Linux grants too much and kills later), how many CPUs, and when
+garbage may wait."""
 
 from __future__ import annotations
 
 import gc
 import os
+import platform
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,3 +76,23 @@ def _rlimit_room() -> int | None:
     except (OSError, ValueError, IndexError):
         return soft
     return soft - pages * resource.getpagesize()
+
+
+def n_cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, or else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def nvidia_driver() -> bool:
+    """Whether a driver of NVIDIA is loaded."""
+    return Path("/proc/driver/nvidia/version").exists()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from mhacli.attention import masks
-from mhacli.attention.cache import CACHES, ConcatCache, PreallocatedCache
-from mhacli.attention.layer import MultiHeadAttention
+from mhacli.attention.layer import CACHES, ConcatCache, MultiHeadAttention, PreallocatedCache
 from mhacli.attention.positions import rotate
 
 BATCH, LENGTH, D_INPUT = 2, 7, 9

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.tiled.forward import attend_lse
-from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.scores import Scores, VirtualPattern, attend_lse
 from mhacli.attention.tiled.statistics import Asked, Statistics, distances_folded, summarise
 
 Normal = Callable[..., Tensor]

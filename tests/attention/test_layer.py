@@ -10,8 +10,8 @@ import torch
 from support import oracle
 
 from mhacli.attention import masks
-from mhacli.attention.cache import CACHES
 from mhacli.attention.layer import (
+    CACHES,
     MultiHeadAttention,
     added_positions,
     drop,

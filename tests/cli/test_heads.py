@@ -26,7 +26,7 @@ from support.processes import (
 )
 
 from mhacli.cli.app import main
-from mhacli.compute.heads import run as heads
+from mhacli.compute import heads
 
 CAT = "the cat sat on the mat and the dog sat on the cat"
 STORY = Path(__file__).parents[2] / "sample_texts" / "story.txt"
@@ -243,7 +243,7 @@ def test_a_signal_while_a_long_text_is_looked_at_ends_it(tmp_path):
 STOPPING = """
 from pathlib import Path
 import time
-import mhacli.compute.heads.run as study
+import mhacli.compute.heads as study
 study._CELLS_AT_ONCE = 1
 real, seen = study.look, []
 def slow(*given, **named):

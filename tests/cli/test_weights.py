@@ -13,9 +13,9 @@ from checkpoints.test_folder import tensors
 from support import processes
 from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 
+from mhacli.attention import convert
 from mhacli.checkpoints.families import LAYOUTS
 from mhacli.checkpoints.head_counts import Sizes
-from mhacli.compute.checkpoint import convert
 from mhacli.errors import MhaError
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "<unk>")

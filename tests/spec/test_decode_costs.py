@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.attention.cache import CACHES
-from mhacli.attention.weights.layer_file import new_attention
-from mhacli.compute.layer.cache_timing import interpolated_sum
+from mhacli.attention.layer import CACHES
+from mhacli.attention.layer_file import new_attention
+from mhacli.compute.layer.decode import interpolated_sum
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind

@@ -12,7 +12,7 @@ import numpy as np
 
 def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **choices: Any) -> Any:
     """A real record of heads of these texts."""
-    from mhacli.compute.heads.run import prepare_heads
+    from mhacli.compute.heads import prepare_heads
     from mhacli.results.record.tiled import Wanted
     from mhacli.spec.config import Config
     from mhacli.text.encode import encode

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
 from mhacli.attention import masks
 from mhacli.attention.core import visible_cells
 from mhacli.attention.fused import Attended
 from mhacli.attention.masks import Mask
-from mhacli.attention.tiled.forward import attend_lse, pattern_of
-from mhacli.attention.tiled.scores import ComputedPattern, Scores, Shares, VirtualPattern, tensor_bias
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, attend_lse, pattern_of, tensor_bias
+from mhacli.attention.tiled.tiles import Shares
 
 FORBIDDING = -9e3
 """What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""

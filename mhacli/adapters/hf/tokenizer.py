@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from mhacli.adapters.hf.library import guarded, offline, transformers
+from mhacli.adapters.hf.load import guarded, offline, transformers
 from mhacli.adapters.hf.templates import INSTEAD_OF_CHAT, render
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError

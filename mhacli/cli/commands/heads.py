@@ -51,7 +51,7 @@ from mhacli.spec.config import MAX_LENGTH
 if TYPE_CHECKING:
     from mhacli.cli.shared.request import Request
     from mhacli.compute.checkpoint.run import CheckpointRun
-    from mhacli.compute.heads.run import HeadsRun
+    from mhacli.compute.heads import HeadsRun
     from mhacli.results.record.record import Record
 
 _HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
@@ -150,7 +150,7 @@ def heads(
     if request.config.device in ("auto", "cpu"):
         foresee_heads(facts_of(request.encoded, request.config), wanted)
     with loading_torch():
-        from mhacli.compute.heads.run import prepare_heads
+        from mhacli.compute.heads import prepare_heads
     with life("projecting"):
         run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
     _announce(run)

@@ -19,8 +19,8 @@ from mhacli.io.files import check_target, write_whole
 from mhacli.spec.config import MAX_HEADS, MAX_WIDTH, Config
 
 if TYPE_CHECKING:
+    from mhacli.attention.convert import Converted
     from mhacli.checkpoints.conversion import Wanted
-    from mhacli.compute.checkpoint.convert import Converted
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -165,7 +165,7 @@ def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
 
     plan = plan_conversion(checkpoint, _conversion(wanted))
     with loading_torch():
-        from mhacli.compute.checkpoint.convert import to_layer_file
+        from mhacli.attention.convert import to_layer_file
     with life("converting"):
         made = to_layer_file(plan)
     where = {"source": checkpoint.path, "layout": plan.layout.name, "stack": plan.stack, "layer": plan.layer}
@@ -185,7 +185,7 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
     layout, layer = layout_named(wanted.to or ""), wanted.layer or 0
     prefix = home_prefix(layout, wanted.stack, layer) if wanted.prefix is None else wanted.prefix
     with loading_torch():
-        from mhacli.compute.checkpoint.convert import to_family_file
+        from mhacli.attention.convert import to_family_file
     with life("converting"):
         made = to_family_file(source, layout, prefix)
     where = {

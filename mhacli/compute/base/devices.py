@@ -1,9 +1,13 @@
-"""The device that a study runs on: which one a name means, what it has room for, and how it is called."""
+"""The device that a computation runs on: which one a name means, what it has room for, its name, and its threads."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy
 import torch
@@ -11,6 +15,7 @@ import torch
 import mhacli
 from mhacli.errors import MhaError
 from mhacli.io import memory
+from mhacli.io.memory import cpu_name
 from mhacli.results.record.measures import Environment
 
 
@@ -75,16 +80,6 @@ def environment(device: torch.device, asked: str) -> Environment:
     )
 
 
-def cpu_name() -> str:
-    """What the processor calls itself, or else its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def driver() -> str | None:
     """The version of NVIDIA's driver; None without one."""
     try:
@@ -92,3 +87,37 @@ def driver() -> str | None:
     except OSError:
         return None
     return next((word for word in words if word[0].isdigit() and "." in word), None)
+
+
+# -------------------------------------------------------------------------------------------------------------- threads
+
+
+T = TypeVar("T")
+
+
+def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of the jobs in their order, each computed by a thread of its own, as many at once as torch has threads."""
+    n_threads = torch.get_num_threads()
+    if len(jobs) == 1 or n_threads == 1:
+        return [job() for job in jobs]
+    try:
+        with ThreadPoolExecutor(min(n_threads, len(jobs)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(_without_gradients, jobs))
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+def _without_gradients(job: Callable[[], T]) -> T:
+    with torch.no_grad():
+        return job()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it torch computes with one thread: as quick as several for little work."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)

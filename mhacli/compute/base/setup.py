@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.layer import KeyRows, Places, Projected, Rows, added_positions, embed_tokens, place_rows
+from mhacli.attention.layer_file import Layer
 from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, Reading
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
-from mhacli.attention.weights import layer_file as weights
-from mhacli.attention.weights.layer_file import Layer
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.checkpoints.score_bias import read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
-from mhacli.compute.base.token_axes import Axes
+from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import tensors_of
 from mhacli.requests.plan import facts_of

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, TextIO, cast
 
 import torch
 
-from mhacli.attention.backends.catalogue import Prepared, draw_heads, prepare
-from mhacli.compute.bench.failures import explained, told
+from mhacli.attention.backends import Prepared, draw_heads, explained, prepare, told
 from mhacli.io.files import temporary_folder
 from mhacli.results.bench.result import Status
 from mhacli.results.bench.workload import Workload

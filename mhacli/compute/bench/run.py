@@ -4,22 +4,49 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import isfinite
+from time import perf_counter
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from mhacli.compute.base.devices import choose_device, cpu_name, driver, environment
-from mhacli.compute.bench.cpu_load import n_cpus
-from mhacli.compute.bench.memory import FreshProcesses, fresh_processes
-from mhacli.compute.bench.one_size import Contest
-from mhacli.compute.bench.peak import measure_ceiling
-from mhacli.compute.bench.timing import Clock, clock_for
-from mhacli.io.files import temporary_folder
-from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row
-from mhacli.results.bench.sweep import Sweep
+from mhacli.attention.backends import (
+    Exact,
+    Prepared,
+    Projected,
+    deviation,
+    draw_heads,
+    exact_answer,
+    explained,
+    is_out_of_memory,
+    prepare,
+    told,
+)
+from mhacli.attention.fused import kernel_among, operators_of
+from mhacli.compute.base.devices import choose_device, driver, environment, free_bytes
+from mhacli.compute.bench.memory import Footprint, FreshProcesses, cuda_footprint, fresh_processes
+from mhacli.compute.bench.timing import (
+    Clock,
+    ForeignLoad,
+    Rounds,
+    Timed,
+    clock_for,
+    is_crowded,
+    measure_ceiling,
+    time_in_turns,
+)
+from mhacli.io import memory
+from mhacli.io.files import format_size, temporary_folder
+from mhacli.io.memory import cpu_name, n_cpus
+from mhacli.results.bench.expected import exact_bytes, expected_extra_bytes
+from mhacli.results.bench.intervals import Interval, is_known, median_interval, paired_ratio, quartiles
+from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row, Status
+from mhacli.results.bench.sweep import BACKENDS, Sweep
 from mhacli.results.bench.workload import Workload
 from mhacli.spec.config import Dtype
 
@@ -128,3 +155,242 @@ def _environment(device: torch.device, asked: str) -> BenchEnvironment:
         driver=driver() if device.type == "cuda" else None,
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
+
+
+# ------------------------------------------------------------------------------------------------------------- one size
+
+
+MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
+"""Of the exact answer in float64; a longer one is found for some of the queries."""
+_UNFUSED = ("math", "unfused")
+_NO_ROOM = "no room for the exact answer"
+
+
+@dataclass
+class _Entrant:
+    row: Row
+    prepared: Prepared | None = None
+
+
+class _BrokeError(Exception):
+    """A backend raised in the middle of a round."""
+
+    def __init__(self, backend: str, fault: Exception) -> None:
+        super().__init__(backend)
+        self.backend, self.fault = backend, fault
+
+
+class Contest:
+    """Backends enter one by one, then run in turns. `rows` says at any time how each fared, in the order of entering."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        clock: Clock,
+        *,
+        seed: int,
+        most_flops: float,
+        fresh: FreshProcesses | None,
+    ) -> None:
+        self.workload, self._device, self._clock, self._seed, self._fresh = workload, device, clock, seed, fresh
+        self._most_flops = most_flops
+        self._heads: Projected | None = None
+        self._exact: Exact | None = None
+        self._entrants: dict[str, _Entrant] = {}
+        self._weights: dict[torch.Size, Tensor] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each backend that entered."""
+        return [entrant.row for entrant in self._entrants.values()]
+
+    def enter(self, backend: str) -> None:
+        """Finds out whether the backend can run: foreseen memory, a process of its own, a first call, the exact answer."""
+        entrant = _Entrant(self._empty_row(backend))
+        self._entrants[backend] = entrant
+        if entrant.row.status != "ok":
+            return
+        if self._fresh is not None:
+            found = self._fresh.footprint(backend, self.workload, self._seed)
+            entrant.row = _with_footprint(entrant.row, found)
+            if found.status != "ok":
+                return
+        became = None
+        try:
+            with explained(backend):
+                self._first_calls(entrant)
+        except Exception as fault:
+            became = told(fault)
+        if became is not None:  # only now is the fault gone, and with it what the failed call held
+            self._withdraw(backend, *became)
+
+    def run(self, *, repeat: int | None, budget_s: float) -> Control | None:
+        """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left.
+
+        A fault that comes later than the call it belongs to, as a device reports some, ends them all.
+        """
+        while running := {name: e.prepared for name, e in self._entrants.items() if e.prepared is not None}:
+            entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
+            others = ForeignLoad()
+            try:
+                rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
+            except _BrokeError as broke:
+                out, became = [broke.backend], told(broke.fault)
+            except RuntimeError as fault:
+                out, became = list(running), told(fault)
+            else:
+                return self._judge(rounds, others.cpus())
+            for backend in out:
+                self._withdraw(backend, *became)
+        return None
+
+    def close(self) -> None:
+        """Lets go of what was compiled for this size, so that it counts neither for nor against the next."""
+        if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entrants.items()):
+            torch.compiler.reset()
+
+    def _empty_row(self, backend: str) -> Row:
+        """The row with what is foreseen, and the verdict where that does not fit."""
+        work = self.workload
+        predicted = expected_extra_bytes(backend, work, self._device.type)
+        row = Row(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
+        needed, available = predicted + work.input_bytes, free_bytes(str(self._device))
+        if not memory.fits(needed, available):
+            reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
+            return replace(row, status="too-large", reason=reason)
+        if row.flops > self._most_flops:
+            longer = row.flops / self._most_flops
+            reason = f"a call would take at least {longer:.3g} × --call-limit at the rate of a matrix product here"
+            return replace(row, status="too-slow", reason=reason)
+        return row
+
+    def _first_calls(self, entrant: _Entrant) -> None:
+        """The first call on the clock, with all that is compiled for it; then what ran, what it took, how exact it is."""
+        work, row = self.workload, entrant.row
+        if self._heads is None:
+            self._heads = draw_heads(work, self._device, self._seed)
+        _wait(self._device)
+        began = perf_counter()
+        prepared = prepare(row.backend, work, self._heads, self._seed)
+        whole = partial(prepared.once, work.direction)
+        whole()
+        _wait(self._device)
+        row = replace(row, first_s=perf_counter() - began)
+        row = _with_what_ran(row, operators_of(whole))
+        if self._device.type == "cuda":
+            row = replace(row, extra_bytes=cuda_footprint(prepared, work))
+        entrant.row = self._with_deviation(row, prepared)
+        entrant.prepared = prepared
+
+    def _with_deviation(self, row: Row, prepared: Prepared) -> Row:
+        """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
+        most = MOST_EXACT_FLOPS[self._device.type]
+        if not memory.fits(exact_bytes(self.workload), free_bytes(str(self._device))):
+            return replace(row, reason=_NO_ROOM)
+        try:
+            exact = self._exact
+            if exact is None or prepared.leaves is not self._heads:
+                exact = exact_answer(prepared, self.workload, most_flops=most)
+            if prepared.leaves is self._heads:
+                self._exact = exact
+            found = deviation(prepared, self.workload, exact)
+        except Exception as fault:
+            if not is_out_of_memory(fault):
+                raise
+            return replace(row, reason=_NO_ROOM)
+        if not isfinite(found.mean_error):
+            return replace(row, reason="results are not finite", n_error_queries=found.n_queries)
+        return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
+
+    def _withdraw(self, backend: str, status: Status, reason: str) -> None:
+        entrant = self._entrants[backend]
+        entrant.row, entrant.prepared = replace(entrant.row, status=status, reason=reason), None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _timed(self, backend: str, prepared: Prepared) -> Timed:
+        """What is on the clock in this direction, and what is not."""
+        direction = self.workload.direction
+        around = partial(prepared.running, direction)
+        if direction == "forward":
+            return Timed(_naming(backend, prepared.forward), around)
+        if direction == "both":
+            return Timed(_naming(backend, lambda: self._backward(prepared, prepared.forward())), around)
+        graphs: list[Tensor] = []  # one at a time: a graph holds all that backward needs
+        run = _naming(backend, lambda: self._backward(prepared, graphs.pop()))
+        return Timed(run, around, before=_naming(backend, lambda: graphs.append(prepared.forward())))
+
+    def _backward(self, prepared: Prepared, out: Tensor) -> object:
+        """The gradients of the leaves for normal numbers, drawn once, as the gradient of the result."""
+        if out.shape not in self._weights:
+            generator = torch.Generator(out.device).manual_seed(self._seed)
+            self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
+        return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
+
+    def _judge(self, rounds: Rounds, foreign_load: float | None) -> Control:
+        """Times, ratios to the control's backend, and who is really the fastest."""
+        reference = rounds.samples[rounds.reference]
+        again = paired_ratio(rounds.control, reference)
+        noise = Interval(1.0, min(1.0, again.low), max(1.0, again.high))
+        ratios = {name: paired_ratio(samples, reference) for name, samples in rounds.samples.items()}
+        ratios[rounds.reference] = noise
+        first = min(ratios, key=lambda name: ratios[name].median)
+        is_sure = is_known(len(reference)) and not (
+            self._device.type == "cpu" and is_crowded(foreign_load, torch.get_num_threads(), n_cpus())
+        )
+        fastest = self._fastest(ratios, first) if is_sure else set()
+        for name, samples in rounds.samples.items():
+            middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
+            row = self._entrants[name].row
+            self._entrants[name].row = replace(
+                row, samples_s=samples, n_calls=rounds.n_calls[name], median_s=middle.median, median_low_s=middle.low,
+                median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(samples), ratio=ratio.median,
+                ratio_low=ratio.low, ratio_high=ratio.high,
+                is_sure=is_sure, is_similar=name != rounds.reference and ratio.overlaps(noise), is_fastest=name in fastest,
+            )  # fmt: skip
+        return Control(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
+                       median_s=median_interval(rounds.control).median, foreign_load=foreign_load, ratio=again.median,
+                       ratio_low=again.low, ratio_high=again.high)  # fmt: skip
+
+    def _fastest(self, ratios: Mapping[str, Interval], first: str) -> set[str]:
+        """The first, and others that ran the same kernel as fast, where every other kernel is surely slower."""
+        near = {name for name, ratio in ratios.items() if ratio.overlaps(ratios[first])}
+        kernels = {self._entrants[name].row.ran for name in near}
+        is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
+        return near if len(near) < len(ratios) and is_one_kernel else set()
+
+
+def _with_footprint(row: Row, found: Footprint) -> Row:
+    return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
+
+
+_OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
+"""What torch's operators look like where attention of ours runs: a softmax without a kernel, or neither."""
+
+
+def _with_what_ran(row: Row, operators: frozenset[str]) -> Row:
+    """The kernel that was seen, beside what the backend promises."""
+    kernel, kind = kernel_among(operators), BACKENDS[row.backend]
+    if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
+        return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
+    is_own = row.backend in _OWN and kernel == _OWN[row.backend]
+    ran = row.backend if is_own else kernel or "unknown"
+    return replace(row, ran=ran, is_fallback=kind.hopes_for_fused and ran in _UNFUSED)
+
+
+def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, whose faults say whose they are."""
+
+    def run() -> Any:
+        try:
+            return call()
+        except Exception as fault:
+            raise _BrokeError(backend, fault) from fault
+
+    return run
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import torch
 
+from mhacli.compute.base.devices import free_bytes
 from mhacli.results.bench.intervals import median_interval
+from mhacli.results.bench.result import Ceiling
+from mhacli.spec.config import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01
 """Enough rounds: the interval of every median lies within this share of it."""
@@ -177,3 +183,81 @@ def _undisturbed() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+# ---------------------------------------------------------------------------------------------- the peak of the machine
+
+
+_COPY_BYTES = 512 << 20
+"""More than fits in any cache, and a sixteenth of what is free at most."""
+_SMALLEST, _LARGEST = 256, 8192
+_LONG_ENOUGH_S, _SAMPLES = 0.04, 8
+
+
+def measure_ceiling(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> Ceiling:
+    """The best of several square matrix products and of several copies.
+
+    A kernel may widen 16-bit numbers, so theirs is the better rate of their own product and of float32's.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    formats = dict.fromkeys((dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,))
+    rate = max(_matmul_rate(getattr(torch, name), generator, clock) for name in formats)
+    n_bytes = min(_COPY_BYTES, free_bytes(str(device)) // 16)
+    numbers = torch.ones(
+        n_bytes // ITEM_BYTES[dtype], dtype=getattr(torch, dtype), device=device
+    )  # a copy takes as long
+    copy_s = _best(partial(torch.empty_like(numbers).copy_, numbers), clock, _SAMPLES)
+    return Ceiling(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
+
+
+def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -> float:
+    """Operations per second of a square product, of a size that takes 40 ms, or the largest."""
+    n = _SMALLEST
+    while True:
+        a, b = (torch.randn(n, n, generator=generator, dtype=dtype, device=generator.device) for _ in range(2))
+        seconds = _best(partial(torch.mm, a, b), clock, 2)
+        if seconds >= _LONG_ENOUGH_S or n == _LARGEST:
+            return 2 * n**3 / min(seconds, _best(partial(torch.mm, a, b), clock, _SAMPLES))
+        n *= 2
+
+
+def _best(call: Callable[[], object], clock: Clock, n_samples: int) -> float:
+    """The shortest of several samples, after one that warms up."""
+    turn = [(Timed(call), 1)]
+    return min(clock.round(turn)[0] for _ in range(n_samples + 1))
+
+
+# --------------------------------------------------------------------------------------------------- the load of others
+
+
+class ForeignLoad:
+    """From its making on: how many of this process's CPUs others kept busy, on average."""
+
+    def __init__(self) -> None:
+        self._busy_s, self._own_s, self._began = _busy_s(), process_time(), perf_counter()
+
+    def cpus(self) -> float | None:
+        """The average until now; None where the system does not tell."""
+        busy_s, elapsed_s = _busy_s(), perf_counter() - self._began
+        if busy_s is None or self._busy_s is None or elapsed_s <= 0:
+            return None
+        return max(0.0, (busy_s - self._busy_s - (process_time() - self._own_s)) / elapsed_s)
+
+
+def is_crowded(foreign_load: float | None, n_threads: int, n_cpus: int) -> bool:
+    """Whether others took CPUs that the threads needed; a quarter of one is what any system takes."""
+    return foreign_load is not None and foreign_load > max(0.25, n_cpus - n_threads)
+
+
+def _busy_s() -> float | None:
+    """Seconds that the CPUs this process may use have been busy since the system began, for anybody."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        times = [line.split()[1:9] for line in lines if line.split()[0] in ours]
+        ticks = [
+            sum(map(int, of_cpu)) - int(of_cpu[3]) - int(of_cpu[4]) for of_cpu in times
+        ]  # but idle and waiting for disks
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None

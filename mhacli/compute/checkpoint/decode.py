@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.capture import Call, ScoredCall, captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
-from mhacli.adapters.hf.forward import run_model
+from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.head_statistics import finite
-from mhacli.compute.base.recording_tap import to_array
+from mhacli.compute.base.taps import to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.layer.decode import site_of
 from mhacli.compute.layer.run import TOLERANCE, largest_difference

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mhacli.adapters.hf.forward import run_model
-from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.adapters.hf.layer_names import most_positions
-from mhacli.adapters.hf.library import guarded
-from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import is_attention
+from mhacli.adapters.hf.capture import Call, ScoredCall, is_attention
 from mhacli.adapters.hf.captured_pattern import Sight, whole
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.compute.base.head_statistics import finite
-from mhacli.compute.base.recording_tap import summarise
+from mhacli.compute.base.taps import summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.plan import Place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,31 +10,33 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
-from mhacli.adapters.hf.inputs import n_vocabulary_of
+from mhacli.adapters.hf.capture import is_attention
+from mhacli.adapters.hf.inputs import make_inputs, n_vocabulary_of
 from mhacli.adapters.hf.layer_names import most_positions
-from mhacli.adapters.hf.library import guarded
-from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
+from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, require_ids
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
-from mhacli.compute.doctor.bos import check_begin
-from mhacli.compute.doctor.comparisons import Battery, implementation_of
-from mhacli.compute.doctor.inputs import (
-    MOST_OF_OURS,
-    MOST_TOKENS,
-    TEXTS,
-    random_sequences,
-    rows_of,
-    wants_head,
-    why_not_causal,
+from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted, SeenLayer
+from mhacli.compute.doctor.comparisons import (
+    CEILING,
+    TIMES_SHAKEN,
+    Battery,
+    Passes,
+    Row,
+    Seen,
+    implementation_of,
+    numbered,
 )
-from mhacli.compute.doctor.libraries import libraries
-from mhacli.compute.doctor.numbers import check_finite, check_row_sums
-from mhacli.compute.doctor.passes import CEILING, TIMES_SHAKEN, Passes, Row
-from mhacli.errors import MhaError
+from mhacli.compute.doctor.installation import libraries
+from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Patient, Report
+from mhacli.results.record.tiled import Check, Wanted
+from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
+from mhacli.text.chat import Message
 
 Told = Callable[[float, str], None]
 ORDER = (
@@ -270,3 +273,218 @@ def _with_meaning(check: HealthCheck) -> HealthCheck:
         return check
     meaning, advice = MEANINGS[check.name]
     return replace(check, meaning=meaning, advice=check.advice or advice)
+
+
+# --------------------------------------------------------------------------------------------------------- what is read
+
+
+TEXTS = (
+    "The bell rang twice before anyone in the old house woke up, and by then the snow had covered the road, the garden and "
+    "the gate.",
+    "In 1969 they carried 21 kilograms of stones home, didn't they?",
+    "Read it again.",
+)
+"""What is read where nobody gives a text: sentences of several lengths, with a number and marks."""
+MOST_TOKENS, MOST_OF_OURS = 512, 48
+"""Tokens of a text that are read, of the user's and of our own."""
+RANDOM_LENGTHS = (29, 13, 6)
+"""Of ids drawn at random, where there is no tokenizer."""
+_GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
+_CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$")
+
+
+def architectures_of(config: Any) -> tuple[str, ...]:
+    """The classes that a config names, of whatever it holds there."""
+    named = getattr(config, "architectures", None)
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, (list, tuple)) else ()
+
+
+def wants_head(config: Any) -> bool:
+    """Whether the checkpoint is said to hold a language head, so that its logits can be looked at."""
+    return any(_GENERATING.search(name) for name in architectures_of(config))
+
+
+def rows_of(sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] = ()) -> tuple[Row, ...]:
+    """Rows of at least two lengths where that can be, the longest first: the texts, and beginnings of the longest one where they
+    are too few. With a `context`, its texts are what the encoder reads."""
+    texts, read = _of_lengths(sequences), _of_lengths(context) if context else ()
+    return tuple(Row(text, read[(place + 1) % len(read)] if read else None) for place, text in enumerate(texts))
+
+
+def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
+    ordered = sorted(sequences, key=lambda text: -len(text.ids))
+    n, lengths = len(ordered[0].ids), {len(text.ids) for text in ordered}
+    if len(ordered) < 3 or len(lengths) < 2:
+        cuts = [cut for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
+        ordered += [first_tokens(ordered[0], cut) for cut in cuts]
+    return tuple(sorted(ordered, key=lambda text: -len(text.ids)))
+
+
+def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
+    """Ids drawn at random, for a checkpoint without a tokenizer."""
+    generator = torch.Generator().manual_seed(seed)
+    known = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
+    lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
+    drawn = [torch.randint(len(known), (n,), generator=generator).tolist() for n in lengths]
+    return tuple(numbered([known[i] for i in places]) for places in drawn)
+
+
+def why_not_causal(loaded: Loaded) -> str | None:
+    """Why tokens of this model may see later ones; None where it is meant to hide them from each token.
+
+    A config's `is_decoder` says nothing of it in most families. What does is the language head that a checkpoint names, and the
+    family: one that transformers knows for generation alone.
+    """
+    from transformers.models.auto import modeling_auto
+
+    config, text = loaded.config, loaded.text_config
+    if config.is_encoder_decoder:
+        return None
+    family = text.model_type
+    if getattr(text, "is_causal", True) is False or getattr(text, "use_bidirectional_attention", None):
+        return "its config says that tokens see later ones"
+    if getattr(text, "attn_type", None) == "bi" or getattr(text, "causal", None) is False:
+        return f"{family} sees all tokens"
+    if any(_CAUSAL_HEAD.search(name) for name in architectures_of(config)):
+        return None
+    generates = {config.model_type, family} & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    fills = {config.model_type, family} & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    is_decoder = bool(getattr(text, "is_decoder", False))
+    if generates and (is_decoder or not (fills or _says_bidirectional(loaded.model))):
+        return None
+    return "an encoder, whose tokens see later ones"
+
+
+def _says_bidirectional(model: nn.Module) -> bool:
+    """Whether the attentions of a model say of themselves that they hide nothing."""
+    parts = [module for name, module in model.named_modules() if is_attention(name, module)]
+    said = [module.is_causal for module in parts if hasattr(module, "is_causal")]
+    return bool(said) and not any(said)
+
+
+# ------------------------------------------------------------------------------------- finite numbers, and sums of rows
+
+
+def check_finite(model: nn.Module, seen: Seen) -> HealthCheck:
+    """How many numbers of weights, attentions and outputs are NaN or infinite, and the first attention that gives one."""
+    weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
+    bad = {name: n for name, n in weights.items() if n}
+    outputs = sum(int((~row.isfinite()).sum()) for row in seen.rows)
+    layers = [one for one in seen.attentions if any(not bool(row.isfinite().all()) for row in one.rows)]
+    said = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
+    said += [f"{outputs} in the outputs"] if outputs else []
+    said += [f"first in {layers[0].label} ({layers[0].name})"] if layers else []
+    if said:
+        layer = layers[0].label if layers else None
+        return HealthCheck("finite", False, "; ".join(said), float(sum(bad.values()) + outputs), 0.0, layer)
+    return HealthCheck("finite", True, f"{len(weights)} weights and all outputs hold numbers", 0.0, 0.0)
+
+
+def check_row_sums(loaded: Loaded, rows: Sequence[Row], side: Side, pad_id: int) -> HealthCheck:
+    """Whether each query's shares add up to 1, a learned sink's among them: by the log-sum-exp that the kernel used, where it
+    tells it, and by the shares themselves where attention is written out."""
+    base = replace(loaded, model=loaded.model.base_model)
+    context = [row.context for row in rows if row.context is not None] or None
+    inputs = make_inputs(base.model, [row.tokens for row in rows], context, side, pad_id)
+    run = CheckpointRun(base, inputs, ModelWanted(Wanted(allow_nonfinite=True)), str(base.model.device))
+    try:
+        run.run()
+    except UsageError:
+        raise
+    except MhaError as fault:
+        if fault.code == "out-of-memory":
+            raise
+        return HealthCheck("row-sums", None, fault.message)
+    known = [done for done in run.seen if not any("is not understood" in reason for reason in done.said.unverified)]
+    if not known:
+        return HealthCheck("row-sums", None, "the attentions get keywords that are not understood here")
+    worst = max((check for done in known for check in _checks(done)), key=lambda check: check.strain)
+    bad = [(done.said, check) for done in known for check in _checks(done) if not check.ok]
+    if not bad:
+        said = f"the shares of {len(known)} attentions add up to 1, and give the results"
+        return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
+    first, check = bad[0]
+    wrong = (
+        "the shares of a query do not add up to 1"
+        if check.name == _SUM
+        else "the result is not the shares times the values"
+    )
+    message = f"{'sums are NaN or Inf' if check.error is None else wrong}; first in {first.label} ({first.name})"
+    return HealthCheck("row-sums", False, message, check.error, check.tolerance, first.label)
+
+
+_SUM = "each query gives 1"
+
+
+def _checks(done: SeenLayer) -> list[Check]:
+    """The checks of a layer that count here: that each query gives 1, and that its shares give its result."""
+    return [check for check in done.said.survey.checks if check.name == _SUM or check.name.startswith("z of")]
+
+
+# ------------------------------------------------------------------------------------------- the token at the beginning
+
+
+_WORD = "word"
+_CHAT = (Message("user", _WORD),)
+
+
+def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
+    """Whether a text, a chat, or what was decoded and is encoded again begins with that token twice.
+
+    A template that writes it, for a tokenizer that adds it too, is usual and no fault: chats must then be encoded without
+    special tokens, as transformers does itself. That is a caution.
+    """
+    if tokenizer is None:
+        return HealthCheck("bos", None, "there is no tokenizer")
+    begin = _begin_id(tokenizer)
+    if begin is None:
+        return HealthCheck("bos", None, "the tokenizer has no token for the beginning of a text")
+    name = tokenizer.library.id_to_token(begin) or f"<{begin}>"
+    chat = _chat(tokenizer)
+    plain = tokenizer.sequence(_WORD)
+    decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(list(plain.ids)))
+    ways = {
+        "an encoded text": _times(plain.ids, begin),
+        "a text that was decoded and is encoded again": _times(tokenizer.sequence(decoded).ids, begin),
+    }
+    if chat is not None:
+        ways["a chat in its template"] = _times(tokenizer.sequence(chat, special=False).ids, begin)
+    worst = max(ways, key=lambda way: ways[way])
+    if ways[worst] > 1:
+        return HealthCheck("bos", False, f"{worst} begins with {name!r} {_often(ways[worst])}", ways[worst], 1)
+    if chat is not None:
+        both = _times(tokenizer.sequence(chat).ids, begin)
+        if both > 1:
+            message = (
+                f"the chat template writes {name!r} and the tokenizer adds it: a chat that is encoded as any text begins "
+                "with it twice"
+            )
+            advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
+            return HealthCheck("bos", None, message, both, 1, is_caution=True, advice=advice)
+    said = "a text and a chat begin" if chat is not None else "a text begins"
+    return HealthCheck("bos", True, f"{said} with {name!r} {_often(ways[worst])} at most", ways[worst], 1)
+
+
+def _often(n: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(n, f"{n} times")
+
+
+def _times(ids: Sequence[int], begin: int) -> int:
+    return next((place for place, i in enumerate(ids) if i != begin), len(ids))
+
+
+def _begin_id(tokenizer: ModelTokenizer) -> int | None:
+    """The token for the beginning, or else the first that the tokenizer puts before a text, such as [CLS]."""
+    if tokenizer.bos_id is not None:
+        return tokenizer.bos_id
+    framed, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
+    starts = [place for place in range(len(framed)) if framed[place : place + len(bare)] == bare]
+    return framed[0] if starts and starts[0] > 0 else None
+
+
+def _chat(tokenizer: ModelTokenizer) -> str | None:
+    """A message in the checkpoint's template; None where it has none, or one that refuses it."""
+    try:
+        return tokenizer.chat(_CHAT)
+    except MhaError:
+        return None

@@ -10,19 +10,18 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import per_query_head
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
-from mhacli.attention.weights import layer_file as weights
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import Found, finite, head_statistics, make_asked, make_baseline
-from mhacli.compute.base.recording_tap import Capture, require_finite, to_array
 from mhacli.compute.base.setup import Setup, make_setup
-from mhacli.compute.base.stopwatch import Stopwatch, time_stages
+from mhacli.compute.base.taps import Capture, Stopwatch, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
 from mhacli.requests.plan import Plan, facts_of, foresee
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
 
+from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
-from mhacli.compute.layer.cell import NEEDED, follow
-from mhacli.compute.layer.run import Options, largest_difference, prepare, record_run
+from mhacli.compute.layer.run import Observed, Options, largest_difference, prepare, record_run
 from mhacli.requests.plan import Place, require_inside
 from mhacli.results.record.record import Record
-from mhacli.results.record.sections import RouteCheck
-from mhacli.spec.config import Config
+from mhacli.results.record.sections import Cell, RouteCheck, ScorePart
+from mhacli.spec.config import ROPE, Config
+from mhacli.spec.formulas import alibi_slopes
 from mhacli.text.encode import Encoded
 
 
@@ -59,3 +63,124 @@ def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
         difference = largest_difference(out, reference)
         checks.append(RouteCheck(name, tuple(sites), finite(difference), tolerance, difference <= tolerance))
     return tuple(checks)
+
+
+# ------------------------------------------------------------------------------------------------------------- one cell
+
+
+NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
+"""The sites that a story is told from, besides those that every run keeps."""
+
+
+def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
+    """The numbers behind one cell, taken from the tensors of the observed run. Indices are those of the tokens."""
+    b, h, at = place.sequence, place.head, _columns(setup, place)
+    i, j = at
+    keys = (setup.encoded.context or setup.encoded.sequences)[b]
+    own = slice(j - place.key, j - place.key + len(keys.tokens))
+    q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
+    allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
+    scores = observed.tensors["scores"][b, h, i].tolist()
+    return Cell(
+        sequence=b,
+        head=h,
+        query=place.query,
+        key=place.key,
+        q=_numbers(q[i]),
+        k=_numbers(k[j]),
+        v=_numbers(v[j]),
+        qk=finite(observed.tensors["qk"][b, h, i, j].item()),
+        scale=setup.config.scale or 0.0,
+        softcap=setup.config.softcap,
+        allowed=allowed[j],
+        score=finite(scores[j]) if allowed[j] else None,
+        scores_row=tuple(finite(x) if ok else None for x, ok in zip(scores[own], allowed[own], strict=True)),
+        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, own]),
+        share=finite(observed.tensor("shares")[b, h, i, j].item()),
+        z=_numbers(observed.tensors["z"][b, h, i]),
+        parts=tuple(_parts(setup, observed, place, at)),
+    )
+
+
+def _columns(setup: Setup, place: Place) -> tuple[int, int]:
+    """Where the cell's query and key stand in the tensors: behind the padding, if that is on the left."""
+    config, facts, b = setup.config, setup.facts, place.sequence
+    n_queries, n_keys = (
+        len(family[b].tokens) for family in (setup.encoded.sequences, setup.encoded.context or setup.encoded.sequences)
+    )
+    return place.query + config.first_column(n_queries, facts.q_len), place.key + config.first_column(
+        n_keys, facts.k_len
+    )
+
+
+def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
+    """`q`, `k` or `v` as they meet each other: turned where positions are rotary, one for every query head."""
+    turned = observed.tensors.get(f"{name}_rot")
+    return per_query_head(observed.tensor(name) if turned is None else turned, setup.config.n_heads)
+
+
+def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) -> Iterator[ScorePart]:
+    """The terms of the score before the mask, in float64: they add up to it, but for rounding."""
+    b, h, (i, j), scale = place.sequence, place.head, at, setup.config.scale or 0.0
+    q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
+    scaled = scale * float(q[i] @ k[j])
+    if setup.config.positions in ROPE:
+        plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
+        unturned = scale * float(plain_q[i] @ plain_k[j])
+        yield ScorePart("scale · q · k, not turned", "content", finite(unturned))
+        places = setup.encoded.sequences[b].places
+        distance = abs(places[place.query] - places[place.key])
+        yield ScorePart(f"what turning them changes, distance {distance}", "position", finite(scaled - unturned))
+    elif setup.config.positions in ("sinusoidal", "learned"):
+        yield from _products(setup, place, at, scale)
+    else:
+        yield ScorePart("scale · q · k", "content", finite(scaled))
+    if setup.config.softcap is not None:
+        capped = setup.config.softcap * math.tanh(scaled / setup.config.softcap)
+        yield ScorePart("what the softcap changes", "softcap", finite(capped - scaled))
+    if "alibi" in observed.tensors:
+        slope = alibi_slopes(setup.config.n_heads)[h]
+        value = observed.tensors["alibi"].expand(setup.facts.batch, -1, -1, -1)[b, h, i, j].item()
+        name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
+        yield ScorePart(name, "position", finite(value), added=True)
+    if "bias" in observed.tensors:
+        given = observed.tensors["bias"][b, h, i, j].item()
+        yield ScorePart("the bias of the file", "given", finite(given), added=True)
+
+
+def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
+    """`q = W(content + position) + b` multiplied out: four products, the biases counted as content.
+
+    Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
+    """
+    layer, context, b = setup.layer.attention, setup.context, place.sequence
+    own = setup.content(), setup.places
+    others = own if context is None else (setup.context_content(context), context.places)
+    made = []
+    for (rows, places), projection, head, index in (
+        (own, layer.q_proj, place.head, at[0]),
+        (others, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
+    ):
+        added = setup.added(places)
+        position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
+        made.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
+    (q_content, q_position), (k_content, k_position) = made
+    for name, kind, one, other in (
+        ("content of the query · content of the key", "content", q_content, k_content),
+        ("content of the query · place of the key", "both", q_content, k_position),
+        ("place of the query · content of the key", "both", q_position, k_content),
+        ("place of the query · place of the key", "position", q_position, k_position),
+    ):
+        yield ScorePart(name, kind, finite(scale * float(one @ other)))  # type: ignore[arg-type]
+
+
+def _projected(linear: nn.Linear, content: Tensor, position: Tensor, head: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """One head's columns of the projection of a content and of a position, in float64 on the CPU."""
+    own = slice(head * d_head, (head + 1) * d_head)
+    weight = linear.weight[own].cpu().double()
+    bias = 0.0 if linear.bias is None else linear.bias[own].cpu().double()
+    return weight @ content.cpu().double() + bias, weight @ position.cpu().double()
+
+
+def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
+    return tuple(finite(x) for x in tensor.double().tolist())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.user_attention import Operation
 from mhacli.adapters.usercode.watch.operations import address_of
-from mhacli.compute.base.recording_tap import summarise
+from mhacli.compute.base.taps import summarise
 from mhacli.compute.user_trace.dataflow import Flow, Roles
 from mhacli.compute.user_trace.describe import flops_of, formula_of, meaning_of, remark_of
 from mhacli.results.record.measures import Parameter, Values

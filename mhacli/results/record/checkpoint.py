@@ -84,7 +84,8 @@ class Model:
 class InspectedLayer:
     """One attention of a checkpoint.
 
-    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`mhacli.adapters.hf.calls`).
+    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`Rung` in
+    `mhacli.adapters.hf.capture`).
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
     take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
     nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one

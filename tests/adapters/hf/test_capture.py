@@ -36,8 +36,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from mhacli.adapters.hf import capture
-from mhacli.adapters.hf.calls import Call, KernelWatch, ScoredCall, SoftmaxCall, unknown_keywords
-from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.capture import Call, KernelWatch, ScoredCall, SoftmaxCall, captured, unknown_keywords
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.results.record.record import Record

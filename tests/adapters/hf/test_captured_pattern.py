@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import KnownMasks, Sight, see, whole
-from mhacli.attention.tiled.scores import Shares
 from mhacli.attention.tiled.statistics import shares_of
+from mhacli.attention.tiled.tiles import Shares
 
 BATCH, N_HEADS, N_KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 5, 7, 11, 13
 LOWEST = torch.finfo(torch.float32).min

@@ -18,7 +18,7 @@ from support.model_families import tiny
 from support.processes import WITH_TORCH, Launch, attempt
 
 from mhacli.adapters.hf.capture import captured
-from mhacli.adapters.hf.forward import outputs_of, run_model
+from mhacli.adapters.hf.inputs import outputs_of, run_model
 from mhacli.errors import MhaError
 
 CACHE = f"torchinductor_{getpass.getuser()}"

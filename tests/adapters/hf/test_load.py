@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.model_families import FAMILIES, ids_of, made, run_plain, tiny
 
-from mhacli.adapters.hf import library
+from mhacli.adapters.hf import load as library
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.adapters.hf.tokenizer import first_tokens, load_tokenizer, require_ids, require_texts

@@ -18,10 +18,18 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends.catalogue import Prepared, UnsupportedError, draw_heads, prepare
-from mhacli.attention.backends.exact import deviation, exact_answer
+from mhacli.attention.backends import (
+    Prepared,
+    UnsupportedError,
+    deviation,
+    draw_heads,
+    exact_answer,
+    explained,
+    is_out_of_memory,
+    prepare,
+    told,
+)
 from mhacli.attention.fused import fused_attend, kernel_among, operators_of
-from mhacli.compute.bench.failures import explained, is_out_of_memory, told
 from mhacli.results.bench.sweep import BACKENDS
 from mhacli.results.bench.workload import Direction, Workload
 from mhacli.spec.config import Dtype
@@ -136,8 +144,8 @@ def test_the_compiled_attention_is_within_rounding_too(tmp_path: Path) -> None:
     """In a process of its own, where nothing checks shapes: the compiler cannot read the checks."""
     program = (
         "import torch\n"
-        "from mhacli.attention.backends.catalogue import draw_heads, prepare\n"
-        "from mhacli.attention.backends.exact import deviation, exact_answer\n"
+        "from mhacli.attention.backends import draw_heads, prepare\n"
+        "from mhacli.attention.backends import deviation, exact_answer\n"
         "from mhacli.attention.fused import operators_of\n"
         "from mhacli.results.bench.workload import Workload\n"
         "work = Workload(1, 2, 1, 5, 7, 7, 'float32', True, 'forward')\n"
@@ -216,7 +224,7 @@ def test_only_a_layer_under_a_mask_keeps_one_as_a_tensor() -> None:
 
 
 def test_there_is_a_maker_for_every_backend_that_is_described() -> None:
-    from mhacli.attention.backends import catalogue as backends
+    from mhacli.attention import backends
 
     assert set(backends._MAKERS) == set(BACKENDS)
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends import exact
-from mhacli.attention.backends.catalogue import Prepared, draw_heads, prepare
-from mhacli.attention.backends.exact import Exact, deviation, exact_answer
+from mhacli.attention import backends as exact
+from mhacli.attention.backends import Exact, Prepared, deviation, draw_heads, exact_answer, prepare
 from mhacli.results.bench.workload import Direction, Workload
 
 CPU = torch.device("cpu")

@@ -12,12 +12,19 @@ from support import oracle
 from torch import Tensor
 
 from mhacli.attention import attend, fused, masks
-from mhacli.attention.tiled import forward as tiled
-from mhacli.attention.tiled import rectangles
-from mhacli.attention.tiled.forward import attend_lse, pattern_of, tiled_attend
-from mhacli.attention.tiled.rectangles import TileShape
-from mhacli.attention.tiled.scores import Scores, VirtualPattern, distance_bias, tensor_bias
+from mhacli.attention.tiled import scores as tiled
+from mhacli.attention.tiled import tiles as rectangles
+from mhacli.attention.tiled.scores import (
+    Scores,
+    VirtualPattern,
+    attend_lse,
+    distance_bias,
+    pattern_of,
+    tensor_bias,
+    tiled_attend,
+)
 from mhacli.attention.tiled.statistics import Asked, Statistics, summarise
+from mhacli.attention.tiled.tiles import TileShape
 
 Normal = Callable[..., Tensor]
 BATCH, HEADS, KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 23, 31, 5, 7

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mhacli.attention import masks
-from mhacli.attention.tiled import rectangles
-from mhacli.attention.tiled.rectangles import (
+from mhacli.attention.tiled import tiles as rectangles
+from mhacli.attention.tiled.tiles import (
     CPU_TILES,
     DEVICE_TILES,
     PENALTY,

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import masks
-from mhacli.attention.tiled import rectangles
+from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.conditions import matcher
-from mhacli.attention.tiled.rectangles import PENALTY, TileShape
-from mhacli.attention.tiled.reducers import (
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
+from mhacli.attention.tiled.statistics import (
+    Asked,
     Distance,
     Entropy,
     Lifted,
@@ -27,10 +28,9 @@ from mhacli.attention.tiled.reducers import (
     Received,
     SameLabel,
     Squares,
+    summarise,
 )
-from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
-from mhacli.attention.tiled.statistics import Asked, summarise
-from mhacli.attention.tiled.tiles import Reducer, Tile, n_cells, reduce_tiles, visible_keys
+from mhacli.attention.tiled.tiles import PENALTY, Reducer, Tile, TileShape, n_cells, reduce_tiles, visible_keys
 from mhacli.spec.conditions import DUPLICATE, INDUCTION, parse_pattern
 
 Normal = Callable[..., Tensor]

@@ -14,21 +14,18 @@ from torch import Tensor
 
 from mhacli.attention import attend, masks
 from mhacli.attention.positions import alibi
-from mhacli.attention.tiled import rectangles
-from mhacli.attention.tiled.rectangles import PENALTY, Rectangle, TileShape
+from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.scores import (
     LOG2_E,
     ComputedPattern,
-    Grid,
     Scores,
-    Shares,
     VirtualPattern,
     distance_bias,
     sum_of_biases,
     tensor_bias,
     uniform,
 )
-from mhacli.attention.tiled.tiles import visible_keys
+from mhacli.attention.tiled.tiles import PENALTY, Grid, Rectangle, Shares, TileShape, visible_keys
 
 Normal = Callable[..., Tensor]
 TILES = [TileShape(4, 7, 3), TileShape(8, 4, 2)]

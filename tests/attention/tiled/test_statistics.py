@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from mhacli.attention import attend, masks
-from mhacli.attention.tiled import rectangles
 from mhacli.attention.tiled import statistics as stats
-from mhacli.attention.tiled.rectangles import CPU_TILES, TileShape
-from mhacli.attention.tiled.reducers import Entropy
+from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern
-from mhacli.attention.tiled.tiles import reduce_tiles
+from mhacli.attention.tiled.statistics import Entropy
+from mhacli.attention.tiled.tiles import CPU_TILES, TileShape, reduce_tiles
 
 
 def shares(*rows):

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from support import oracle
 
-from mhacli.attention.weights import layer_file as weights
-from mhacli.attention.weights.layer_file import Layer, from_file, new_attention, to_bytes
+from mhacli.attention import layer_file as weights
+from mhacli.attention.layer_file import Layer, from_file, new_attention, to_bytes
 from mhacli.checkpoints.mha_weights import expected_shapes, read_layer_file
 from mhacli.compute.layer.run import inspect, weights_content
 from mhacli.errors import MhaError, UsageError
@@ -127,7 +127,7 @@ SCRIPT = """
 import hashlib, sys, torch
 sys.path.insert(0, sys.argv[1])
 from test_weights import GROUPED, WORDS, layer_of
-from mhacli.attention.weights.layer_file import to_bytes
+from mhacli.attention.layer_file import to_bytes
 print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hexdigest())
 """
 

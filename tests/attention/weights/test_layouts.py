@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.attention.weights.layouts import from_ours, to_ours, with_all_biases
+from mhacli.attention.convert import agreement, from_ours, to_ours, with_all_biases
 from mhacli.checkpoints.choices import choices_of
 from mhacli.checkpoints.families import (
     FAMILIES,
@@ -27,7 +27,6 @@ from mhacli.checkpoints.tensor_names import (
     sizes_from_shapes,
     stacks_in,
 )
-from mhacli.compute.checkpoint.convert import agreement
 from mhacli.errors import MhaError, UsageError
 
 GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=7, d_model=11, d_input=13)

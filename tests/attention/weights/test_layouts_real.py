@@ -11,12 +11,12 @@ from safetensors.torch import load, load_file
 from support import families_made
 
 from mhacli.attention import masks
-from mhacli.attention.weights.layer_file import new_attention
+from mhacli.attention.convert import to_family_file, to_layer_file
+from mhacli.attention.layer_file import new_attention
 from mhacli.checkpoints.conversion import Wanted, plan_conversion
 from mhacli.checkpoints.families import FAMILIES
 from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.checkpoints.mha_weights import read_layer_file
-from mhacli.compute.checkpoint.convert import to_family_file, to_layer_file
 
 PRE_SCALED = {"opt", "whisper", "deberta-v2", "gpt_oss"}
 """Families whose queries or keys carry a factor that others put on the dot product."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mhacli.compute.base import stopwatch as clock
-from mhacli.compute.base.stopwatch import TOTAL, Stopwatch, time_stages, timing
+from mhacli.compute.base import taps as clock
+from mhacli.compute.base.taps import TOTAL, Stopwatch, time_stages, timing
 
 CPU = torch.device("cpu")
 

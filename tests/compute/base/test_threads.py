@@ -16,7 +16,7 @@ import torch
 from support.model_families import ids_of, loaded_of, made, sequence_of
 
 from mhacli.adapters.hf.inputs import make_inputs
-from mhacli.compute.base.threads import one_thread, shared_out
+from mhacli.compute.base.devices import one_thread, shared_out
 from mhacli.compute.checkpoint import run as checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.results.record.tiled import Wanted

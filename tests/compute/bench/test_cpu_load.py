@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from mhacli.compute.bench import cpu_load as load
-from mhacli.compute.bench.cpu_load import ForeignLoad, is_crowded, n_cpus
+from mhacli.compute.bench import timing as load
+from mhacli.compute.bench.timing import ForeignLoad, is_crowded
+from mhacli.io.memory import n_cpus
 
 
 def measured(

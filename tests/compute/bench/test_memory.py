@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mhacli.attention import attend
-from mhacli.attention.backends.catalogue import Prepared
+from mhacli.attention.backends import Prepared
 from mhacli.compute.bench import memory as footprint
 from mhacli.compute.bench.memory import Footprint, FreshProcesses, fresh_processes
 from mhacli.results.bench.expected import expected_extra_bytes

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends.catalogue import Prepared, Projected, prepare
+from mhacli.attention.backends import Prepared, Projected, prepare
 from mhacli.attention.fused import only
-from mhacli.compute.bench import one_size as contest
-from mhacli.compute.bench import peak as ceilings
+from mhacli.compute.bench import run as contest
 from mhacli.compute.bench import run as study
+from mhacli.compute.bench import timing as ceilings
 from mhacli.compute.bench.memory import Footprint
-from mhacli.compute.bench.one_size import Contest
-from mhacli.compute.bench.peak import measure_ceiling
-from mhacli.compute.bench.run import Options, bench
-from mhacli.compute.bench.timing import Timed, WallClock
+from mhacli.compute.bench.run import Contest, Options, bench
+from mhacli.compute.bench.timing import Timed, WallClock, measure_ceiling
 from mhacli.errors import MhaError
 from mhacli.results.bench.result import Ceiling, Row, read_benchmark
 from mhacli.results.bench.sweep import Sweep

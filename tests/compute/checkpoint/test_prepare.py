@@ -31,9 +31,8 @@ from support.checkpoints_saved import (
 )
 
 from mhacli.attention import masks
-from mhacli.attention.tiled.reducers import Between
 from mhacli.attention.tiled.scores import ComputedPattern
-from mhacli.attention.tiled.statistics import Asked, summarise, with_sink
+from mhacli.attention.tiled.statistics import Asked, Between, summarise, with_sink
 from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.checkpoint import prepare
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint

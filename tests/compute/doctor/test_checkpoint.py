@@ -22,11 +22,8 @@ from torch import nn
 from transformers import AttentionInterface, masking_utils
 
 from mhacli.compute.doctor import checkpoint as modeldoctor
-from mhacli.compute.doctor.bos import check_begin
-from mhacli.compute.doctor.checkpoint import MEANINGS, ORDER, examine_checkpoint, widened
-from mhacli.compute.doctor.comparisons import eager_in_place, implementation_of
-from mhacli.compute.doctor.inputs import numbered, rows_of
-from mhacli.compute.doctor.passes import distance, shaken_parts
+from mhacli.compute.doctor.checkpoint import MEANINGS, ORDER, check_begin, examine_checkpoint, rows_of, widened
+from mhacli.compute.doctor.comparisons import distance, eager_in_place, implementation_of, numbered, shaken_parts
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Report
 

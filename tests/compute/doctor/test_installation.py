@@ -12,13 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.attention.backends import catalogue as backends
-from mhacli.compute.doctor import kernels as doctorkernels
-from mhacli.compute.doctor import libraries as doctorsurvey
-from mhacli.compute.doctor import settings as doctorsettings
-from mhacli.compute.doctor.installation import examine_installation
-from mhacli.compute.doctor.kernels import DTYPES, numerics_of
-from mhacli.compute.doctor.libraries import USED, check_libraries, check_threads, is_within, libraries
+from mhacli.attention import backends
+from mhacli.compute.doctor import installation as doctorsurvey
+from mhacli.compute.doctor import machine as doctorkernels
+from mhacli.compute.doctor import machine as doctorsettings
+from mhacli.compute.doctor.installation import (
+    USED,
+    check_libraries,
+    check_threads,
+    examine_installation,
+    is_within,
+    libraries,
+)
+from mhacli.compute.doctor.machine import DTYPES, numerics_of
 from mhacli.errors import MhaError
 from mhacli.results.bench.sweep import BACKENDS
 from mhacli.results.doctor import Device, HealthCheck, Library, Numerics, Report
@@ -192,8 +198,8 @@ def test_a_card_that_this_torch_cannot_use_is_to_be_taken_care_of(monkeypatch: p
 
 def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(MhaError, match=r"^device cuda:9 must be present, got cpu"):
-        doctorsettings.devices("cuda:9")
-    assert [one.name for one in doctorsettings.devices("cpu")] == ["cpu"]
+        doctorsettings.devices("cuda:9", doctorsurvey.cpu())
+    assert [one.name for one in doctorsettings.devices("cpu", doctorsurvey.cpu())] == ["cpu"]
 
 
 # -------------------------------------------------------------------------------------------------------------- libraries

@@ -21,11 +21,11 @@ from support.heads_made import (
 )
 from support.variant_cases import CONTEXTS, N_HEADS, Q_LEN, TEXTS, Case, expected_of, grid
 
+from mhacli.compute import heads as looks
+from mhacli.compute import heads as study
 from mhacli.compute.base.head_statistics import block_of
 from mhacli.compute.base.setup import make_setup
-from mhacli.compute.heads import passes as looks
-from mhacli.compute.heads import run as study
-from mhacli.compute.heads.run import head_groups, prepare_heads
+from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.plan import BASE_BYTES, facts_of, foresee_heads
@@ -897,7 +897,7 @@ def test_scores_too_large_for_their_dtype_are_refused_with_their_heads():
 
 
 def test_all_heads_share_a_pass_up_to_a_number_of_cells():
-    from mhacli.compute.heads.run import head_groups
+    from mhacli.compute.heads import head_groups
 
     assert list(head_groups(range(6), 1, most=4)) == [range(4), range(4, 6)]
     assert list(head_groups(range(6), 3, most=9)) == [range(3), range(3, 6)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mhacli.attention.cache import ConcatCache, PreallocatedCache
+from mhacli.attention.layer import ConcatCache, PreallocatedCache
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.cli.app import main
 from mhacli.compute.layer import decode as study

@@ -12,7 +12,7 @@ from support import oracle
 
 from mhacli.attention.routes import ROUTES
 from mhacli.compute.base import setup
-from mhacli.compute.base.recording_tap import summarise
+from mhacli.compute.base.taps import summarise
 from mhacli.compute.layer.run import Options, weights_content
 from mhacli.compute.layer.trace import walk
 from mhacli.errors import UsageError

@@ -152,7 +152,7 @@ def test_only_what_builds_the_pattern_grows_with_the_square_of_the_tokens() -> N
 
 
 def test_the_tiles_foreseen_are_those_that_are_used() -> None:
-    from mhacli.attention.tiled.rectangles import CPU_TILES, DEVICE_TILES
+    from mhacli.attention.tiled.tiles import CPU_TILES, DEVICE_TILES
 
     cells = {"cpu": CPU_TILES.queries * CPU_TILES.keys, "cuda": DEVICE_TILES.queries * DEVICE_TILES.keys}
     assert cells == TILE_CELLS

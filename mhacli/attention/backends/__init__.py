@@ -1,1 +1,0 @@
-"""The implementations that `mha bench` times."""

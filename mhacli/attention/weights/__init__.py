@@ -1,1 +1,0 @@
-"""Weights of a layer: its file, and the layouts of other libraries."""

@@ -1,1 +1,0 @@
-"""Statistics of heads over long texts, without their matrices: `mha heads`."""
