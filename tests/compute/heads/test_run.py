@@ -29,6 +29,7 @@ from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.plan import BASE_BYTES, facts_of, foresee_heads
+from mhacli.results.record import storage
 from mhacli.results.record.heads import Averages, with_kind
 from mhacli.results.record.tiled import PER_QUERY, Corner, Kept, Wanted
 from mhacli.spec.conditions import parse_pattern
@@ -500,7 +501,7 @@ def test_heads_with_masks_of_their_own_keep_them_when_only_some_are_looked_at(he
     for name in ("visible", "uniform_map", "uniform_received", "uniform_profile"):
         assert np.array_equal(record.arrays[name], every.arrays[name][:, own]), name
     record.save(str(tmp_path / "r"))
-    assert type(record).load(str(tmp_path / "r")).arrays.keys() == record.arrays.keys()
+    assert storage.load(str(tmp_path / "r")).arrays.keys() == record.arrays.keys()
 
 
 @pytest.mark.parametrize(
@@ -551,7 +552,7 @@ def test_what_is_finished_when_it_is_interrupted_is_told_whole(monkeypatch, tmp_
     require_same(record.heads, every.heads[:2], 1e-12)
     assert record.arrays["map"].shape[1] == 2
     record.save(str(tmp_path / "r"))
-    assert type(record).load(str(tmp_path / "r")).heads == record.heads
+    assert storage.load(str(tmp_path / "r")).heads == record.heads
 
 
 def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not_at_all(monkeypatch):
