@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mhacli.adapters.usercode.find.target import require_readable
+from mhacli.adapters.usercode.target import require_readable
 from mhacli.cli.options import ColourOptions, command, number, option, option_group
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import draw, note, progress, screen, write_pieces

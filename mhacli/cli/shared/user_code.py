@@ -55,7 +55,7 @@ def target_in(source: SourceOptions, own: OwnOptions) -> str | None:
     for a word beside one, and for a Python file alone, whose classes it lists."""
     words = [] if are_literal() else source.typed or []
     if len(words) == 1 and words[0].endswith(".py") and isfile(words[0]):
-        from mhacli.adapters.usercode.find.target import split_target
+        from mhacli.adapters.usercode.target import split_target
 
         split_target(words[0])
     given = {"--arg": own.arg, "--call-arg": own.call_arg, "--time-limit": own.time_limit}
@@ -109,8 +109,8 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
 
 def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool) -> Record:
     """The record of the walk, made in a process of its own. Raises `MhaError` for what cannot be imported, built or called."""
-    from mhacli.adapters.usercode.find.target import require_readable
     from mhacli.adapters.usercode.process import run_apart
+    from mhacli.adapters.usercode.target import require_readable
     from mhacli.cli.shared.request import record_command
     from mhacli.io.json_schema import decode, load_json
     from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S

@@ -6,10 +6,10 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from mhacli.adapters.usercode.build.build import build
+from mhacli.adapters.usercode.build import build
 from mhacli.adapters.usercode.call.find_call import find_modes, find_user_attention
-from mhacli.adapters.usercode.find.target import find_target
 from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.record.sections import Argument

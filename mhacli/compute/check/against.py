@@ -13,15 +13,13 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.arguments import role_of
+from mhacli.adapters.usercode.arguments import parameters_of, role_of
 from mhacli.adapters.usercode.asker import cast
-from mhacli.adapters.usercode.build.build import is_factory
-from mhacli.adapters.usercode.build.constructor import parameters_of
-from mhacli.adapters.usercode.find.target import find_target
+from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.projections import Reading, Widths, parts_of, readings
+from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, UserAttention
-from mhacli.adapters.usercode.weights.parameters import parts_of
-from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.diagnosis.candidates import head_counts

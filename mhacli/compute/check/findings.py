@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mhacli.adapters.usercode.arguments import role_of, stated
+from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import UserAttention
-from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.attention.mistakes import BY_CODE, Mistake
 from mhacli.compute.check.diagnosis.candidates import told_heads
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mhacli.adapters.usercode.operations import address_of
 from mhacli.adapters.usercode.user_attention import Operation
-from mhacli.adapters.usercode.watch.operations import address_of
 
 PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *PRODUCTS)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.operations import address_of
 from mhacli.adapters.usercode.user_attention import Operation
-from mhacli.adapters.usercode.watch.operations import address_of
 from mhacli.compute.base.taps import summarise
 from mhacli.compute.user_trace.dataflow import Flow, Roles
 from mhacli.compute.user_trace.describe import flops_of, formula_of, meaning_of, remark_of

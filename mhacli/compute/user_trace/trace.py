@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.call.find_call import find_user_attention
+from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
-from mhacli.adapters.usercode.watch.operations import address_of, watch
-from mhacli.adapters.usercode.weights.parameters import parts_of
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.user_trace.axes import Measured, axes_of, known_words, name_of, sizes_of, told_apart

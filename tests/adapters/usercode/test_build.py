@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mhacli.adapters.usercode.arguments import SPELLINGS, Role, parse_value, role_of, stated
-from mhacli.adapters.usercode.build.build import build
-from mhacli.adapters.usercode.build.configs import GuessedConfig
-from mhacli.adapters.usercode.build.sizes import Surroundings, guessed
-from mhacli.adapters.usercode.find.target import Target
+from mhacli.adapters.usercode.arguments import SPELLINGS, Role, Surroundings, guessed, parse_value, role_of, stated
+from mhacli.adapters.usercode.build import GuessedConfig, build
+from mhacli.adapters.usercode.target import Target
 from mhacli.adapters.usercode.user_attention import Built
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest

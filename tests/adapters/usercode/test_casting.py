@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from mhacli.adapters.usercode.asker import cast, float64_copy
-from mhacli.adapters.usercode.build.build import build
-from mhacli.adapters.usercode.find.target import find_target
+from mhacli.adapters.usercode.build import build
+from mhacli.adapters.usercode.target import find_target
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.examine import examine
 from mhacli.requests.user_code import CheckRequest, TargetRequest

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import mhacli.adapters.usercode.watch.operations as watching
+import mhacli.adapters.usercode.operations as watching
+from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.user_attention import Operation
-from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.errors import MhaError
 
 HERE = [__file__]

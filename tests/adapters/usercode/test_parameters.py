@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.adapters.usercode.weights.parameters import parts_of, read_name
+from mhacli.adapters.usercode.projections import parts_of, read_name
 
 NAMES = {
     "q": """q Q wq Wq w_q W_q W_Q WQ q_w q_mat q_proj proj_q Q_proj q_proj_weight q_linear linear_q linears_q lin_q q_lin q_dense

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.weights.parameters import parts_of
-from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
+from mhacli.adapters.usercode.projections import Reading, Widths, parts_of, readings
 
 D, HEADS = 12, 3
 WIDTHS = Widths(D, D, HEADS, None)

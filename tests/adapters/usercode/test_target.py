@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from mhacli.adapters.usercode.find.target import find_target, is_module_instance, require_readable, split_target
+from mhacli.adapters.usercode.target import find_target, is_module_instance, require_readable, split_target
 from mhacli.errors import MhaError, UsageError
 
 Write = Callable[..., Path]
@@ -284,7 +284,7 @@ def test_form_and_file_are_examined_without_running_anything(write: Write) -> No
 
 def test_finding_loads_no_torch_of_its_own() -> None:
     code = (
-        "import sys, mhacli.adapters.usercode.find.target as t;"
+        "import sys, mhacli.adapters.usercode.target as t;"
         "t.require_readable('math:sqrt'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

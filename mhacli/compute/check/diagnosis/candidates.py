@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
+from mhacli.adapters.usercode.projections import Reading, Widths, is_norm, parts_of, read_name, readings
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
-from mhacli.adapters.usercode.weights.parameters import is_norm, parts_of, read_name
-from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Layer, Pairing, Rows, split
 from mhacli.compute.check.diagnosis.documented import documented_pairing, documented_scales, documented_widths
 from mhacli.compute.check.traits.norms import Norm, unlike

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.adapters.usercode.operations import watch
+from mhacli.adapters.usercode.projections import read_name
 from mhacli.adapters.usercode.user_attention import Built, Inputs, Operation, UserAttention
-from mhacli.adapters.usercode.watch.operations import watch
-from mhacli.adapters.usercode.weights.parameters import read_name
 from mhacli.attention.mistakes.stages import Layer, Stages, run
 from mhacli.compute.check.diagnosis.hypotheses import difference
 from mhacli.compute.check.inputs import HIDDEN, Draw, Play, Scene, ask, make_scene

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.projections import is_norm
 from mhacli.adapters.usercode.user_attention import UserAttention
-from mhacli.adapters.usercode.weights.parameters import is_norm
 from mhacli.compute.check.diagnosis.candidates import Candidate
 from mhacli.compute.check.inputs import TOLERANCE, Scene, ask
 

@@ -14,8 +14,7 @@ from mhacli.adapters.usercode.asker import float64_copy
 from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.stepwise.cache_objects import CacheSizes
-from mhacli.adapters.usercode.stepwise.steps import Stepped, Stepping, grows, is_kept, steppings
+from mhacli.adapters.usercode.stepwise import CacheSizes, Stepped, Stepping, grows, is_kept, steppings
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 from mhacli.attention.mistakes import Way
 from mhacli.attention.mistakes.caching import TOP_LEFT_CHUNKS, UNMASKED

@@ -10,9 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.stepwise.steps import Stepping
+from mhacli.adapters.usercode.operations import watch
+from mhacli.adapters.usercode.stepwise import Stepping
 from mhacli.adapters.usercode.user_attention import Operation
-from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.attention.mistakes import BY_CODE, Way
 from mhacli.attention.mistakes.caching import ARRANGEMENTS, UNMASKED
 from mhacli.attention.mistakes.decoding import Step, Text, answered, arranged, text_of

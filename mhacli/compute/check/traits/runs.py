@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.user_attention import Operation, UserAttention
-from mhacli.adapters.usercode.watch.operations import watch
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.inputs import Draw, ask, rows_of
 

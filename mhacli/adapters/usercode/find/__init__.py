@@ -1,1 +1,0 @@
-"""Finds a target in a file or a package."""

@@ -1,1 +1,0 @@
-"""Calls a target step by step, with its cache."""

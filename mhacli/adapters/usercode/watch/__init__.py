@@ -1,1 +1,0 @@
-"""Watches which torch functions a target calls."""

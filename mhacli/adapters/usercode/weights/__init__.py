@@ -1,1 +1,0 @@
-"""Reads the parameters of a target as projections."""
