@@ -92,7 +92,7 @@ async def viewed(record: Path) -> str:
     """What the viewer shows of a head of a record, as SVG."""
     from mhacli.results.record import storage
     from mhacli.viewer.app import Viewer
-    from mhacli.viewer.screens.session import ViewerOptions
+    from mhacli.viewer.session import ViewerOptions
 
     viewer = Viewer(storage.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))
     async with viewer.run_test(size=(120, 36)) as pilot:

@@ -8,22 +8,24 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from rich.console import RenderableType
 from textual import events
 from textual.app import App
+from textual.drivers import linux_driver
 from textual.screen import Screen
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated, more_time
 from mhacli.results.record.record import Record
-from mhacli.viewer.driver import ForgivingDriver
-from mhacli.viewer.screens.base import ViewerScreen
-from mhacli.viewer.screens.overview import Overview
-from mhacli.viewer.screens.session import Session, ViewerOptions
+from mhacli.viewer.overview import Overview
+from mhacli.viewer.screen import ViewerScreen
+from mhacli.viewer.session import Session, ViewerOptions
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _LOOKING_MS = 1000
@@ -87,7 +89,7 @@ class Viewer(App[None]):
         if self.ended_by is not None:  # before there was a loop to tell
             self.exit()
         elif self._is_open and self.session.gallery.places and self.session.entry().drawn is not None:
-            from mhacli.viewer.screens.head import HeadScreen
+            from mhacli.viewer.head import HeadScreen
 
             self.push_screen(HeadScreen(self.session))
 
@@ -135,19 +137,19 @@ class Viewer(App[None]):
         self.push_screen(self._walk())
 
     def _walk(self) -> Screen[None]:
-        from mhacli.viewer.screens.text import Reading, walk_page
+        from mhacli.viewer.text import Reading, walk_page
 
         return Reading("walkthrough", walk_page(self.session.record, colour=self.session.colour))
 
     def action_help(self) -> None:
         """All keys."""
-        from mhacli.viewer.screens.text import Reading, help_page
+        from mhacli.viewer.text import Reading, help_page
 
         self.push_screen(Reading("keys", help_page()))
 
     def action_origin(self) -> None:
         """Where the numbers come from, and what is drawn of them."""
-        from mhacli.viewer.screens.text import Reading, origin_page
+        from mhacli.viewer.text import Reading, origin_page
 
         self.push_screen(
             Reading("where this comes from", origin_page(self.session.record, self.session.picture_facts()))
@@ -197,3 +199,27 @@ def run_viewer(record: Record, options: ViewerOptions) -> None:
         raise viewer.fault
     if viewer.ended_by is not None:
         raise Terminated if viewer.ended_by == signal.SIGTERM else KeyboardInterrupt
+
+
+# -------------------------------------------------------------------------------------------------------- the terminal
+
+
+def _forgiving_decoder(encoding: str) -> Callable[[], IncrementalDecoder]:
+    """A decoder that makes a replacement character of each byte that the encoding does not have."""
+    return partial(getincrementaldecoder(encoding), errors="replace")
+
+
+class ForgivingDriver(linux_driver.LinuxDriver):
+    """Textual's driver, that passes over bytes that are no UTF-8 and sequences that are no keys.
+
+    A paste in Latin-1, or noise on a serial line, would end its thread, and the app with it.
+    """
+
+    def run_input_thread(self) -> None:
+        """Reads until the app ends, and goes on behind what cannot be understood."""
+        linux_driver.getincrementaldecoder = _forgiving_decoder  # type: ignore[assignment, attr-defined]
+        while not self.exit_event.is_set():
+            try:
+                super().run_input_thread()
+            except (ValueError, OverflowError):  # of the numbers in a sequence
+                continue

@@ -102,7 +102,7 @@ from mhacli.results.record import storage
 from mhacli.results.record.record import Record
 from mhacli.viewer.app import Viewer
 from mhacli.viewer.panes.heads import Heads
-from mhacli.viewer.screens.session import ViewerOptions
+from mhacli.viewer.session import ViewerOptions
 first = []
 draw = Heads._draw_more
 def draw_more(heads):

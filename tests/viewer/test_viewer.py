@@ -33,18 +33,17 @@ from mhacli.results.record.heads import HeadStatistics, Sink
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import OwnModule
 from mhacli.viewer.app import Viewer
+from mhacli.viewer.gallery import gallery
+from mhacli.viewer.head import HeadScreen
+from mhacli.viewer.overview import Overview
 from mhacli.viewer.panes.heads import Heads
 from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.search import matches
-from mhacli.viewer.panes.tokens import Tokens, flow
+from mhacli.viewer.panes.tokens import Tokens, flow, matches
 from mhacli.viewer.panes.top_keys import bar
-from mhacli.viewer.pictures.gallery import gallery
-from mhacli.viewer.pictures.zoom import Zoom, fitting, ladder
-from mhacli.viewer.screens.head import HeadScreen
-from mhacli.viewer.screens.keys import HEAD, OVERVIEW, READING
-from mhacli.viewer.screens.overview import Overview
-from mhacli.viewer.screens.session import ViewerOptions
-from mhacli.viewer.screens.text import Reading
+from mhacli.viewer.picture import Zoom, fitting, ladder
+from mhacli.viewer.screen import HEAD, OVERVIEW, READING
+from mhacli.viewer.session import ViewerOptions
+from mhacli.viewer.text import Reading
 
 SCREENS = Path(__file__).parent / "screens"
 MAT = ("the", "cat", "sat", "on", "the", "mat")

@@ -101,8 +101,8 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
     with uncollected():
         from mhacli.viewer.app import run_viewer
-        from mhacli.viewer.pictures.gallery import gallery
-        from mhacli.viewer.screens.session import ViewerOptions
+        from mhacli.viewer.gallery import gallery
+        from mhacli.viewer.session import ViewerOptions
 
     if not 0 <= start.sequence < len(record.sequences):
         raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")

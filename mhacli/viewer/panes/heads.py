@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -14,14 +15,11 @@ from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, fitted
-from mhacli.viewer.panes.base import Pane
-from mhacli.viewer.pictures.gallery import Entry, Gallery
-from mhacli.viewer.pictures.heading import kind_sign, kind_words
-from mhacli.viewer.pictures.lines import ACCENT, CURSOR, DIM, PLAIN, Line, ruled, segment, segments
-from mhacli.viewer.pictures.thumbnail_layout import Tile, blank, tile_for
+from mhacli.viewer.gallery import Entry, Gallery
+from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
-    from mhacli.viewer.pictures.picture import Picture
+    from mhacli.viewer.picture import Picture
 
 _MOST_WIDTH, _MOST_LABEL = 5, 12
 _CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
@@ -155,7 +153,7 @@ class Heads(Pane, can_focus=True):
         self._coming = None
         if self._thumbnail is None:
             with uncollected():
-                from mhacli.viewer.pictures.thumbnails import thumbnail
+                from mhacli.viewer.picture import thumbnail
 
                 self._thumbnail = thumbnail
         self.repaint()
@@ -170,7 +168,7 @@ class Heads(Pane, can_focus=True):
         if entry not in self._small:
             if self._budget <= 0:
                 return blank(tile)
-            self._small[entry] = self._thumbnail(drawn, tile, colour=self.colour)
+            self._small[entry] = self._thumbnail(drawn, tile.width, tile.height, colour=self.colour)
             self._budget -= drawn.n_rows * drawn.n_columns
         return self._small[entry]
 
@@ -204,3 +202,42 @@ def _tile_title(entry: Entry | None, width: int, is_cursor: bool) -> list[Segmen
     if is_cursor:
         return [segment(number + rest.rstrip(), CURSOR), segment(" " * (width - cell_len(number + rest.rstrip())))]
     return [segment(number, DIM), segment(rest, style)]
+
+
+# ------------------------------------------------------------------------------------------------------ small pictures
+
+
+_LEAST = (8, 3)
+_MOST_CELLS = 64_000_000
+"""Cells of all heads together beyond which small pictures would keep one waiting."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Columns and lines of a small picture, the line of its title and the gap beside it not counted."""
+
+    width: int
+    height: int
+
+
+def tile_for(gallery: Gallery, room: tuple[int, int]) -> Tile | None:
+    """The largest tiles with which all heads fit into columns and lines; None where they would be too small, or too many cells
+    to look at."""
+    drawn = [entry.drawn for row in gallery.rows for entry in row.entries if entry is not None]
+    if not drawn or any(one is None for one in drawn) or any(row.instead for row in gallery.rows):
+        return None
+    facts = [one.view.facts for one in drawn if one is not None]
+    if (
+        sum(f.q_len * f.k_len for f, one in zip(facts, drawn, strict=True) if one and "pattern" in one.view.arrays)
+        > _MOST_CELLS
+    ):
+        return None
+    width = min(40, room[0] // len(gallery.columns) - 2)
+    steepest = max(f.q_len / f.k_len for f in facts)
+    tile = Tile(width, min(16, room[1] // len(gallery.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2))))
+    return tile if tile.width >= _LEAST[0] and tile.height >= _LEAST[1] else None
+
+
+def blank(tile: Tile) -> Sequence[list[Segment]]:
+    """The lines of a tile without a picture."""
+    return [[segment(" " * tile.width)] for _ in range(tile.height)]

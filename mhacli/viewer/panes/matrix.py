@@ -14,10 +14,8 @@ from textual.message import Message
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
 from mhacli.render.base.format import fitted, share_text
-from mhacli.viewer.panes.base import Pane
-from mhacli.viewer.pictures.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, ruled, segment, segments
-from mhacli.viewer.pictures.picture import TAKEN_SIGN, Picture, Shades
-from mhacli.viewer.pictures.zoom import SHADED, Zoom, fitting, ladder, nearest
+from mhacli.viewer.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
+from mhacli.viewer.picture import SHADED, TAKEN_SIGN, Picture, Shades, Zoom, fitting, ladder, nearest
 
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)

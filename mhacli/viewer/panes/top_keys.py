@@ -9,9 +9,8 @@ from textual import events
 from textual.message import Message
 
 from mhacli.render.base.format import fitted, share_text
-from mhacli.viewer.panes.base import Pane
-from mhacli.viewer.pictures.lines import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, ruled, segments
-from mhacli.viewer.pictures.picture import Picture
+from mhacli.viewer.lines import ACCENT, BOLD, CURSOR, DIM, PLAIN, Line, Pane, ruled, segments
+from mhacli.viewer.picture import Picture
 
 DECIMALS = 5
 _BLOCKS = " ▏▎▍▌▋▊▉█"

@@ -16,10 +16,8 @@ from textual.binding import BindingType
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.provenance import provenance
 from mhacli.results.record.record import Record
-from mhacli.viewer.panes.base import Lines, Pane
-from mhacli.viewer.pictures.lines import Line, ruled
-from mhacli.viewer.screens.base import ViewerScreen, keys_line
-from mhacli.viewer.screens.keys import ALL_HEADS, HEAD, READING, bindings
+from mhacli.viewer.lines import Line, Lines, Pane, ruled
+from mhacli.viewer.screen import ALL_HEADS, HEAD, READING, ViewerScreen, bindings, keys_line
 
 Draw = Callable[[int], Sequence[RenderableType]]
 """What is read, for a width."""

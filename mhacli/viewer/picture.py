@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from rich.segment import Segment
 
-from mhacli.render.base.cells import FORBIDDEN, levels
-from mhacli.render.base.format import token_text
+from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
+from mhacli.render.base.format import percent_text, token_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.maps import HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
-from mhacli.viewer.pictures.gallery import Entry
+from mhacli.viewer.gallery import Entry
+from mhacli.viewer.lines import BROKEN, segment
 
 ROW_SCHEMA = "mha.row/1"
 TAKEN_SIGN = "–"
 """In place of the share of a sink that was taken out: it is no small share, but none."""
+_MOST_SINKS = 6
+"""How many sinks a caption names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,3 +208,111 @@ def _json_place(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) ->
 
 def _json_number(number: float | None) -> float | None:
     return number if number is not None and np.isfinite(number) else None
+
+
+# ---------------------------------------------------------------------------------------------------------- captions
+
+
+def scale_range(shades: Shades, scale: Scale) -> str:
+    """From where to where a scale goes."""
+    return range_text(scale, shades.largest, int((shades.cells >= 0).sum()), is_exceeded=shades.is_exceeded)
+
+
+def sink_words(picture: Picture) -> str:
+    """Where sinks are, what share they get, and whether they are taken out."""
+    drawn, places = picture.base, list(map(str, picture.base.sinks))
+    listed = ", ".join(places[:_MOST_SINKS]) + (
+        f" and {len(places) - _MOST_SINKS} more" if len(places) > _MOST_SINKS else ""
+    )
+    if not places and drawn.learned_mass is None:
+        return "no sink in blocks" if drawn.block > 1 else "no sink"
+    named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
+    learned = "" if drawn.learned_mass is None else f" and the learned sink {percent_text(drawn.learned_mass)}"
+    if picture.hides_sinks:
+        return f"{named} {percent_text(drawn.sink_mass)}{learned} taken out, rows renormalised"
+    return f"{named} shown: {percent_text(drawn.sink_mass)}{learned} of a row on average"
+
+
+# ------------------------------------------------------------------------------------------------------ small pictures
+
+
+def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> list[list[Segment]]:
+    """The lines of a small picture, `height` of them, each `width` columns wide."""
+    rows = height * (2 if colour else 1)
+    shape = picture.n_rows, picture.n_columns
+    factor = max(1, -(-shape[0] // rows), -(-shape[1] // width))
+    cells = picture.at(factor).cells
+    times = max(1, min(width // cells.shape[1], rows * (1 if colour else 2) // cells.shape[0]))
+    down = times if colour else max(1, times // 2)
+    grown = np.repeat(np.repeat(cells, times, axis=1), down, axis=0)[:rows]
+    blank = np.full((rows - len(grown), grown.shape[1]), FORBIDDEN, dtype=grown.dtype)
+    lines = np.vstack([grown, blank]).tolist()
+    rest = segment(" " * (width - grown.shape[1]))
+    if not colour:
+        return [[*(segment(*cell(level, colour=False)) for level in line), rest] for line in lines]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return [[*(segment(*painted) for painted in half_cells(*pair, broken=BROKEN)), rest] for pair in pairs]
+
+
+# ---------------------------------------------------------------------------------------------------------------- zoom
+
+
+SHADED, SQUARE, NUMBERS, DECIMALS = 1, 2, 6, 8
+"""Columns of a cell: shaded alone, as wide as high, with two decimals, with four."""
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """Blocks of `factor` × `factor` cells of the map, `width` columns each; `halves`: two rows share a line."""
+
+    factor: int = 1
+    width: int = SHADED
+    halves: bool = False
+
+    @property
+    def decimals(self) -> int:
+        """How many decimals of a share stand in a cell; 0 for a shade alone."""
+        return {NUMBERS: 2, DECIMALS: 4}.get(self.width, 0)
+
+    def lines(self, n_rows: int) -> int:
+        """How many lines so many rows of the map take."""
+        blocks = -(-n_rows // self.factor)
+        return -(-blocks // 2) if self.halves else blocks
+
+    def columns(self, n_columns: int) -> int:
+        """How many columns of the screen so many columns of the map take."""
+        return -(-n_columns // self.factor) * self.width
+
+    def fits(self, shape: tuple[int, int], room: tuple[int, int]) -> bool:
+        """Whether a map of this shape fits into lines and columns."""
+        return self.lines(shape[0]) <= room[0] and self.columns(shape[1]) <= room[1]
+
+
+def ladder(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> tuple[Zoom, ...]:
+    """Every zoom of a map, the smallest picture first: blocks that all fit, then half as large ones, then single cells,
+    wider and wider. With colour, cells that are one column wide share lines; without, blocks are two columns wide where
+    those fit."""
+    smallest = max(1, -(-shape[0] // max(1, room[0] * (2 if colour else 1))), -(-shape[1] // max(1, room[1])))
+    factors, factor = [smallest], 1 << (smallest.bit_length() - 1)
+    while factor >= 1:
+        factors += [factor] if factor < smallest else []
+        factor //= 2
+    blocks = [Zoom(factor, SHADED, colour) for factor in factors]
+    if not colour:
+        wide = [replace(zoom, width=SQUARE) for zoom in blocks]
+        blocks = [two if two.columns(shape[1]) <= room[1] else one for one, two in zip(blocks, wide, strict=True)]
+    return (
+        *(zoom for zoom in blocks if zoom != Zoom(1, SQUARE)),
+        *(Zoom(1, width) for width in (SQUARE, NUMBERS, DECIMALS)),
+    )
+
+
+def fitting(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> Zoom:
+    """The largest zoom at which all of a map fits."""
+    steps = ladder(shape, room, colour=colour)
+    return next((zoom for zoom in reversed(steps) if zoom.fits(shape, room)), steps[0])
+
+
+def nearest(zoom: Zoom, steps: tuple[Zoom, ...]) -> int:
+    """Where a zoom stands among the steps, or that which is most like it."""
+    return min(range(len(steps)), key=lambda i: (abs(steps[i].factor - zoom.factor), abs(steps[i].width - zoom.width)))

@@ -16,14 +16,25 @@ from mhacli.render.base.provenance import check_text
 from mhacli.results.record.heads import NEAR, Averages, HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.panes.base import Lines
+from mhacli.viewer.gallery import Entry
+from mhacli.viewer.lines import (
+    ACCENT,
+    BOLD,
+    DIM,
+    PLAIN,
+    WARNING,
+    Line,
+    Lines,
+    Piece,
+    flowed,
+    heading,
+    kind_sign,
+    ruled,
+    segments,
+)
 from mhacli.viewer.panes.heads import Heads
-from mhacli.viewer.pictures.gallery import Entry
-from mhacli.viewer.pictures.heading import Piece, flowed, heading, kind_sign
-from mhacli.viewer.pictures.lines import ACCENT, BOLD, DIM, PLAIN, WARNING, Line, ruled, segments
-from mhacli.viewer.screens.base import ViewerScreen, keys_line
-from mhacli.viewer.screens.keys import OVERVIEW, bindings
-from mhacli.viewer.screens.session import Session
+from mhacli.viewer.screen import OVERVIEW, ViewerScreen, bindings, keys_line
+from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
 _Tell = Callable[[Averages], str]
@@ -166,7 +177,7 @@ class Overview(ViewerScreen):
             self._message = self.session.why_nothing()
             self.draw()
         else:
-            from mhacli.viewer.screens.head import HeadScreen
+            from mhacli.viewer.head import HeadScreen
 
             self.app.push_screen(HeadScreen(self.session))
 

@@ -7,25 +7,23 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
-from mhacli.render.base.format import count_of, share_text
+from mhacli.render.base.cells import FORBIDDEN, WEIGHTS
+from mhacli.render.base.format import count_of, fitted, number_text, share_text
+from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
-from mhacli.viewer.panes.base import Lines
+from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.search import Axis, Prompt, Search, searched
-from mhacli.viewer.panes.tokens import Tokens
+from mhacli.viewer.panes.tokens import Axis, Prompt, Search, Tokens, searched
 from mhacli.viewer.panes.top_keys import Strongest
-from mhacli.viewer.pictures.caption import captions, read_out
-from mhacli.viewer.pictures.heading import heading
-from mhacli.viewer.pictures.lines import WARNING, segments
-from mhacli.viewer.pictures.picture import Picture
-from mhacli.viewer.screens.base import ViewerScreen, keys_line
-from mhacli.viewer.screens.keys import HEAD, bindings
-from mhacli.viewer.screens.session import Session
+from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
+from mhacli.viewer.screen import HEAD, ViewerScreen, bindings, keys_line
+from mhacli.viewer.session import Session
 
 _WIDE = 120
 _LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
@@ -373,3 +371,73 @@ class HeadScreen(ViewerScreen):
             self.say("nothing was searched for: / asks")
             return
         self._show_search(self.search.step(step))
+
+
+# --------------------------------------------------------------------------------------- what stands around the matrix
+
+
+def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
+    """What the cursor is on: query, key and share; then the row's entropy, what sinks take of it, and its sum."""
+    row, column = cell
+    share = _share(picture, cell)
+    room = max(6, (width - sum(cell_len(text) for text, _ in share) - len("query   key   share ")) // 2)
+    names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
+    first: list[Piece] = [
+        ("query ", DIM),
+        (names[0], BOLD),
+        ("  key ", DIM),
+        (names[1], BOLD),
+        ("  share ", DIM),
+        *share,
+    ]
+    entropy = picture.entropy(row)
+    if entropy is None:
+        return [segments(first), segments([("this query sees no key", WARNING)])]
+    numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
+    if picture.hides_sinks:
+        numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
+        numbers.append(("taken out", share_text(float(picture.base.sink_shares[row]), 4)))
+    if picture.base.learned is not None:
+        numbers.append(("learned sink", share_text(float(picture.base.learned[row]), 4)))
+    numbers.append(("row sum", share_text(picture.row_sum(row), 4)))
+    second = [piece for word, number in numbers for piece in ((f"{word} ", DIM), (f"{number}  ", BOLD))]
+    return [segments(first), segments(second)]
+
+
+def _share(picture: Picture, cell: tuple[int, int]) -> list[Piece]:
+    share = float(picture.base.shares[cell])
+    if share == FORBIDDEN:
+        return [("not allowed", WARNING)]
+    if picture.is_taken[cell]:
+        return [("taken out", WARNING), (f" (was {float(picture.whole.shares[cell]):.6g})", DIM)]
+    exact = f" ({share:.6g})" if np.isfinite(share) and share > 0 else ""
+    return [(share_text(share, 4), BOLD), (exact, DIM)]
+
+
+def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
+    """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
+    shades = picture.at(zoom.factor)
+    parts: list[list[Piece]] = [
+        [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
+    ]
+    parts.append([(sink_words(picture), PLAIN)])
+    if is_before_dropout(picture.drawn.view):
+        parts.append([("before dropout", WARNING)])
+    if picture.base.block > 1:
+        parts.append(
+            [(f"the record holds blocks of {picture.base.block} × {picture.base.block} tokens, no cells", PLAIN)]
+        )
+    parts += [[(words, DIM)] for words in _signs(picture, shades, zoom)]
+    if np.isnan(shades.map.shares).any():
+        parts.append([("?: not a number", WARNING)])
+    return flowed(parts, width)
+
+
+def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
+    """How cells look that have no share."""
+    is_forbidden = not bool(shades.map.is_open.all())
+    is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
+    if zoom.decimals:
+        return ["0: not allowed"] * is_forbidden + [f"{TAKEN_SIGN}: taken out"] * is_taken
+    words = ["not allowed"] * is_forbidden + ["taken out"] * is_taken
+    return ["blank: " + " or ".join(words)] if words else []

@@ -12,10 +12,10 @@ from mhacli.results.record.arrays import are_read
 from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.pictures.gallery import Entry, Gallery, gallery
+from mhacli.viewer.gallery import Entry, Gallery, gallery
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
-    from mhacli.viewer.pictures.picture import Picture
+    from mhacli.viewer.picture import Picture
 
 _SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
@@ -79,7 +79,7 @@ class Session:
 
     def new_picture_of(self, entry: Entry) -> Picture | None:
         """The picture of a head for whoever keeps nothing of it."""
-        from mhacli.viewer.pictures.picture import Picture
+        from mhacli.viewer.picture import Picture
 
         if entry.drawn is None:
             return None
@@ -102,7 +102,7 @@ class Session:
 
     def picture_facts(self) -> Sequence[tuple[str, str]]:
         """What is drawn now, as lines for the page of origins."""
-        from mhacli.viewer.pictures.caption import scale_range, sink_words
+        from mhacli.viewer.picture import scale_range, sink_words
 
         shown = self.picture() if self.gallery.places else None
         if shown is None:

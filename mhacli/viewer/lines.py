@@ -1,0 +1,162 @@
+"""Lines of the viewer: pieces of text in their styles, how heads are named in them, and the widgets that paint them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from mhacli.render.base.colours import EMPTY, KIND_SIGNS
+from mhacli.render.base.format import fitted, share_text
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.viewer.gallery import Entry
+
+Line = Sequence[Segment]
+PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
+ACCENT, WARNING = Style(color="cyan", bold=True), Style(color="yellow", bold=True)
+CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
+"""Of cells, which are never bold: the one that is chosen, and those that are no numbers."""
+
+
+def segment(text: str, style: Style = PLAIN) -> Segment:
+    """A piece of a line. `text` must be harmless already."""
+    return Segment(text, style)
+
+
+def segments(parts: Iterable[tuple[str, Style]]) -> Line:
+    """A line of pieces in their styles."""
+    return [Segment(text, style) for text, style in parts]
+
+
+def ruled(title: str, width: int, *, focused: bool) -> Line:
+    """The line above a part of the screen: its title, and a rule to the end; the part that keys go to stands out."""
+    shown = fitted(title, max(0, width - 3))
+    rule = "─" * max(0, width - cell_len(shown) - 3)
+    return segments(
+        [
+            ("▸ " if focused else "─ ", ACCENT if focused else DIM),
+            (shown, ACCENT if focused else BOLD),
+            (f" {rule}", DIM),
+        ]
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- heads
+
+
+Piece = tuple[str, Style]
+
+
+def kind_sign(said: HeadStatistics | None) -> Piece:
+    """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
+    if said is None:
+        return "?", EMPTY
+    sign, colour = KIND_SIGNS[said.kind]
+    return sign, EMPTY if said.kind in ("mixed", "uniform") else Style(color=colour)
+
+
+def kind_words(said: HeadStatistics | None) -> str:
+    """The kind of a head, and how sure it is."""
+    if said is None:
+        return "nothing is said of it"
+    sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
+    return said.kind + sure
+
+
+def heading(entry: Entry, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
+    """The first line: which head of which sequence, and what kind of head it is."""
+    parts: list[Piece] = [
+        (entry.label, ACCENT),
+        ("  ", PLAIN),
+        kind_sign(entry.said),
+        (f" {kind_words(entry.said)}", PLAIN),
+    ]
+    n_sequences = len(entry.view.sequences)
+    if n_sequences > 1:
+        parts.append((f"  sequence {sequence}", BOLD))
+        parts.append((f" of 0–{n_sequences - 1}", DIM))
+    if failed:
+        parts.append(("  self-check FAILED: i tells", WARNING))
+    if doubtful:
+        parts.append(("  the record contradicts itself: i tells", WARNING))
+    if entry.layer is not None and not entry.layer.verified:
+        parts.append(("  not verified", WARNING))
+    return segments(parts)
+
+
+def flowed(parts: Sequence[Sequence[Piece]], width: int, between: str = " · ") -> list[Line]:
+    """The parts in lines that break between them."""
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for part in parts:
+        size = sum(cell_len(text) for text, _ in part)
+        if lines[-1] and used + len(between) + size > width:
+            lines.append([])
+            used = 0
+        if lines[-1]:
+            lines[-1].append((between, DIM))
+            used += len(between)
+        lines[-1] += part
+        used += size
+    return [segments(line) for line in lines]
+
+
+# ------------------------------------------------------------------------------------------------------------- widgets
+
+
+class Pane(Widget, can_focus=False):
+    """A part of a screen that paints lines; they are painted once, until `repaint` says that they are stale."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._lines: Sequence[Line] | None = None
+        self._painted_for = Size(0, 0)
+
+    @abstractmethod
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The lines from the top, at most `height` of them; each is cut at `width`."""
+
+    def repaint(self) -> None:
+        """Paints anew, soon."""
+        self._lines = None
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """A line for the screen."""
+        size = self.size
+        if self._lines is None or size != self._painted_for:
+            self._lines, self._painted_for = self.paint(size.width, size.height), size
+        line = self._lines[y] if y < len(self._lines) else ()
+        return Strip(line).adjust_cell_length(size.width)
+
+    def on_focus(self) -> None:
+        """Shows that keys go here."""
+        self.repaint()
+
+    def on_blur(self) -> None:
+        """Shows that they no longer do."""
+        self.repaint()
+
+
+class Lines(Pane):
+    """A few lines of text that the screen sets."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._tell: Callable[[int], Sequence[Line]] = lambda width: ()
+
+    def show(self, tell: Callable[[int], Sequence[Line]]) -> None:
+        """Shows other lines: `tell` is asked for them when they are painted, and how wide they may be is known."""
+        self._tell = tell
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> Sequence[Line]:
+        """The lines, as many as there is room for."""
+        return self._tell(width)[:height]

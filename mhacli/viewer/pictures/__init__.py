@@ -1,1 +1,0 @@
-"""What panes draw: text and shaded cells, without a widget."""

@@ -1,1 +1,0 @@
-"""The screens of the viewer, and the state that they share."""
