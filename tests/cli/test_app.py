@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from support import forks
 
 from mhacli.cli import options
 from mhacli.cli.app import COMMANDS
@@ -26,7 +27,8 @@ GROUPS = [
 
 def mha(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     home = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "COLUMNS": "100", "LANG": "C.UTF-8"}
-    return subprocess.run([MHA, *words], env=home | environment, capture_output=True, text=True, check=False)
+    program = MHA if environment else forks.program()
+    return subprocess.run([program, *words], env=home | environment, capture_output=True, text=True, check=False)
 
 
 def test_there_are_options_to_look_at() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import MHA, WITH_TORCH, Launch, Outcome, attempt, bufferings, forms
+from support import forks
+from support.processes import WITH_TORCH, Launch, Outcome, attempt, bufferings, forms
 
 MISSING = "raise ImportError('it is not installed', name=__name__)\n"
 
@@ -141,7 +142,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Where transformers may make its folders."""
     surroundings = ONE | {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
     return subprocess.run(
-        [MHA, "doctor", *words], cwd=folder, env=surroundings, capture_output=True, text=True, check=False
+        [forks.program(), "doctor", *words], cwd=folder, env=surroundings, capture_output=True, text=True, check=False
     )
 
 

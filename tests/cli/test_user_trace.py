@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import forks
 from support.processes import MHA
 
 CODE = """
@@ -44,7 +45,13 @@ def mha(folder: Path, *words: str, columns: int = 80, **environment: str) -> sub
     (folder / "my.py").write_text(CODE)
     settings = {**os.environ, "COLUMNS": str(columns), **environment}
     return subprocess.run(
-        [MHA, "trace", *words], cwd=folder, env=settings, capture_output=True, text=True, timeout=300, check=False
+        [forks.program(), "trace", *words],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

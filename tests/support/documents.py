@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from support import forks
+
 BINARIES = Path(sys.executable).parent
 VARYING = (
     (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
@@ -55,5 +57,6 @@ def unmatched(shown: list[str], printed: list[str]) -> str | None:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command line in a shell, as a reader would type it, on a screen of 80 columns."""
-    places = {"PATH": f"{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
+    mha = "" if forks.IS_COLD else f"{forks.stand_in_folder()}:"
+    places = {"PATH": f"{mha}{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
     return subprocess.run(["bash", "-c", command], cwd=folder, env=places, capture_output=True, text=True, check=False)

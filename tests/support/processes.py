@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import tempfile
 import termios
 import threading
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+
+from support import forks
 
 MHA = str(Path(sys.executable).with_name("mha"))
 PATIENCE_S = 120
@@ -71,7 +74,8 @@ class Launch:
     """What a process finds around it, beyond its words.
 
     `modules` are Python files that it imports before any other of the name; `shell` is the script that replaces itself
-    by the process, after a redirection or a limit; `terminal` gives columns and rows of a terminal to be stdout.
+    by the process, after a redirection or a limit; `terminal` gives columns and rows of a terminal to be stdout. Where a fork of
+    a server would do (see `forks`), `is_cold` asks for a process with imports of its own.
     """
 
     modules: Mapping[str, str] = field(default_factory=lambda: NO_TORCH)
@@ -80,12 +84,27 @@ class Launch:
     stdin: Any = subprocess.DEVNULL
     stdout: Any = None
     terminal: tuple[int, int] | None = None
+    is_cold: bool = False
+
+
+_READ_LATE = {"COLUMNS", "LINES", "OMP_NUM_THREADS", "HOME", "TMPDIR"}
+"""The variables that no library reads when it is loaded. The number of threads is that of the server."""
 
 
 def start(
     folder: Path, words: Sequence[str | bytes], launch: Launch = Launch(), **streams: Any
 ) -> subprocess.Popen[bytes]:
     """The process, started in `folder`, which is its home and its place for temporary files too."""
+    return subprocess.Popen(
+        ["sh", "-c", launch.shell, "sh", MHA, *words],
+        cwd=folder,
+        env=_surroundings(folder, launch),
+        **{"stdin": launch.stdin, **streams},
+    )
+
+
+def _surroundings(folder: Path, launch: Launch) -> dict[str, str]:
+    """The environment of a process, whose modules are written."""
     modules = folder / MODULES
     modules.mkdir(exist_ok=True)
     for stale in {path.stem for path in modules.glob("*.py")} - launch.modules.keys():
@@ -98,14 +117,22 @@ def start(
         "TMPDIR": str(folder),
         "LC_ALL": "C.UTF-8",
         "PYTHONPATH": str(modules),
+        "OMP_NUM_THREADS": "1",
         **launch.env,
     }
-    return subprocess.Popen(
-        ["sh", "-c", launch.shell, "sh", MHA, *words],
-        cwd=folder,
-        env={name: value for name, value in surroundings.items() if value is not None},
-        **{"stdin": launch.stdin, **streams},
-    )
+    return {name: value for name, value in surroundings.items() if value is not None}
+
+
+def _server(launch: Launch) -> forks.Server | None:
+    """The server whose forks are what a process with this launch would be; None where it must be one of its own."""
+    has_streams = launch.stdout is not None or launch.stdin != subprocess.DEVNULL
+    if launch.is_cold or forks.IS_COLD or has_streams or launch.shell != SHELL or not launch.env.keys() <= _READ_LATE:
+        return None
+    if launch.env.get("OMP_NUM_THREADS", "1") != "1":
+        return None
+    if launch.modules == WITH_TORCH:
+        return forks.WITH_TORCH
+    return forks.BARE if launch.modules == NO_TORCH else None
 
 
 def attempt(
@@ -137,17 +164,39 @@ def _run(folder: Path, words: Sequence[str | bytes], form: Sequence[str], launch
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         screen = None if launch.terminal is None else _open_terminal(*launch.terminal)
         stdout = screen[1] if screen else launch.stdout or out
-        process = start(folder, words, launch, stdout=stdout, stderr=err)
-        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        pid, wait = _begun(folder, words, launch, stdout, err)
+        watchdog = threading.Timer(PATIENCE_S, os.kill, (pid, signal.SIGKILL))
         watchdog.start()
         shown = _read_terminal(*screen) if screen else b""
-        _, status, usage = os.wait4(process.pid, 0)
+        ended = wait()
         watchdog.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
         stdout_text, stderr_text = (shown or out.read()).decode(), err.read().decode()
-    return Outcome(shell_code(process.returncode), stdout_text, stderr_text, usage.ru_maxrss * 1024, form)
+    return Outcome(shell_code(ended.code), stdout_text, stderr_text, ended.peak_bytes, form)
+
+
+def _begun(
+    folder: Path, words: Sequence[str | bytes], launch: Launch, stdout: Any, stderr: IO[bytes]
+) -> tuple[int, Callable[[], forks.Ended]]:
+    """The id of the process, and how to wait for it."""
+    if server := _server(launch):
+        fds = [
+            nothing := os.open(os.devnull, os.O_RDONLY),
+            stdout if isinstance(stdout, int) else stdout.fileno(),
+            stderr.fileno(),
+        ]
+        call = forks.Call(server.address, words, str(folder), _surroundings(folder, launch), fds)
+        os.close(nothing)
+        return call.pid, call.wait
+    process = start(folder, words, launch, stdout=stdout, stderr=stderr)
+
+    def wait() -> forks.Ended:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return forks.Ended(process.returncode, usage.ru_maxrss * 1024)
+
+    return process.pid, wait
 
 
 def _open_terminal(columns: int, rows: int) -> tuple[int, int]:
