@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import listed_numbers, short_name
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads
+from mhacli.render.heads.head_map import DrawableHead, drawable_heads
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
@@ -101,7 +101,7 @@ def gallery(record: Record) -> Gallery:
     layers = []
     for index, layer in enumerate(record.layers):
         own = [one for one in drawn if one.layer is layer]
-        view = own[0].view if own else record.of_layer(index)
+        view = own[0].record if own else record.of_layer(index)
         layers.append((short_name(layer, record.layers), layer, view, own))
     laid = _laid_out(record, layers)
     return Gallery(_with_missing(laid.rows, record), laid.columns)

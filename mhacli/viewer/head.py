@@ -15,7 +15,7 @@ from textual.containers import Container
 
 from mhacli.render.base.cells import FORBIDDEN, WEIGHTS
 from mhacli.render.base.format import count_of, fitted, number_text, share_text
-from mhacli.render.heads.drawable import is_before_dropout
+from mhacli.render.heads.head_map import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix
@@ -421,7 +421,7 @@ def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[
         [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])
-    if is_before_dropout(picture.drawn.view):
+    if is_before_dropout(picture.drawn.record):
         parts.append([("before dropout", WARNING)])
     if picture.base.block > 1:
         parts.append(

@@ -13,8 +13,7 @@ from rich.segment import Segment
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text
 from mhacli.render.base.options import Scale
-from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.maps import HeadMap, head_map
+from mhacli.render.heads.head_map import DrawableHead, HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
@@ -132,7 +131,7 @@ class Picture:
 
     def entropy(self, row: int) -> float | None:
         """Nats of a row as it was computed, sinks and all; the mean over the queries of a block. None where none sees a key."""
-        view, (first, last) = self.drawn.view, self.query_places(row)
+        view, (first, last) = self.drawn.record, self.query_places(row)
         begin = view.first_query(self.sequence)
         nats = view.arrays["entropy"][self.sequence, self.drawn.place, begin + first : begin + last + 1]
         if not self.base.n_queries[row]:
@@ -184,9 +183,9 @@ class Picture:
 
     def _exact(self, row: int, column: int, share: float) -> float:
         """A share with the digits that the record's own numbers have: as few as tell it from its neighbours."""
-        if self.hides_sinks or "pattern" not in self.drawn.view.arrays:
+        if self.hides_sinks or "pattern" not in self.drawn.record.arrays:
             return share
-        return float(str(self.drawn.view.arrays["pattern"].dtype.type(share)))
+        return float(str(self.drawn.record.arrays["pattern"].dtype.type(share)))
 
 
 def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:

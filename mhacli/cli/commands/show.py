@@ -86,5 +86,5 @@ def _require_rows(record: Record, options: ViewOptions) -> None:
     from mhacli.render.base.selection import chosen_layers
 
     require_generated(options.rows, is_generated=record.model.generated is not None)
-    kinds = [layer.said.kind for layer in chosen_layers(record, options)]
+    kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
     require_rows(options.rows, drawn_texts(kinds, record.sequences, record.context, options))

@@ -17,21 +17,21 @@ if TYPE_CHECKING:  # loaded where a record has them
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One inspected layer: what is said of it, and its own record."""
+class LayerView:
+    """One inspected layer of a checkpoint, and its own record."""
 
-    said: InspectedLayer
-    view: Record
+    inspected: InspectedLayer
+    record: Record
 
     @property
     def has_pattern(self) -> bool:
         """Whether its matrices were kept."""
-        return "pattern" in self.view.arrays
+        return "pattern" in self.record.arrays
 
     @property
     def is_drawable(self) -> bool:
         """Whether its matrices were kept, or sums of their blocks."""
-        return self.has_pattern or "map" in self.view.arrays
+        return self.has_pattern or "map" in self.record.arrays
 
 
 def places_of(record: Record, heads: Sequence[int]) -> list[int]:
@@ -49,7 +49,7 @@ def listed_numbers(heads: Sequence[int]) -> str:
     return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
 
 
-def chosen_layers(record: Record, options: ViewOptions) -> tuple[Layer, ...]:
+def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
     """The layers that were asked for, or all, in the order of the record. Raises `UsageError` for one that it does not have."""
     wanted = [*range(len(record.layers))]
     if options.layers is not None:
@@ -61,22 +61,22 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[Layer, ...]:
                 raise UsageError(f"layer must be one of {names_of(record.layers)}, got {asked}")
             found |= {*matching}
         wanted = sorted(found)
-    return tuple(Layer(record.layers[i], record.of_layer(i)) for i in wanted)
+    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in wanted)
 
 
-def require_inspected_heads(layers: Sequence[Layer], heads: Iterable[int]) -> None:
+def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -> None:
     """Raises `UsageError` for a head that none of the layers has."""
-    known = sorted({head.head for layer in layers for head in layer.view.heads})
+    known = sorted({head.head for layer in layers for head in layer.record.heads})
     for head in heads:
         if head not in known:
-            where = names_of([layer.said for layer in layers])
+            where = names_of([layer.inspected for layer in layers])
             raise UsageError(f"head and map must name heads of {where}, {listed_numbers(known)}, got {head}")
 
 
-def chosen_heads(layers: Sequence[Layer], options: ViewOptions) -> tuple[HeadStatistics, ...]:
+def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
     """The heads of the layers that were asked for, or all."""
     require_inspected_heads(layers, options.heads or ())
-    heads = (head for layer in layers for head in layer.view.heads)
+    heads = (head for layer in layers for head in layer.record.heads)
     return tuple(head for head in heads if options.heads is None or head.head in options.heads)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.options import Screen
-from mhacli.render.base.selection import Layer, short_name
+from mhacli.render.base.selection import LayerView, short_name
 from mhacli.results.record.checkpoint import InspectedLayer
 from mhacli.results.record.heads import HeadStatistics, Kind
 from mhacli.results.record.record import Record
@@ -24,9 +24,9 @@ _NOT_LOOKED_AT = " "
 _STEP, _FEW = 5, 3
 
 
-def grid(record: Record, layers: Sequence[Layer], screen: Screen) -> RenderableType:
+def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
     """A row per layer, a column per head, the layers of each kind together; below, how many heads there are of each kind."""
-    said = [layer.said for layer in layers]
+    said = [layer.inspected for layer in layers]
     n_heads = max(layer.n_heads for layer in said)
     label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in said))) + 1
     room = screen.width - label - 1
@@ -44,17 +44,17 @@ def grid(record: Record, layers: Sequence[Layer], screen: Screen) -> RenderableT
             else:
                 lines.append(_row(row, name, columns, label, width))
         panels.append(Text("\n").join(lines))
-    return Group(*panels, _legend(record, [head for layer in layers for head in layer.view.heads], screen))
+    return Group(*panels, _legend(record, [head for layer in layers for head in layer.record.heads], screen))
 
 
-def _rows(record: Record, layers: Sequence[Layer]) -> Iterator[tuple[str, Layer | str]]:
+def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
     """Names of rows with their layers, and where a layer has no attention what it has instead, in the order of a stack."""
     missing = [] if record.model is None else [*record.model.without]
-    for kind in dict.fromkeys(layer.said.kind for layer in layers):
-        rows: list[tuple[int, str, Layer | str]] = [
-            (layer.said.layer, short_name(layer.said, record.layers), layer)
+    for kind in dict.fromkeys(layer.inspected.kind for layer in layers):
+        rows: list[tuple[int, str, LayerView | str]] = [
+            (layer.inspected.layer, short_name(layer.inspected, record.layers), layer)
             for layer in layers
-            if layer.said.kind == kind
+            if layer.inspected.kind == kind
         ]
         if kind != "encoder" and len(layers) == len(record.layers):
             rows += [(without.layer, str(without.layer), visible(without.type)) for without in missing]
@@ -76,11 +76,11 @@ def _axis(columns: range, label: int, width: int) -> Text:
     return Text(f"{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
 
 
-def _row(layer: Layer, name: str, columns: range, label: int, width: int) -> Text:
-    is_sure = layer.said.verified
+def _row(layer: LayerView, name: str, columns: range, label: int, width: int) -> Text:
+    is_sure = layer.inspected.verified
     line = Text(f"{name:>{label - 1}}", style="" if is_sure else "bold red")
     line.append(" " if is_sure else "!", style="bold red").append(" ")
-    kinds = {head.head: head.kind for head in layer.view.heads}
+    kinds = {head.head: head.kind for head in layer.record.heads}
     for head in columns:
         sign, style = _sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
         line.append(sign, style=style).append(" " * (width - 1))

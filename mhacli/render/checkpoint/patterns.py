@@ -13,15 +13,15 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import share_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.rows import first_produced, rows_in
-from mhacli.render.base.selection import Layer, names_of, places_of
+from mhacli.render.base.selection import LayerView, names_of, places_of
 from mhacli.render.base.tables import title_rule
 from mhacli.render.base.tokens import hidden
 from mhacli.render.checkpoint import words as merged
 from mhacli.render.checkpoint.attended import looked_at
 from mhacli.render.heads.cells import where
 from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
+from mhacli.render.heads.head_map import HeadPattern, largest_of
 from mhacli.render.heads.heatmap import scale_caption
-from mhacli.render.heads.matrix import Head, largest_of
 from mhacli.results.record.checkpoint import InspectedLayer
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.text.tokenizers.pieces import words_of
@@ -36,20 +36,20 @@ class _Drawn:
 
     said: InspectedLayer
     of: HeadStatistics
-    head: Head
+    head: HeadPattern
 
 
 def patterns_view(
-    layers: Sequence[Layer], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The patterns that layers or heads were chosen for, with their common scale; a hint where none was."""
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
-    is_about_spans = bool(layers and layers[0].view.spans)  # then layers are chosen for their masses
+    is_about_spans = bool(layers and layers[0].record.spans)  # then layers are chosen for their masses
     if options.heads is None and (options.layers is None or is_about_spans):
         yield from [Text(HINT, style="dim")] if options.rows is None else looked_at(layers, sequences, options, screen)
         return
-    missing = [layer.said for layer in layers if not layer.has_pattern]
+    missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
         said = f"the pattern of {names_of(missing)} is not in this record, so it is not drawn; --keep-limit makes room"
         yield Text(said, style="yellow")
@@ -67,7 +67,7 @@ def patterns_view(
 
 
 def _groups(
-    layers: Sequence[Layer], sequences: Sequence[int], options: ViewOptions
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[tuple[list[_Drawn], Selection]]:
     """What is to be drawn, in groups of which a part may be left out: of each layer that was chosen its heads, or of heads
     that were chosen in all layers, all together."""
@@ -79,9 +79,9 @@ def _groups(
         yield group, balanced(len(group), len(group) if is_asked else MAX_DRAWN)
 
 
-def _of_layer(layer: Layer, sequence: int, options: ViewOptions) -> Iterator[_Drawn]:
+def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[_Drawn]:
     """The heads of a layer that were asked for, or all; with words in place of tokens where these were."""
-    view, said = layer.view, layer.said
+    view, said = layer.record, layer.inspected
     produced = first_produced(said.kind, None if view.model is None else view.model.generated, sequence)
     rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
     if options.words:
@@ -93,7 +93,7 @@ def _of_layer(layer: Layer, sequence: int, options: ViewOptions) -> Iterator[_Dr
     for head in view.heads:
         if options.heads is None or head.head in options.heads:
             (place,) = places_of(view, [head.head])
-            yield _Drawn(said, head, Head(view, sequence, place, "pattern", rows, produced, said.sinks))
+            yield _Drawn(said, head, HeadPattern(view, sequence, place, "pattern", rows, produced, said))
 
 
 def _title(one: _Drawn) -> Rule:
@@ -107,13 +107,13 @@ def _title(one: _Drawn) -> Rule:
     return title_rule(title)
 
 
-def _captions(heads: Sequence[Head], largest: float, options: ViewOptions, screen: Screen) -> Iterator[Text]:
+def _captions(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> Iterator[Text]:
     """The common scale, what a learned sink took, what the names of rows mean, and what words are."""
     if options.view == "matrix":
         yield matrix_caption(heads, largest, options)
     if options.view == "heatmap":
         yield scale_caption(heads[0].record, largest, screen, options.precision)
-    if options.view != "matrix" and any(head.sinks for head in heads):
+    if options.view != "matrix" and any(head.has_learned_sink for head in heads):
         yield Text("rows sum to less than 1: a learned sink, which is no key, takes the rest, σ", style="dim")
     if any(head.is_followed(row) for head in heads for row in range(len(head.shares))):
         yield Text("a → b: the query a, of which the model made the next token b", style="dim")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mhacli.render.base.format import fitted, share_text, short_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
-from mhacli.render.base.selection import Layer, places_of, short_name
+from mhacli.render.base.selection import LayerView, places_of, short_name
 from mhacli.render.base.tables import left_out
 from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label
@@ -24,11 +24,14 @@ _Pair = tuple[int, int]
 
 
 def span_view(
-    record: Record, layers: Sequence[Layer], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
     """A row per layer, or per chosen head, a column per pair of spans: mass and lift; as many tables as the pairs need."""
     rows = [
-        row for layer in layers if "span_mass" in layer.view.arrays for row in _rows(record, layer, sequences, options)
+        row
+        for layer in layers
+        if "span_mass" in layer.record.arrays
+        for row in _rows(record, layer, sequences, options)
     ]
     shown = balanced(len(rows), len(rows) if options.everything else _MAX_ROWS)
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
@@ -71,10 +74,10 @@ def _panels(n_spans: int, room: int) -> Iterator[list[_Pair]]:
 
 
 def _rows(
-    record: Record, layer: Layer, sequences: Sequence[int], options: ViewOptions
+    record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Names with masses and those of uniform attention, `[span, span]`, NaN where no query counts."""
-    name, view = short_name(layer.said, record.layers), layer.view
+    name, view = short_name(layer.inspected, record.layers), layer.record
     mass, uniform = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
     uniform = np.broadcast_to(uniform, mass.shape)
     if options.heads is None:

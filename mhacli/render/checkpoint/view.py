@@ -10,7 +10,7 @@ from rich.text import Text
 from mhacli.render.base.format import count_of, flowing, percent_text
 from mhacli.render.base.options import Screen, ViewOptions, drawn_sequences
 from mhacli.render.base.selection import (
-    Layer,
+    LayerView,
     chosen_heads,
     chosen_layers,
     places_of,
@@ -51,7 +51,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         Group(*told, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
         *_strong_places(layers, listed, options, screen),
     ]
-    if any("span_mass" in layer.view.arrays for layer in layers):
+    if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))
     sections += patterns_view(layers, sequences.shown, options, screen)
     sections += _maps(layers, sequences.shown, options, screen)
@@ -79,16 +79,16 @@ def listed_heads(
     return listed, (Text(f"{said} (--all, --layer N, --sort)", style="dim"),)
 
 
-def _sinks(record: Record, layers: Sequence[Layer], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
+def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
     """The sinks, in how many heads each is one, and where it gets most."""
-    views = {(layer.said.layer, layer.said.name): layer for layer in layers}
+    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
     found: dict[str, list[tuple[float, str]]] = {}
     for head in heads:
         layer = views[head.layer, head.attention]
-        half = "encoder " if record.context is not None and layer.said.kind in ("encoder", "cross") else ""
+        half = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
         for sink in head.sink_keys:
-            name = f"{half}{key_name(layer.view, sink.sequence, sink.key)}"
-            place = f"{short_name(layer.said, record.layers)}.{head.head}"
+            name = f"{half}{key_name(layer.record, sink.sequence, sink.key)}"
+            place = f"{short_name(layer.inspected, record.layers)}.{head.head}"
             found.setdefault(name, []).append((sink.share, place))
     what = f"{sinks_are(survey_of(record).sink_share)}:"
     if not found:
@@ -105,44 +105,44 @@ def _sinks(record: Record, layers: Sequence[Layer], heads: Sequence[HeadStatisti
 
 
 def _of_layers(
-    layers: Sequence[Layer], listed: Sequence[HeadStatistics]
-) -> Iterator[tuple[Layer, list[HeadStatistics]]]:
+    layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
+) -> Iterator[tuple[LayerView, list[HeadStatistics]]]:
     """The layers that have heads among the listed, with these."""
     for layer in layers:
-        own = [head for head in listed if (head.layer, head.attention) == (layer.said.layer, layer.said.name)]
+        own = [head for head in listed if (head.layer, head.attention) == (layer.inspected.layer, layer.inspected.name)]
         if own:
             yield layer, own
 
 
 def _strong_places(
-    layers: Sequence[Layer], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """Where a few chosen heads look most."""
     if (options.layers is None and options.heads is None) or len(listed) > MAX_DRAWN:
         return
     for layer, own in _of_layers(layers, listed):
-        yield Group(Text(layer.said.label, style="bold"), strong_places(layer.view, own, options, screen))
+        yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, own, options, screen))
 
 
 def _maps(
-    layers: Sequence[Layer], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The maps of the heads that were asked for, in the chosen layers or, as far as a screen takes them, in all."""
     places = [
         (layer, place, b)
         for layer in layers
-        for place in places_of(layer.view, [h for h in options.maps if h in {own.head for own in layer.view.heads}])
+        for place in places_of(layer.record, [h for h in options.maps if h in {own.head for own in layer.record.heads}])
         for b in sequences
     ]
     room = len(places) if options.everything or options.layers is not None else MAX_DRAWN
     for layer, place, b in places[:room]:
-        yield pooled_map(layer.view, place, b, options, screen, layer=layer.said.label)
+        yield pooled_map(layer.record, place, b, options, screen, layer=layer.inspected.label)
     if len(places) > room:
         yield hidden(len(places) - room, "map", "--all or --layer")
 
 
 def _cells(
-    layers: Sequence[Layer],
+    layers: Sequence[LayerView],
     listed: Sequence[HeadStatistics],
     sequences: Sequence[int],
     options: ViewOptions,
@@ -153,24 +153,24 @@ def _cells(
     corners = [
         (layer, place, b)
         for layer, heads in own
-        for place in places_of(layer.view, [head.head for head in heads])
+        for place in places_of(layer.record, [head.head for head in heads])
         for b in sequences
-        if "corner" in layer.view.arrays
+        if "corner" in layer.record.arrays
     ]
     room = len(corners) if options.everything or options.layers is not None else MAX_DRAWN
     for layer, place, b in corners[:room]:
-        corner = layer.said.survey.kept.corner
+        corner = layer.inspected.survey.kept.corner
         assert corner is not None, "its cells are there"
-        yield corner_view(layer.view, corner, place, b, options, screen, layer=layer.said.label)
+        yield corner_view(layer.record, corner, place, b, options, screen, layer=layer.inspected.label)
     if len(corners) > room:
         yield hidden(len(corners) - room, "part", "--all or --layer")
     for layer, heads in own:
-        if "top_keys" in layer.view.arrays:
+        if "top_keys" in layer.record.arrays:
             for b in (b for b in sequences if _has_asked(layer, b)):
-                yield strongest_keys(layer.view, heads, b, options, screen, layer=layer.said.label)
+                yield strongest_keys(layer.record, heads, b, options, screen, layer=layer.inspected.label)
 
 
-def _has_asked(layer: Layer, sequence: int) -> bool:
+def _has_asked(layer: LayerView, sequence: int) -> bool:
     """Whether a sequence has any of the queries that were asked for."""
-    first, n = layer.view.first_query(sequence), len(layer.view.sequences[sequence].tokens)
-    return any(0 <= query - first < n for query in layer.said.survey.kept.queries)
+    first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
+    return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)

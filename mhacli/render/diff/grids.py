@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN
-from mhacli.render.heads.maps import HeadMap, sums
+from mhacli.render.heads.head_map import HeadMap, sums
 from mhacli.results.diff.result import Match, TextDifference
 from mhacli.results.record.arrays import Array
 

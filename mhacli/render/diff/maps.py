@@ -31,8 +31,7 @@ from mhacli.render.base.format import fitted, number_text, share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.base.tables import title_rule
 from mhacli.render.diff.grids import Grids, grids
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
-from mhacli.render.heads.maps import head_map
+from mhacli.render.heads.head_map import DrawableHead, drawable_heads, head_map, is_before_dropout, scale_of
 from mhacli.results.diff.result import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
@@ -117,7 +116,7 @@ def _title(drawn: _Drawn) -> Rule:
     choice, fit = drawn.choice, drawn.fit
     said = [choice.label] if choice.label else []
     said += [f"head {choice.a.head}"]
-    said += [f"sequence {choice.sequence}"] if len(choice.a.view.sequences) > 1 else []
+    said += [f"sequence {choice.sequence}"] if len(choice.a.record.sequences) > 1 else []
     said += [] if fit is None else [f"largest change {number_text(drawn.change)}"]
     said += [] if fit is None or fit.own.block == 1 else [f"each mark {fit.own.block} × {fit.own.block} tokens"]
     return title_rule(" · ".join(said))

@@ -11,14 +11,15 @@ from rich.text import Text
 from mhacli.render.base.format import PADDING, fitted, share_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
+from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.heads.heatmap import heatmap
-from mhacli.render.heads.matrix import Head, matrix
+from mhacli.render.heads.matrix import matrix
 from mhacli.results.record.record import Record
 
 _NAME, _NAME_WITH_NEXT = 16, 28
 
 
-def drawing(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
+def drawing(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
     """The pattern as a matrix, a heatmap, or each query's strongest keys."""
     if not len(head.shares):
         return Text("none of the rows that were asked for is in this text", style="yellow")
@@ -35,7 +36,7 @@ def kv_head_of(record: Record, head: int) -> str:
     return f" · kv head {head // group}" if group > 1 else ""
 
 
-def _top_keys(head: Head, options: ViewOptions) -> RenderableType:
+def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
     """For each query its strongest keys with their shares, the strongest first; behind them what a learned sink took."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -52,18 +53,22 @@ def _top_keys(head: Head, options: ViewOptions) -> RenderableType:
             f"{head.key_name(k)} {head.key_index(k)} {share_text(float(head.shares[query, k]), options.precision)}"
             for k in keys
         )
-        sink = f" · σ {share_text(head.sink_share(query), options.precision)}" if head.sinks and keys else ""
+        sink = (
+            f" · σ {share_text(head.learned_weight(query), options.precision)}"
+            if head.has_learned_sink and keys
+            else ""
+        )
         name = f"{fitted(head.query_name(query), width)} {head.query_index(query)} →"
         table.add_row(name, Text((said or "no key allowed") + sink))
     return table
 
 
-def matrix_caption(heads: Sequence[Head], largest: float, options: ViewOptions) -> Text:
+def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOptions) -> Text:
     """The scale of matrices, and what their signs mean."""
     small = share_text(0.0, options.precision)
     has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
     sums = "Σ sum of the row"
-    if any(head.sinks for head in heads):
+    if any(head.has_learned_sink for head in heads):
         sums += ", less than 1 where a learned sink, which is no key, takes the rest: σ"
     return Text(
         f"shade linear, 0 … {share_text(largest, options.precision)}, the same for all heads · * the row's maximum · "

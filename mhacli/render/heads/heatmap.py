@@ -12,7 +12,7 @@ from rich.text import Text
 from mhacli.render.base.colours import GLYPHS, NAN_SIGN, glyph, half_block, level_of, shade
 from mhacli.render.base.format import fitted, share_text
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.heads.matrix import Head
+from mhacli.render.heads.head_map import HeadPattern
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
@@ -31,7 +31,7 @@ class Grid:
     block: int
 
 
-def heatmap(head: Head, largest: float, options: ViewOptions, screen: Screen) -> Text:
+def heatmap(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> Text:
     """The picture, with tokens or positions on its axes; long patterns show the largest share of each block."""
     n_queries, n_keys = head.shares.shape
     if max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width:
@@ -55,7 +55,7 @@ def scale_caption(record: Record, largest: float, screen: Screen, precision: int
     return caption.append(f", {NAN_SIGN} is not a number") if np.isnan(record.arrays["pattern"]).any() else caption
 
 
-def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
+def pooled(head: HeadPattern, largest: float, max_columns: int, max_rows: int) -> Grid:
     """The levels of blocks that fit: each block shows its largest share, so that a single strong cell stays visible."""
     n_queries, n_keys = head.shares.shape
     block = max(1, -(-n_keys // max_columns), -(-n_queries // max_rows))
@@ -66,7 +66,7 @@ def pooled(head: Head, largest: float, max_columns: int, max_rows: int) -> Grid:
     return Grid(np.select([np.isnan(tiles), tiles < 0], [NOT_A_NUMBER, FORBIDDEN], levels).astype(int), block)
 
 
-def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
+def _named_cells(head: HeadPattern, largest: float, screen: Screen) -> Text:
     n_queries, n_keys = head.shares.shape
     label = min(_LABEL_WIDTH, max(cell_len(head.row_label(i)) for i in range(n_queries)))
     width = max(3, min(8, (screen.width - label - 1) // n_keys))
@@ -91,7 +91,7 @@ def _named_cells(head: Head, largest: float, screen: Screen) -> Text:
     return picture
 
 
-def _key_axis(head: Head, grid: Grid) -> Text:
+def _key_axis(head: HeadPattern, grid: Grid) -> Text:
     """Key positions along the top, every tenth column, and what a cell stands for."""
     columns = grid.levels.shape[1]
     axis = [" "] * columns
@@ -105,14 +105,14 @@ def _key_axis(head: Head, grid: Grid) -> Text:
     return Text(note + " " * (_LABEL_WIDTH + 1) + "".join(axis), style="dim")
 
 
-def _line_label(head: Head, query: int) -> Text:
+def _line_label(head: HeadPattern, query: int) -> Text:
     """The beginning of a line; its style is its own, and not that of the cells that are put behind it."""
     number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
     return Text().append(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
 
 
-def _half_blocks(head: Head, grid: Grid) -> list[Text]:
+def _half_blocks(head: HeadPattern, grid: Grid) -> list[Text]:
     lines = []
     for row in range(0, len(grid.levels), 2):
         line = _line_label(head, row * grid.block)
@@ -127,7 +127,7 @@ def _half_blocks(head: Head, grid: Grid) -> list[Text]:
     return lines
 
 
-def _characters(head: Head, grid: Grid) -> list[Text]:
+def _characters(head: HeadPattern, grid: Grid) -> list[Text]:
     lines, signs = [], {FORBIDDEN: " ", NOT_A_NUMBER: NAN_SIGN}
     for row, levels in enumerate(grid.levels.tolist()):
         line = _line_label(head, row * grid.block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, level_of, shade
-from mhacli.render.base.format import fitted, share_text, token_text
+from mhacli.render.base.format import fitted, share_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Record
+from mhacli.render.heads.head_map import HeadPattern
 
 MAX_ROWS = 24
 _LABEL_WIDTH, _KEY_WIDTH, _ENTROPY_WIDTH, _STRONGEST_WIDTH = 12, 10, 5, 12
@@ -25,102 +23,6 @@ _NARROW_LABEL = 6
 _NEXT_WIDTH = 10
 """Of a name that is followed by what the model made of it."""
 _HIDDEN = "… {} …"
-
-
-@dataclass(frozen=True)
-class Head:
-    """One head of one sequence, cut out of the record: real queries × padded keys.
-
-    `head` is its place on the head axis. `rows` are the queries that are wanted, None for all. From the query `produced` on,
-    the token that follows is what the model made of it. `sinks`: a learned sink takes what a row lacks to 1.
-    """
-
-    record: Record
-    sequence: int
-    head: int
-    site: str
-    rows: tuple[int, ...] | None = None
-    produced: int | None = None
-    sinks: bool = False
-
-    @property
-    def queries(self) -> slice | Array:
-        """The rows of the array that are the sequence's own tokens, those of them that are wanted."""
-        first = self.record.first_query(self.sequence)
-        if self.rows is not None:
-            return first + np.array(self.rows, dtype=int)
-        return slice(first, first + len(self.record.sequences[self.sequence].tokens))
-
-    @property
-    def shares(self) -> Array:
-        """The pattern `[query, key]`; padded keys included, padded queries not."""
-        return self._rows(self.record.arrays[self.site][self.sequence, self.head])
-
-    @property
-    def allowed(self) -> Array:
-        """Which cells may be attended to, `[query, key]`."""
-        allowed = self.record.arrays["allowed"]
-        return self._rows(allowed[self.sequence, min(self.head, allowed.shape[1] - 1)])
-
-    @property
-    def entropy(self) -> Array:
-        """Nats of each query's row."""
-        return self._rows(self.record.arrays["entropy"][self.sequence, self.head])
-
-    def _rows(self, array: Array) -> Array:
-        rows: Array = array[self.queries]
-        return rows
-
-    def sink_share(self, row: int) -> float:
-        """What no key gets of a row."""
-        return max(0.0, 1 - float(self.shares[row].sum(dtype=np.float64)))
-
-    def query_index(self, row: int) -> int:
-        """The index of a row's token in its sequence."""
-        return row if self.rows is None else self.rows[row]
-
-    def query_name(self, row: int) -> str:
-        """The query token at a row, `is → Paris` where the model made the next token of it."""
-        index, sequence = self.query_index(row), self.record.sequences[self.sequence]
-        name = token_text(sequence, index)
-        return f"{name} → {token_text(sequence, index + 1)}" if self.is_followed(row) else name
-
-    def is_followed(self, row: int) -> bool:
-        """Whether the token after that of a row is what the model made of it."""
-        last = len(self.record.sequences[self.sequence].tokens) - 1
-        return self.produced is not None and self.produced <= self.query_index(row) < last
-
-    def row_label(self, row: int) -> str:
-        """The name of a row, with its index where not all rows are wanted."""
-        return self.query_name(row) if self.rows is None else f"{self.query_index(row)} {self.query_name(row)}"
-
-    def key_index(self, column: int) -> int:
-        """The index of a column's token in its sequence; outside of it where the column is padding."""
-        return column - self.record.first_key(self.sequence)
-
-    def key_name(self, column: int) -> str:
-        """The key token at a column, or the sign for padding."""
-        return token_text(self.record.keys[self.sequence], self.key_index(column))
-
-    def is_padding(self, column: int) -> bool:
-        """Whether a column is padding."""
-        return not 0 <= self.key_index(column) < len(self.record.keys[self.sequence].tokens)
-
-
-def largest_share(record: Record, site: str) -> float:
-    """The top of the common scale of all heads: the largest share of a query that had a choice of keys."""
-    return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
-
-
-def largest_of(heads: Sequence[Head]) -> float:
-    """The top of the common scale of some heads, as `largest_share`."""
-    return max((_largest(head.shares, head.allowed) for head in heads), default=0.0) or 1.0
-
-
-def _largest(shares: Array, allowed: Array) -> float:
-    choice = allowed.sum(axis=-1) > 1
-    rows = shares.max(axis=-1, where=np.isfinite(shares), initial=0.0)
-    return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -135,7 +37,7 @@ class _Layout:
     share: int = 0
 
 
-def matrix(head: Head, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
+def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
     """The table, or with `everything` as many tables below each other as the keys need."""
     is_whole = options.everything or head.rows is not None
     rows = balanced(len(head.shares), len(head.shares) if is_whole else MAX_ROWS)
@@ -149,13 +51,13 @@ def matrix(head: Head, largest: float, options: ViewOptions, screen: Screen) -> 
     return Group(*(_table(head, rows, keys, layout, largest, options, screen) for keys in panels))
 
 
-def _layout(head: Head, rows: Selection, precision: int, screen: Screen) -> _Layout:
+def _layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) -> _Layout:
     """The roomiest layout in which two keys and the count of the hidden ones fit."""
     n_keys = head.shares.shape[1]
     number, total = _number_widths(head, precision)
     names = max(cell_len(head.key_name(j)) for j in range(n_keys))
     labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.row_label(i)) for i in rows.shown))
-    sums = (2 if head.sinks else 1) * (total + 1)
+    sums = (2 if head.has_learned_sink else 1) * (total + 1)
     extra = 0 if head.produced is None else _NEXT_WIDTH
     gap = len(_HIDDEN.format(n_keys)) + 1
     narrow = max(len("max"), len(str(n_keys - 1)))
@@ -176,7 +78,7 @@ def _layout(head: Head, rows: Selection, precision: int, screen: Screen) -> _Lay
     return _Layout(label, number, strongest, max(2, room), share)
 
 
-def _number_widths(head: Head, precision: int) -> tuple[int, int]:
+def _number_widths(head: HeadPattern, precision: int) -> tuple[int, int]:
     """Of a share with its mark, and of a row's sum."""
     shares = [1.0, float(np.fmax.reduce(head.shares, axis=None))]
     sums = [1.0, float(np.fmax.reduce(head.shares.sum(axis=1)))]
@@ -191,7 +93,13 @@ def _gap(rows: Selection, width: int) -> str:
 
 
 def _table(
-    head: Head, rows: Selection, keys: Selection, layout: _Layout, largest: float, options: ViewOptions, screen: Screen
+    head: HeadPattern,
+    rows: Selection,
+    keys: Selection,
+    layout: _Layout,
+    largest: float,
+    options: ViewOptions,
+    screen: Screen,
 ) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     table.add_column(Text("query", style="dim"), no_wrap=True, max_width=layout.label)
@@ -200,7 +108,7 @@ def _table(
             table.add_column(Text(_HIDDEN.format(keys.hidden), style="dim"), justify="center", no_wrap=True)
         table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
     table.add_column(Text("Σ", style="dim"), justify="right", no_wrap=True)
-    if head.sinks:
+    if head.has_learned_sink:
         table.add_column(Text("σ", style="dim"), justify="right", no_wrap=True)
     table.add_column(Text("H", style="dim"), justify="right", no_wrap=True)
     strongest = "strongest" if layout.strongest >= len("strongest") else "max"
@@ -212,12 +120,18 @@ def _table(
     return table
 
 
-def _key_header(head: Head, key: int, width: int) -> Text:
+def _key_header(head: HeadPattern, key: int, width: int) -> Text:
     return Text(fitted(head.key_name(key), width), style="dim" if head.is_padding(key) else "bold")
 
 
 def _row(
-    head: Head, query: int, keys: Selection, layout: _Layout, largest: float, options: ViewOptions, screen: Screen
+    head: HeadPattern,
+    query: int,
+    keys: Selection,
+    layout: _Layout,
+    largest: float,
+    options: ViewOptions,
+    screen: Screen,
 ) -> list[Text]:
     shares, allowed = head.shares[query], head.allowed[query]
     strongest = int(shares.argmax()) if allowed.any() and not np.isnan(shares).any() else -1
@@ -230,7 +144,11 @@ def _row(
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
     total = float(shares.sum(dtype=np.float64))
     cells.append(Text(share_text(total, options.precision)))
-    cells += [Text(share_text(head.sink_share(query), options.precision), style="magenta")] if head.sinks else []
+    cells += (
+        [Text(share_text(head.learned_weight(query), options.precision), style="magenta")]
+        if head.has_learned_sink
+        else []
+    )
     cells.append(Text(_entropy_text(head, query)))
     named = _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")
     if layout.share and strongest >= 0:
@@ -239,7 +157,7 @@ def _row(
     return [*cells, named]
 
 
-def _strongest_text(head: Head, key: int, layout: _Layout, none: str) -> Text:
+def _strongest_text(head: HeadPattern, key: int, layout: _Layout, none: str) -> Text:
     """The key's position, and its name where there is room; `none` where there is no such key."""
     index = str(head.key_index(key))
     if layout.strongest < _STRONGEST_WIDTH:
@@ -249,13 +167,13 @@ def _strongest_text(head: Head, key: int, layout: _Layout, none: str) -> Text:
     return Text(fitted(f"{index} {head.key_name(key)}", layout.strongest))
 
 
-def _entropy_text(head: Head, query: int) -> str:
+def _entropy_text(head: HeadPattern, query: int) -> str:
     """Entropy belongs to the pattern; what dropout leaves of a row is no distribution."""
     return f"{head.entropy[query]:.2f}" if head.site == "pattern" else "–"
 
 
 def _cell(
-    head: Head, query: int, key: int, is_largest: bool, largest: float, options: ViewOptions, screen: Screen
+    head: HeadPattern, query: int, key: int, is_largest: bool, largest: float, options: ViewOptions, screen: Screen
 ) -> Text:
     share = float(head.shares[query, key])
     if not head.allowed[query, key]:

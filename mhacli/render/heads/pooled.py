@@ -12,7 +12,7 @@ from mhacli.render.base.format import share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.tables import title_rule
 from mhacli.render.heads.cells import where
-from mhacli.render.heads.maps import HeadMap, block_map
+from mhacli.render.heads.head_map import HeadMap, block_map
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 

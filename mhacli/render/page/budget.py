@@ -9,8 +9,7 @@ import numpy as np
 
 from mhacli.render.base.options import Rows
 from mhacli.render.base.rows import first_produced, rows_in
-from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.maps import HeadMap, head_map
+from mhacli.render.heads.head_map import DrawableHead, HeadMap, head_map
 from mhacli.render.page.encoding import bits
 from mhacli.render.page.maps import (
     EXACT,
@@ -51,16 +50,16 @@ class Drawn:
     @property
     def n_cells(self) -> int:
         """How many cells there are."""
-        view = self.head.view
+        view = self.head.record
         return len(view.sequences[self.sequence].tokens) * len(view.keys[self.sequence].tokens)
 
     @property
     def longest(self) -> int:
         """The longer side of its map."""
-        map_of = self.head.view.arrays.get("map")
-        if "pattern" not in self.head.view.arrays and map_of is not None:
+        map_of = self.head.record.arrays.get("map")
+        if "pattern" not in self.head.record.arrays and map_of is not None:
             return int(max(map_of.shape[2:]))
-        return max(len(texts[self.sequence].tokens) for texts in (self.head.view.sequences, self.head.view.keys))
+        return max(len(texts[self.sequence].tokens) for texts in (self.head.record.sequences, self.head.record.keys))
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,9 @@ class _Exact:
 
 def drawn_head(head: DrawableHead, sequence: int, rows: Rows | None) -> Drawn:
     """A head to draw with the queries whose rows are to be exact: those asked for, as many as a page takes, else the last one."""
-    made = None if head.view.model is None else head.view.model.generated
+    made = None if head.record.model is None else head.record.model.generated
     produced = None if head.layer is None else first_produced(head.layer.kind, made, sequence)
-    wanted = rows_in("last" if rows is None else rows, head.view.sequences[sequence], produced)
+    wanted = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
     return Drawn(head, sequence, wanted[:MOST_ROWS], len(wanted))
 
 
@@ -191,7 +190,7 @@ def _encoded(drawn: Sequence[Drawn], fineness: Fineness, room: int | None) -> tu
 
 def _exact(one: Drawn, cells: HeadMap) -> _Exact | None:
     """What can be kept exactly beside a map that is not; None where the record has no single cells."""
-    if "pattern" not in one.head.view.arrays:
+    if "pattern" not in one.head.record.arrays:
         return None
     return _Exact(*strongest(cells, MOST_KEYS), cells.shares[list(one.rows)].astype(np.float32))
 

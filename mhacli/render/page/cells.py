@@ -20,7 +20,7 @@ from mhacli.render.heads.cells import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.head_map import DrawableHead
 from mhacli.render.page.assets import N_SHADES
 from mhacli.render.page.budget import LIMIT_BYTES
 from mhacli.render.page.html import Html, joined, tag, text
@@ -42,7 +42,7 @@ def kept_cells(
     """Sections with what the record keeps of single cells, of as many heads as `room` bytes take (None: all), which they say;
     nothing where it keeps none. Where it keeps both, the strongest keys get half of the room."""
     ordered = _ordered(heads, options.sort)
-    has_corner = any("corner" in head.view.arrays for head in ordered)
+    has_corner = any("corner" in head.record.arrays for head in ordered)
     asked = _asked_section(ordered, sequences, room if room is None or not has_corner else room // 2)
     left = None if room is None else room - len(asked.encode())
     corners = _corner_section(ordered, sequences, options, left)
@@ -51,8 +51,8 @@ def kept_cells(
 
 def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
     """The heads in the order of the statistics."""
-    known = {key_of(head.said): head for head in heads if head.said is not None}
-    listed = in_order([head.said for head in heads if head.said is not None], sort)
+    known = {key_of(head.statistics): head for head in heads if head.statistics is not None}
+    listed = in_order([head.statistics for head in heads if head.statistics is not None], sort)
     return [known[key_of(said)] for said in listed]
 
 
@@ -126,7 +126,7 @@ class _Question:
 
 
 def _asked_section(heads: Sequence[DrawableHead], sequences: Sequence[int], room: int | None) -> Html:
-    having = [head for head in heads if "top_keys" in head.view.arrays]
+    having = [head for head in heads if "top_keys" in head.record.arrays]
     if not having:
         return Html("")
     questions = _questions(having, sequences)
@@ -136,7 +136,7 @@ def _asked_section(heads: Sequence[DrawableHead], sequences: Sequence[int], room
         tables.setdefault(row.table, []).append(row.html)
     cut = []
     if n_heads == 0 and rows:
-        cut = [_cut(f"{len(rows)} of {len(questions[id(having[0].view)])} queries of {having[0].label} alone")]
+        cut = [_cut(f"{len(rows)} of {len(questions[id(having[0].record)])} queries of {having[0].label} alone")]
     elif n_heads < len(having):
         cut = [_cut(f"the first {n_heads} of {count_of(len(having), 'head')}")]
     what = (
@@ -152,9 +152,9 @@ def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mappi
     several = len({head.layer.kind for head in heads if head.layer is not None}) > 1
     found: dict[int, list[_Question]] = {}
     for head in heads:
-        if id(head.view) in found:
+        if id(head.record) in found:
             continue
-        view, kind = head.view, f"{head.layer.kind} layers" if several and head.layer is not None else ""
+        view, kind = head.record, f"{head.layer.kind} layers" if several and head.layer is not None else ""
         found[id(view)] = own = []
         for b in sequences:
             for number, query in asked_queries(view, b):
@@ -174,7 +174,7 @@ def _fitting(
     n_bytes = _FRAME
     for n_whole, head in enumerate(heads):
         own: list[_Row] = []
-        for question in questions[id(head.view)]:
+        for question in questions[id(head.record)]:
             row = _row(head, question)
             n_bytes += len(row.html.encode()) + 1 + (0 if row.table in seen else len(row.table.html(()).encode()))
             if room is not None and n_bytes > room:
@@ -186,7 +186,7 @@ def _fitting(
 
 
 def _row(head: DrawableHead, question: _Question) -> _Row:
-    view, (b, number) = head.view, question.table.place
+    view, (b, number) = head.record, question.table.place
     table = replace(question.table, rest=rest_name(view.heads[head.place]))
     found = strongest_of(view, head.place, b, number)
     cells = [tag("td", _named(name), text(" "), tag("b", text(share))) for name, share in found.keys]
@@ -209,10 +209,10 @@ def _corner_section(
     heads: Sequence[DrawableHead], sequences: Sequence[int], options: ViewOptions, room: int | None
 ) -> Html:
     places = [
-        (head, head.view.survey.kept.corner, b)
+        (head, head.record.survey.kept.corner, b)
         for head in heads
         for b in sequences
-        if head.view.survey is not None and head.view.survey.kept.corner is not None
+        if head.record.survey is not None and head.record.survey.kept.corner is not None
     ]
     within = [(head, corner, b) for head, corner, b in places if all(_inside(head, corner, b))]
     if not within:
@@ -246,7 +246,7 @@ def _legend() -> Html:
 
 def _inside(head: DrawableHead, corner: Corner, b: int) -> tuple[Sequence[int], Sequence[int]]:
     """The rows and columns of the corner that are tokens and no padding."""
-    view = head.view
+    view = head.record
     first_query, first_key = corner.first_query - view.first_query(b), corner.first_key - view.first_key(b)
     n_queries, n_keys = len(view.sequences[b].tokens), len(view.keys[b].tokens)
     rows = [row for row in range(corner.n_queries) if 0 <= first_query + row < n_queries]
@@ -254,7 +254,7 @@ def _inside(head: DrawableHead, corner: Corner, b: int) -> tuple[Sequence[int], 
 
 
 def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptions) -> Html:
-    view = head.view
+    view = head.record
     found = corner_cells(view, corner, head.place, b, layer="" if head.layer is None else head.layer.label)
     precision = max(options.precision, _decimals(found.largest))
     rows, keys = _inside(head, corner, b)

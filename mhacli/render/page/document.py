@@ -12,7 +12,7 @@ from mhacli.render.base.format import configuration, count_of, fitted
 from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.provenance import provenance
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.head_map import DrawableHead, drawable_heads, scale_of
 from mhacli.render.page import assets
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, drawn_head, exact_maps, fitting_maps
 from mhacli.render.page.cells import kept_cells
@@ -63,9 +63,11 @@ def page(record: Record, options: ViewOptions) -> str:
 def surest(heads: Sequence[DrawableHead]) -> int:
     """Where the head stands whose kind is surest, of those with a kind that can be seen; the first where none has one."""
     named = [
-        (-head.said.certainty, place)
+        (-head.statistics.certainty, place)
         for place, head in enumerate(heads)
-        if head.said is not None and head.said.certainty is not None and head.said.kind not in ("mixed", "uniform")
+        if head.statistics is not None
+        and head.statistics.certainty is not None
+        and head.statistics.kind not in ("mixed", "uniform")
     ]
     return min(named)[1] if named else 0
 

@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN
-from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.maps import HeadMap
+from mhacli.render.heads.head_map import DrawableHead, HeadMap
 from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 from mhacli.results.record.arrays import Array
 
@@ -111,12 +110,12 @@ class SinkShares:
 def sink_shares(drawn: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares:
     """What uniform attention gives to the sinks of a map, of single cells or as the record holds it."""
     first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
-    if "pattern" in drawn.view.arrays:
+    if "pattern" in drawn.record.arrays:
         per_query = cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))
         received = per_query.sum(axis=0)
     else:
-        of_all = drawn.view.arrays["uniform_received"][sequence]
-        received = of_all[min(drawn.place, len(of_all) - 1), drawn.view.first_key(sequence) :]
+        of_all = drawn.record.arrays["uniform_received"][sequence]
+        received = of_all[min(drawn.place, len(of_all) - 1), drawn.record.first_key(sequence) :]
     n_queries = max(1.0, float(cells.n_queries.sum()))
     return SinkShares(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
@@ -192,7 +191,7 @@ def with_rows(one: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap
 
 def asked_keys(drawn: DrawableHead, sequence: int) -> StrongKeys | None:
     """What the queries that a look at heads was asked for looked at; None where it was not."""
-    record, survey = drawn.view, drawn.view.survey
+    record, survey = drawn.record, drawn.record.survey
     if survey is None or "top_keys" not in record.arrays:
         return None
     n, first_query, first_key = (

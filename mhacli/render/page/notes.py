@@ -11,7 +11,7 @@ from mhacli.render.base.format import count_of, number_text, percent_text, share
 from mhacli.render.base.options import Rows, ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.heads.cells import key_name
-from mhacli.render.heads.drawable import DrawableHead, is_before_dropout
+from mhacli.render.heads.head_map import DrawableHead, is_before_dropout
 from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps
 from mhacli.render.page.maps import EXACT, Fineness
 from mhacli.render.page.payload import View
@@ -60,7 +60,7 @@ def _rounded_up(error: float) -> str:
 
 def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
     blocks = sorted(
-        {fineness.factor if "pattern" in head.view.arrays else _block(head) * fineness.factor for head in heads}
+        {fineness.factor if "pattern" in head.record.arrays else _block(head) * fineness.factor for head in heads}
     )
     if blocks == [1]:
         return "a cell is the share of its attention that a query, a row, gives to a key, a column"
@@ -69,7 +69,7 @@ def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
 
 
 def _block(head: DrawableHead) -> int:
-    return head.view.survey.block if head.view.survey is not None else 1
+    return head.record.survey.block if head.record.survey is not None else 1
 
 
 def _exactness(view: View, maps: Maps) -> str:
@@ -82,7 +82,7 @@ def _exactness(view: View, maps: Maps) -> str:
 
 def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
     """What is exact beside coarse maps."""
-    if maps.fineness == EXACT or all("pattern" not in head.view.arrays for head in view.heads):
+    if maps.fineness == EXACT or all("pattern" not in head.record.arrays for head in view.heads):
         return
     parts = []
     if maps.n_keys:
@@ -103,12 +103,10 @@ def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
 
 def _first_look(view: View) -> str:
     """Which head is seen first, and why."""
-    head = view.heads[view.begin]
-    if head.said is None or head.said.certainty is None or not view.begin:
+    head, known = view.heads[view.begin], view.heads[view.begin].statistics
+    if known is None or known.certainty is None or not view.begin:
         return f"seen first: {head.label}"
-    return (
-        f"seen first: {head.label}, which is surest of its kind, {head.said.kind} {share_text(head.said.certainty, 2)}"
-    )
+    return f"seen first: {head.label}, which is surest of its kind, {known.kind} {share_text(known.certainty, 2)}"
 
 
 def _scale(view: View, maps: Maps) -> str:
@@ -146,7 +144,7 @@ def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
     found: dict[str, int] = {}
     for one, own in zip(drawn, maps.maps, strict=True):
         for place in own.sinks:
-            name = key_name(one.head.view, one.sequence, place)
+            name = key_name(one.head.record, one.sequence, place)
             found[name] = found.get(name, 0) + 1
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
@@ -179,7 +177,7 @@ def _signs(record: Record, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
     if is_before_dropout(record):
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
-    if any("pattern" not in one.head.view.arrays for one in drawn) and record.facts.padded:
+    if any("pattern" not in one.head.record.arrays for one in drawn) and record.facts.padded:
         yield "padding takes part in blocks, and gets nothing"
     elif record.facts.padded:
         yield "padding is left out"
@@ -190,10 +188,10 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
     if record.module is not None:
         yield "a walk through somebody's own attention keeps shapes and no matrices, so no head is drawn"
         return
-    drawn = {id(head.view) for head in view.heads}
+    drawn = {id(head.record) for head in view.heads}
     if record.model is not None:
         layers = chosen_layers(record, options)
-        without = [layer.said for layer in layers if not layer.is_drawable]
+        without = [layer.inspected for layer in layers if not layer.is_drawable]
         if without:
             yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
         types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
@@ -201,7 +199,7 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
             yield f"without an attention matrix: {', '.join(types)}"
     elif not drawn:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
-    if any("pattern" not in head.view.arrays and _block(head) > 1 for head in view.heads):
+    if any("pattern" not in head.record.arrays and _block(head) > 1 for head in view.heads):
         yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
     if options.words:
         yield "tokens are drawn as they are; words are put together in the terminal only"
@@ -213,7 +211,7 @@ def _left_out(record: Record, options: ViewOptions, view: View) -> Iterator[str]
     if options.heads is not None:
         yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} alone, as asked"
     if options.layers is not None:
-        yield f"drawn are {names_of([layer.said for layer in chosen_layers(record, options)])} alone, as asked"
+        yield f"drawn are {names_of([layer.inspected for layer in chosen_layers(record, options)])} alone, as asked"
     if len(view.sequences) < len(record.sequences):
         noun = "sequences" if len(view.sequences) > 1 else "sequence"
         yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} alone, as asked"

@@ -11,8 +11,8 @@ from mhacli.render.base.cells import DECADES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Scale
-from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.drawing import kv_head_of
+from mhacli.render.heads.head_map import DrawableHead
 from mhacli.render.page.budget import Maps
 from mhacli.render.page.html import Html
 from mhacli.spec.tokens import TokenSequence
@@ -35,14 +35,14 @@ class View:
     @property
     def bits(self) -> int:
         """How many bits a share has in the record: with more than 32 the page rounds it."""
-        shares = (head.view.arrays.get("pattern", head.view.arrays.get("map")) for head in self.heads)
+        shares = (head.record.arrays.get("pattern", head.record.arrays.get("map")) for head in self.heads)
         return max((8 * array.itemsize for array in shares if array is not None), default=32)
 
 
 def payload(view: View, maps: Maps) -> Html:
     """The text of the script element that holds it. No character of it ends the element, or is not ASCII."""
     texts: dict[tuple[str, ...], int] = {}
-    layers = {id(head.view): head for head in view.heads}
+    layers = {id(head.record): head for head in view.heads}
     places = {key: place for place, key in enumerate(layers)}
     tops = {"largest": maps.top(hide_sinks=False), "largest_without_sinks": maps.top(hide_sinks=True)}
     document = {
@@ -52,7 +52,7 @@ def payload(view: View, maps: Maps) -> Html:
         "sequences": len(view.sequences),
         "numbers": view.sequences,
         "begin": view.begin,
-        "heads": [_head(head, places[id(head.view)]) for head in view.heads],
+        "heads": [_head(head, places[id(head.record)]) for head in view.heads],
         "masks": [asdict(mask) for mask in maps.masks],
         "scale": {"kind": view.scale, "decades": DECADES, **tops},
         "hide_sinks": view.hide_sinks,
@@ -77,8 +77,8 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
     return {
         "label": "" if head.layer is None else head.layer.label,
         "verified": head.layer is None or head.layer.verified,
-        "queries": places(head.view.sequences),
-        "keys": places(head.view.keys),
+        "queries": places(head.record.sequences),
+        "keys": places(head.record.keys),
     }
 
 
@@ -87,12 +87,12 @@ def _labels(sequence: TokenSequence) -> tuple[str, ...]:
 
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
-    said = head.said
+    said = head.statistics
     return {
         "layer": layer,
         "head": head.head,
         "label": head.label,
-        "kv": kv_head_of(head.view, head.head),
+        "kv": kv_head_of(head.record, head.head),
         "kind": None if said is None else said.kind,
         "sign": "" if said is None else KIND_SIGNS[said.kind][0],
         "certainty": None if said is None else said.certainty,

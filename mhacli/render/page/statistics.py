@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
-from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.head_map import DrawableHead
 from mhacli.render.heads.table import overview
 from mhacli.render.heads.view import legend
 from mhacli.render.page.html import WIDE, Html, joined, tag, text
@@ -33,7 +33,7 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
         return Html("")
     exact = replace(options, precision=max(options.precision, DECIMALS))
     drawn = overview(record, listed, exact, WIDE)
-    places = {key_of(head.said): place for place, head in enumerate(heads) if head.said is not None}
+    places = {key_of(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
     body, foot = _rows(drawn, [places.get(key_of(head)) for head in listed])
     names = [str(column.header) for column in drawn.columns]
     named = (text("first token" if name == "sink" else name) for name in names)

@@ -24,7 +24,7 @@ from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.base.steps import new_tokens_text
 from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.heads.matrix import Head
+from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import CacheStep, DecodeSummary, Way
@@ -167,12 +167,12 @@ def _pattern_rows(
             continue
         for h in heads:
             label = (f"sequence {b} · " if len(sequences) > 1 else "") + f"head {h}  "
-            words = _row_words(Head(record, b, h, "pattern"), query, options)
+            words = _row_words(HeadPattern(record, b, h, "pattern"), query, options)
             lines = filled(words, max(20, room - len(label)), ", ")
             yield Text(label, style="dim").append(("\n" + " " * len(label)).join(lines), style="not dim")
 
 
-def _row_words(head: Head, query: int, options: ViewOptions) -> list[str]:
+def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]:
     shares, allowed = head.shares[query], head.allowed[query]
     keys = [key for key in range(len(shares)) if allowed[key]]
     is_whole = not any(math.isnan(shares[key]) for key in keys)

@@ -16,8 +16,8 @@ from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
+from mhacli.render.heads.head_map import HeadPattern, largest_share
 from mhacli.render.heads.heatmap import scale_caption
-from mhacli.render.heads.matrix import Head, largest_share
 from mhacli.render.heads.table import overview
 from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.record import Record
@@ -146,7 +146,7 @@ def _heads(
     if "dropped" in record.arrays:
         yield _dropout_caption(record, sequences)
     if options.view == "matrix":
-        yield matrix_caption([Head(record, 0, 0, "pattern")], largest, options)
+        yield matrix_caption([HeadPattern(record, 0, 0, "pattern")], largest, options)
     if options.view == "heatmap":
         yield scale_caption(record, largest, screen, options.precision)
 
@@ -161,7 +161,7 @@ def _one_head(
             "dropped": ", after dropout: what is left grew, rows no longer sum to 1",
         }
     for site, note in sites.items():
-        drawn = Head(record, index, head, site)
+        drawn = HeadPattern(record, index, head, site)
         name = f"sequence {index} · head {head}{kv_head_of(record, head)}{note}"
         yield Group(title_rule(name), drawing(drawn, largest, options, screen))
 
@@ -171,7 +171,7 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
     p = record.config.dropout
     allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
     rows = np.concatenate(
-        [after[b, :, Head(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences.shown]
+        [after[b, :, HeadPattern(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences.shown]
     )
     cells = np.broadcast_to(allowed, before.shape) & (before > 0)
     share = float((after[cells] == 0).mean()) if cells.any() else 0.0

@@ -226,9 +226,9 @@ def tile_for(gallery: Gallery, room: tuple[int, int]) -> Tile | None:
     drawn = [entry.drawn for row in gallery.rows for entry in row.entries if entry is not None]
     if not drawn or any(one is None for one in drawn) or any(row.instead for row in gallery.rows):
         return None
-    facts = [one.view.facts for one in drawn if one is not None]
+    facts = [one.record.facts for one in drawn if one is not None]
     if (
-        sum(f.q_len * f.k_len for f, one in zip(facts, drawn, strict=True) if one and "pattern" in one.view.arrays)
+        sum(f.q_len * f.k_len for f, one in zip(facts, drawn, strict=True) if one and "pattern" in one.record.arrays)
         > _MOST_CELLS
     ):
         return None

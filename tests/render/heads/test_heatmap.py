@@ -10,8 +10,8 @@ from support.records import drawn, make_record
 
 from mhacli.render.base.colours import RAMP, glyph, half_block, level_of, ramp_colour, shade
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.heads.heatmap import FORBIDDEN, NOT_A_NUMBER, heatmap, pooled, scale_caption
-from mhacli.render.heads.matrix import Head
 
 PLAIN, COLOUR = Screen(80, False), Screen(80, True)
 GLYPHS = "·░▒▓█"
@@ -22,7 +22,7 @@ def numbered(count):
 
 
 def head_of(record):
-    return Head(record, 0, 0, "pattern")
+    return HeadPattern(record, 0, 0, "pattern")
 
 
 def with_pattern(record, pattern):
@@ -88,7 +88,7 @@ def test_the_scale_is_relative_to_the_largest_share():
 
 
 def test_padding_is_named_and_left_blank():
-    lines = drawn(heatmap(Head(make_record(("a",), ("b", "c")), 0, 0, "pattern"), 1.0, ViewOptions(), PLAIN), 80)
+    lines = drawn(heatmap(HeadPattern(make_record(("a",), ("b", "c")), 0, 0, "pattern"), 1.0, ViewOptions(), PLAIN), 80)
     assert [line.split() for line in lines] == [["a", "‹pad›"], ["a", "███████"]]
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.records import drawn, make_record
 
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.heads.matrix import Head, largest_share, matrix
+from mhacli.render.heads.head_map import HeadPattern, largest_share
+from mhacli.render.heads.matrix import matrix
 from mhacli.results.record.record import Record
 
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]", "…", "0")
@@ -22,7 +23,7 @@ def with_pattern(record, pattern, site="pattern"):
 
 def lines_of(record, width=80, *, sequence=0, head=0, site="pattern", **options):
     view = ViewOptions(**options)
-    drawing = matrix(Head(record, sequence, head, site), largest_share(record, site), view, Screen(width, False))
+    drawing = matrix(HeadPattern(record, sequence, head, site), largest_share(record, site), view, Screen(width, False))
     return drawn(drawing, width)
 
 

@@ -20,7 +20,7 @@ from support.records import make_record, walked, with_sinks
 
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.heads.head_map import drawable_heads
 from mhacli.render.page.budget import Fineness, drawn_head, exact_maps, fitting_maps
 from mhacli.render.page.document import page
 from mhacli.render.page.encoding import coded, decoded

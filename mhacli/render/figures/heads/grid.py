@@ -34,7 +34,7 @@ from mhacli.render.figures.svg.elements import (
 )
 from mhacli.render.figures.svg.raster import image
 from mhacli.render.figures.svg.sheet import Sheet
-from mhacli.render.heads.drawable import scale_of
+from mhacli.render.heads.head_map import scale_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
@@ -90,13 +90,13 @@ def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
     layers = {(said.layer, said.name): said for one in subjects if (said := one.head.layer) is not None}
     parts = [names_of([*layers.values()])] if layers else []
     parts += [count_of(len(subjects), "head")]
-    parts += [f"sequence {sequence}"] if len(subjects[0].head.view.sequences) > 1 else []
+    parts += [f"sequence {sequence}"] if len(subjects[0].head.record.sequences) > 1 else []
     return " · ".join(parts)
 
 
 def _kinds(subjects: Sequence[Subject]) -> list[str]:
     """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
-    kinds = [one.head.said.kind for one in subjects if one.head.said is not None]
+    kinds = [one.head.statistics.kind for one in subjects if one.head.statistics is not None]
     return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
 
 
@@ -123,7 +123,7 @@ def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: {unverified(layer)}"
     layers = () if record.model is None else chosen_layers(record, options)
-    not_kept = [layer.said for layer in layers if not layer.is_drawable]
+    not_kept = [layer.inspected for layer in layers if not layer.is_drawable]
     if not_kept:
         yield f"not drawn, for the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
     without = () if record.model is None or options.layers is not None else record.model.without
@@ -247,7 +247,7 @@ def _shapes(one: Subject, colours: Array, cell: float) -> str:
 
 def _short(one: Subject, form: _Form) -> str:
     """The head's number and kind, and what sinks got where that was taken out."""
-    kind = "" if one.head.said is None else one.head.said.kind
+    kind = "" if one.head.statistics is None else one.head.statistics.kind
     sign = KIND_SIGNS[kind][0] if kind else ""
     taken = ""
     if one.shown.taken is not None and one.whole.sinks:
@@ -266,7 +266,7 @@ def _short(one: Subject, form: _Form) -> str:
 
 
 def _said(one: Subject) -> str:
-    said = one.head.said
+    said = one.head.statistics
     parts = [one.label]
     if said is not None:
         parts += [said.kind] + ([] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"])

@@ -43,9 +43,8 @@ from mhacli.render.figures.svg.elements import (
 )
 from mhacli.render.figures.svg.raster import image
 from mhacli.render.figures.svg.sheet import Sheet
-from mhacli.render.heads.drawable import scale_of
 from mhacli.render.heads.drawing import kv_head_of
-from mhacli.render.heads.maps import HeadMap
+from mhacli.render.heads.head_map import HeadMap, scale_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
@@ -85,9 +84,9 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
 
 def _title(one: Subject, options: ViewOptions) -> Piece:
     """The head's name, and what is said of it."""
-    said = one.head.said
+    said = one.head.statistics
     layer = one.head.layer
-    pieces = [heading(one.label + kv_head_of(one.head.view, one.head.head), 16)]
+    pieces = [heading(one.label + kv_head_of(one.head.record, one.head.head), 16)]
     if layer is not None and not layer.verified:
         pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
     if said is not None:

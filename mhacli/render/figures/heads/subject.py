@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.render.base.format import token_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.rows import first_produced, rows_in
 from mhacli.render.checkpoint import words as merged
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads
-from mhacli.render.heads.maps import HeadMap, head_map
+from mhacli.render.heads.head_map import DrawableHead, HeadMap, drawable_heads, head_map
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.tokenizers.pieces import words_of
@@ -35,7 +31,7 @@ class Subject:
     def label(self) -> str:
         """`layer 3 · head 5`, with the sequence where there are several."""
         layer = [] if self.head.layer is None else [self.head.layer.label]
-        several = [f"sequence {self.sequence}"] if len(self.head.view.sequences) > 1 else []
+        several = [f"sequence {self.sequence}"] if len(self.head.record.sequences) > 1 else []
         return " · ".join([*layer, f"head {self.head.head}", *several])
 
     @property
@@ -65,7 +61,7 @@ def one_sequence(record: Record, options: ViewOptions) -> int:
 def chosen_subjects(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
     """The heads that can be drawn and were asked for. Raises `MhaError` where the record holds none of them."""
     heads = drawable_heads(record, options)
-    has_cells = all("pattern" in head.view.arrays for head in heads)
+    has_cells = all("pattern" in head.record.arrays for head in heads)
     if not heads or (options.words and not has_cells):
         what = "words" if options.words else "heads"
         raise MhaError(f"the record must hold the pattern to draw its {what}, got none", hint=_KEEP)
@@ -87,7 +83,7 @@ def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: i
                 f"from must be of heads whose cells are kept, got a map of {found.block} × {found.block} tokens a cell",
                 hint=_KEEP,
             )
-        whole = _with_rows(found, rows, factor=max(1, -(-found.shares.shape[1] // most)))
+        whole = found.of_rows(rows, max(1, -(-found.shares.shape[1] // most)))
     else:
         whole = found.fitting(most, most)
     shown = whole.without_sinks() if options.hide_sinks else whole
@@ -97,34 +93,29 @@ def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: i
 def _rows(drawn: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int, ...] | None:
     if options.rows is None:
         return None
-    made = None if drawn.view.model is None else drawn.view.model.generated
+    made = None if drawn.record.model is None else drawn.record.model.generated
     produced = None if drawn.layer is None else first_produced(drawn.layer.kind, made, sequence)
-    rows = rows_in(options.rows, drawn.view.sequences[sequence], produced)
+    rows = rows_in(options.rows, drawn.record.sequences[sequence], produced)
     if not rows:
         raise UsageError(f"from must name queries of {drawn.label}, got none that it has")
     return rows
-
-
-def _with_rows(found: HeadMap, rows: Sequence[int], *, factor: int) -> HeadMap:
-    """The map of some rows, `factor` keys to a cell: each row stands `factor` times, so that no two are put together."""
-    return found.part(np.repeat(np.array(rows, dtype=int), factor)).pooled(factor)
 
 
 def _in_words(
     drawn: DrawableHead, sequence: int, rows: tuple[int, ...] | None
 ) -> tuple[DrawableHead, tuple[int, ...] | None]:
     """The head with a word where it had tokens; what counts as a sink is the word that holds it."""
-    view = merged.merged(drawn.view)
+    view = merged.merged(drawn.record)
     if rows is not None:
-        rows = merged.words_with(drawn.view.sequences[sequence], rows)
-    return replace(drawn, view=view, said=_sinks_in_words(drawn, view)), rows
+        rows = merged.words_with(drawn.record.sequences[sequence], rows)
+    return replace(drawn, record=view, statistics=_sinks_in_words(drawn, view)), rows
 
 
 def _sinks_in_words(drawn: DrawableHead, view: Record) -> HeadStatistics | None:
-    if drawn.said is None:
+    if drawn.statistics is None:
         return None
     found = []
-    for sink in drawn.said.sinks:
-        words = words_of(drawn.view.keys[sink.sequence])
+    for sink in drawn.statistics.sinks:
+        words = words_of(drawn.record.keys[sink.sequence])
         found += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
-    return replace(drawn.said, sinks=tuple(found))
+    return replace(drawn.statistics, sinks=tuple(found))

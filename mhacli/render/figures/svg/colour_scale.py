@@ -12,7 +12,7 @@ from mhacli.render.base.colours import RAMP, is_dark, ramp_colour, sink_colour
 from mhacli.render.base.format import share_text
 from mhacli.render.base.options import Scale
 from mhacli.render.figures.svg.elements import FAINT, INK, SOFT, Piece, beside, element, mono_width, rectangle, written
-from mhacli.render.heads.maps import HeadMap, largest_of_maps
+from mhacli.render.heads.head_map import HeadMap, largest_of_maps
 from mhacli.results.record.arrays import Array
 
 Colour = tuple[int, int, int]

@@ -1,0 +1,454 @@
+"""A head to draw: which heads of a record can be drawn, the rows of one pattern, and its map of cells or blocks.
+
+A map holds the cells of the pattern where the record has them, else blocks. Both are the same thing: the mean weight that the
+queries of a row give to the keys of a column. So cells can be pooled to blocks, and sinks taken out of either, by the same
+arithmetic, and a head looks the same in the terminal, in the viewer, on a page and in a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mhacli.render.base.cells import FORBIDDEN
+from mhacli.render.base.format import token_text
+from mhacli.render.base.options import Scale, ViewOptions, chosen
+from mhacli.render.base.selection import chosen_layers, places_of, require_inspected_heads
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import Record
+from mhacli.spec.tokens import TokenSequence
+
+if TYPE_CHECKING:  # loaded where a record has them
+    from mhacli.results.record.checkpoint import InspectedLayer
+
+SHORT = 64
+"""Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""
+
+
+@dataclass(frozen=True)
+class DrawableHead:
+    """A head that can be drawn: the record of its layer, its place on the head axis there, its number, and its statistics, None
+    where the record has none. `layer` is None for a layer of our own."""
+
+    record: Record
+    place: int
+    head: int
+    statistics: HeadStatistics | None = None
+    layer: InspectedLayer | None = None
+
+    @property
+    def label(self) -> str:
+        """`layer 3 · head 5`, or `head 5`."""
+        name = f"head {self.head}"
+        return name if self.layer is None else f"{self.layer.label} · {name}"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the record holds its cells; else it holds sums of blocks."""
+        survey = self.record.survey
+        return "pattern" in self.record.arrays or (survey is not None and survey.block == 1)
+
+
+def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
+    """The heads that options choose, or all, in the order of execution: those of which the record holds the pattern or a map.
+
+    Raises `UsageError` for a head or layer that it does not have.
+    """
+    if record.model is None:
+        return tuple(_of_our_own(record, options))
+    layers = chosen_layers(record, options)
+    require_inspected_heads(layers, options.heads or ())
+    return tuple(
+        DrawableHead(layer.record, place, head.head, head, layer.inspected)
+        for layer in layers
+        for place, head in enumerate(layer.record.heads)
+        if (options.heads is None or head.head in options.heads) and layer.is_drawable
+    )
+
+
+def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
+    known = {head.head: head for head in record.heads}
+    if "pattern" in record.arrays:
+        heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
+        return [DrawableHead(record, head, head, known.get(head)) for head in heads]
+    if "map" not in record.arrays:
+        return []
+    places = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
+    return [DrawableHead(record, place, record.heads[place].head, record.heads[place]) for place in places]
+
+
+def is_before_dropout(record: Record) -> bool:
+    """Whether the layer was in training: it did not compute with the pattern that is drawn, but with what dropout left of it."""
+    return record.config.train
+
+
+def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
+    """The scale that was asked for; else linear for the cells of short texts, and log for those of long ones and for blocks,
+    whose shares lie further apart: linear, they would be dark."""
+    is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
+    return options.map_scale or ("linear" if is_short and all(head.is_exact for head in heads) else "log")
+
+
+# ----------------------------------------------------------------------------------------------------- rows of a pattern
+
+
+@dataclass(frozen=True)
+class HeadPattern:
+    """The pattern of one head of one sequence, cut out of the record: real queries × padded keys.
+
+    `place` is where it stands on the head axis. `rows` are the queries that are wanted, None for all. From the query `produced`
+    on, the token that follows is what the model made of it. `layer` is None for a layer of our own.
+    """
+
+    record: Record
+    sequence: int
+    place: int
+    site: str = "pattern"
+    rows: tuple[int, ...] | None = None
+    produced: int | None = None
+    layer: InspectedLayer | None = None
+
+    @property
+    def statistics(self) -> HeadStatistics:
+        """The statistics of the head, of a record that has them for every head."""
+        return self.record.heads[self.place]
+
+    @property
+    def has_learned_sink(self) -> bool:
+        """Whether a learned sink takes what a row lacks to 1."""
+        return self.layer is not None and self.layer.sinks
+
+    @property
+    def queries(self) -> slice | Array:
+        """The rows of the array that are the sequence's own tokens, those of them that are wanted."""
+        first = self.record.first_query(self.sequence)
+        if self.rows is not None:
+            return first + np.array(self.rows, dtype=int)
+        return slice(first, first + len(self.record.sequences[self.sequence].tokens))
+
+    @property
+    def shares(self) -> Array:
+        """The pattern `[query, key]`; padded keys included, padded queries not."""
+        return self._rows(self.record.arrays[self.site][self.sequence, self.place])
+
+    @property
+    def allowed(self) -> Array:
+        """Which cells may be attended to, `[query, key]`."""
+        allowed = self.record.arrays["allowed"]
+        return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
+
+    @property
+    def entropy(self) -> Array:
+        """Nats of each query's row."""
+        return self._rows(self.record.arrays["entropy"][self.sequence, self.place])
+
+    def _rows(self, array: Array) -> Array:
+        rows: Array = array[self.queries]
+        return rows
+
+    def learned_weight(self, row: int) -> float:
+        """The weight of a row that no key gets."""
+        return max(0.0, 1 - float(self.shares[row].sum(dtype=np.float64)))
+
+    def query_index(self, row: int) -> int:
+        """The index of a row's token in its sequence."""
+        return row if self.rows is None else self.rows[row]
+
+    def query_name(self, row: int) -> str:
+        """The query token at a row, `is → Paris` where the model made the next token of it."""
+        index, sequence = self.query_index(row), self.record.sequences[self.sequence]
+        name = token_text(sequence, index)
+        return f"{name} → {token_text(sequence, index + 1)}" if self.is_followed(row) else name
+
+    def is_followed(self, row: int) -> bool:
+        """Whether the token after that of a row is what the model made of it."""
+        last = len(self.record.sequences[self.sequence].tokens) - 1
+        return self.produced is not None and self.produced <= self.query_index(row) < last
+
+    def row_label(self, row: int) -> str:
+        """The name of a row, with its index where not all rows are wanted."""
+        return self.query_name(row) if self.rows is None else f"{self.query_index(row)} {self.query_name(row)}"
+
+    def key_index(self, column: int) -> int:
+        """The index of a column's token in its sequence; outside of it where the column is padding."""
+        return column - self.record.first_key(self.sequence)
+
+    def key_name(self, column: int) -> str:
+        """The key token at a column, or the sign for padding."""
+        return token_text(self.record.keys[self.sequence], self.key_index(column))
+
+    def is_padding(self, column: int) -> bool:
+        """Whether a column is padding."""
+        return not 0 <= self.key_index(column) < len(self.record.keys[self.sequence].tokens)
+
+
+def largest_share(record: Record, site: str) -> float:
+    """The top of the common scale of all heads: the largest share of a query that had a choice of keys."""
+    return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
+
+
+def largest_of(heads: Sequence[HeadPattern]) -> float:
+    """The top of the common scale of some heads, as `largest_share`."""
+    return max((_largest(head.shares, head.allowed) for head in heads), default=0.0) or 1.0
+
+
+def _largest(shares: Array, allowed: Array) -> float:
+    choice = allowed.sum(axis=-1) > 1
+    rows = shares.max(axis=-1, where=np.isfinite(shares), initial=0.0)
+    return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
+
+
+# ------------------------------------------------------------------------------------------------------------------ maps
+
+_NOTHING = 1e-6
+"""Where less than this is left of a row, it is not blown up: it would be rounding."""
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """`shares` `[row, column]`: the mean share that the queries of a row give to the keys of a column, `FORBIDDEN` where no cell
+    may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the places `first`
+    on, which are negative for padding.
+
+    `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a learned sink takes and no
+    key gets, None where there is none; `n_queries` `[row]` are those that see a key. `taken` `[row]` is what was taken out of
+    rows that were renormalised, None where nothing was.
+    """
+
+    queries: TokenSequence
+    keys: TokenSequence
+    shares: Array
+    of_sinks: Array
+    learned: Array | None
+    n_queries: Array
+    sinks: tuple[int, ...]
+    block: int = 1
+    first: tuple[int, int] = (0, 0)
+    taken: Array | None = None
+
+    @property
+    def is_open(self) -> Array:
+        """Where a row's queries may attend to a column's keys."""
+        is_open: Array = self.shares != FORBIDDEN
+        return is_open
+
+    @property
+    def largest(self) -> float:
+        """The top of its scale: the largest share of a row that had a choice of columns, 0 where there is none. Of cells whose
+        sinks were taken out, those are no choice."""
+        choices = self.is_open
+        if self.taken is not None and self.block == 1:
+            choices[:, [place - self.first[1] for place in self.sinks]] = False
+        with_choice = choices.sum(axis=1, keepdims=True) > 1
+        return float(np.where(with_choice & np.isfinite(self.shares), self.shares, 0.0).max(initial=0.0))
+
+    @property
+    def sink_shares(self) -> Array:
+        """What sinks get of each row, `[row]`, taken out or not."""
+        shares: Array = self.of_sinks.sum(axis=1) if self.taken is None else self.taken
+        return shares
+
+    @property
+    def sink_mass(self) -> float:
+        """The mean share that sinks get, of all queries that see a key; those that were taken out too."""
+        return self._mean(self.sink_shares)
+
+    @property
+    def learned_mass(self) -> float | None:
+        """The mean share that a learned sink takes; None where there is none."""
+        return None if self.learned is None else self._mean(self.learned)
+
+    def _mean(self, rows: Array) -> float:
+        """Over all queries that see a key, without those whose shares are not numbers."""
+        n_queries = np.where(np.isnan(rows), 0.0, self.n_queries)
+        return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
+
+    def pooled(self, factor: int) -> HeadMap:
+        """Blocks of `factor` × `factor` cells: means over the queries that see a key, of sums over keys. One NaN makes NaN."""
+        if factor == 1:
+            return self
+        n_queries = sums(self.n_queries, factor)
+        per_query = np.maximum(n_queries, 1)
+        learned = None if self.learned is None else sums(self.learned * self.n_queries, factor) / per_query
+        taken = None if self.taken is None else sums(self.taken * self.n_queries, factor) / per_query
+
+        is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
+        means = pooled_means(np.where(self.is_open, self.shares, 0.0), self.n_queries, factor)
+        return replace(
+            self,
+            shares=np.where(is_open, means, FORBIDDEN),
+            of_sinks=pooled_means(self.of_sinks, self.n_queries, factor),
+            learned=learned,
+            n_queries=n_queries,
+            block=self.block * factor,
+            taken=taken,
+        )
+
+    def without_sinks(self) -> HeadMap:
+        """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`. The rest is
+        divided by its own sum: where little is left, one less what was taken is rounded too much."""
+        rest = np.clip(self.shares - self.of_sinks, 0, None)
+        left = rest.sum(axis=1, keepdims=True)
+        weights = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
+        return replace(
+            self,
+            shares=np.where(self.is_open, weights, FORBIDDEN),
+            of_sinks=np.zeros_like(rest),
+            taken=self.of_sinks.sum(axis=1),
+        )
+
+    def part(self, rows: slice | Array, columns: slice = slice(None)) -> HeadMap:
+        """The map of some rows and columns alone; rows may be named one by one, in any order and several times. `first` stays."""
+        learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
+        return replace(
+            self,
+            shares=self.shares[rows, columns],
+            of_sinks=self.of_sinks[rows, columns],
+            learned=learned,
+            n_queries=self.n_queries[rows],
+            taken=taken,
+        )
+
+    def of_rows(self, rows: Sequence[int], factor: int) -> HeadMap:
+        """The map of some rows, each on its own, `factor` columns to a cell."""
+        return self.part(np.repeat(np.array(rows, dtype=int), factor)).pooled(factor)
+
+    def of_tokens(self) -> HeadMap:
+        """The map without rows and columns that are padding alone."""
+        texts = zip(self.first, (len(self.queries.tokens), len(self.keys.tokens)), strict=True)
+        rows, columns = (slice(-first // self.block, -((first - n) // self.block)) for first, n in texts)
+        begins = (first + part.start * self.block for first, part in zip(self.first, (rows, columns), strict=True))
+        return replace(self.part(rows, columns), first=(next(begins), next(begins)))
+
+    def fitting(self, rows: int, columns: int) -> HeadMap:
+        """The map in blocks large enough that no more than `rows` × `columns` are needed."""
+        return self.pooled(max(1, -(-self.shares.shape[0] // rows), -(-self.shares.shape[1] // columns)))
+
+    def query_places(self, row: int) -> tuple[int, int]:
+        """The first and the last place of the text that a row stands for."""
+        return self._places(self.queries, row, self.first[0])
+
+    def key_places(self, column: int) -> tuple[int, int]:
+        """The first and the last place that a column stands for."""
+        return self._places(self.keys, column, self.first[1])
+
+    def _places(self, text: TokenSequence, cell: int, first: int) -> tuple[int, int]:
+        begin = cell * self.block + first
+        return max(0, begin), max(0, min(len(text.tokens), begin + self.block) - 1)
+
+    def query_name(self, row: int) -> str:
+        """The token of a row, or the places that it stands for, such as `16–31`."""
+        return self._name(self.queries, row, self.first[0])
+
+    def key_name(self, column: int) -> str:
+        """The token of a column, or its places."""
+        return self._name(self.keys, column, self.first[1])
+
+    def _name(self, text: TokenSequence, cell: int, first: int) -> str:
+        begin = cell * self.block + first
+        if self.block == 1 or not -self.block < begin < len(text.tokens):
+            return token_text(text, begin)
+        begin, last = self._places(text, cell, first)
+        return f"{begin}–{last}"
+
+
+def head_map(head: DrawableHead, sequence: int) -> HeadMap:
+    """The map of a head of a sequence: its cells where the record holds them, else blocks; without what is padding alone."""
+    if "pattern" in head.record.arrays:
+        return pattern_map(HeadPattern(head.record, sequence, head.place), head.statistics)
+    return block_map(head.record, head.place, sequence).of_tokens()
+
+
+def pattern_map(head: HeadPattern, statistics: HeadStatistics | None = None) -> HeadMap:
+    """The cells of a pattern as a map, without padding; its sinks are those that the statistics name."""
+    record, sequence = head.record, head.sequence
+    queries, keys = record.sequences[sequence], record.keys[sequence]
+    first = record.first_key(sequence)
+    columns = slice(first, first + len(keys.tokens))
+    allowed, shares = head.allowed[:, columns], head.shares[:, columns].astype(np.float64)
+    n_queries = np.asarray(allowed.any(axis=1), dtype=np.float64)
+    has_learned = statistics is not None and statistics.learned_sink is not None
+    sinks = sink_places(statistics, sequence, keys)
+    of_sinks = np.zeros_like(shares)
+    of_sinks[:, sinks] = np.where(allowed, shares, 0.0)[:, sinks]
+    return HeadMap(
+        queries=queries,
+        keys=keys,
+        shares=np.where(allowed, shares, FORBIDDEN),
+        of_sinks=of_sinks,
+        learned=np.where(n_queries, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        n_queries=n_queries,
+        sinks=sinks,
+    )
+
+
+def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSequence) -> tuple[int, ...]:
+    """The sinks of a head, by their place in the text; none where there are no statistics."""
+    sinks = {sink.key for sink in (() if statistics is None else statistics.sink_keys) if sink.sequence == sequence}
+    return tuple(sorted(place for place in sinks if 0 <= place < len(keys.tokens)))
+
+
+def block_map(record: Record, place: int, sequence: int) -> HeadMap:
+    """The map that a look at heads kept, padding included. Of sinks it knows those that begin a text or document: what each query
+    gave to others is not kept."""
+    assert record.survey is not None, "a map is of a record of heads"
+    block, arrays = record.survey.block, record.arrays
+    sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
+    seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
+    n_queries = sums(seen.astype(np.float64), block)
+    shares = arrays["map"][sequence, place].astype(np.float64)
+    uniform = arrays["uniform_map"][sequence]
+    is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
+    keys = record.keys[sequence]
+    sinks = tuple(key for key in sink_places(record.heads[place], sequence, keys) if keys.places[key] == 0)
+    of_sinks = _first_tokens(record, sequence, sink, sinks, shares.shape) / np.maximum(n_queries, 1)[:, None]
+    has_learned = record.heads[place].learned_sink is not None
+    return HeadMap(
+        queries=record.sequences[sequence],
+        keys=keys,
+        shares=np.where(is_open, shares, FORBIDDEN),
+        of_sinks=of_sinks,
+        learned=np.where(n_queries > 0, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        n_queries=n_queries,
+        sinks=sinks,
+        block=block,
+        first=(-record.first_query(sequence), -record.first_key(sequence)),
+    )
+
+
+def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """What the first token of each query's text or document got where it is one of `sinks`, in the cells of the map: sums over
+    queries."""
+    assert record.survey is not None
+    queries, keys = record.sequences[sequence], record.keys[sequence]
+    documents = keys.documents or (0,) * len(keys.tokens)
+    begins = {document: index for index, document in reversed(list(enumerate(documents)))}
+    of_query = queries.documents or (0,) * len(queries.tokens)
+    firsts = np.array([begins.get(document, 0) for document in of_query], dtype=int)
+    columns = record.first_query(sequence) + np.arange(len(of_query))
+    is_taken, block = np.isin(firsts, sinks), record.survey.block
+    taken = np.zeros(shape)
+    rows, cells = columns[is_taken], firsts[is_taken] + record.first_key(sequence)
+    np.add.at(taken, (rows // block, cells // block), sink[rows])
+    return taken
+
+
+def pooled_means(cells: Array, n_queries: Array, factor: int) -> Array:
+    """Blocks of `factor` × `factor` cells: the mean over the queries of a block, the sum over its keys. `n_queries` `[row]`
+    is how many queries a row of cells stands for."""
+    rows = sums(cells * n_queries[:, None], factor)
+    return sums(rows, factor, axis=1) / np.maximum(sums(n_queries, factor), 1)[:, None]
+
+
+def sums(numbers: Array, size: int, axis: int = 0) -> Array:
+    """Sums of `size` neighbours along an axis; the last may be of fewer."""
+    return np.add.reduceat(numbers, np.arange(0, numbers.shape[axis], size), axis=axis)
+
+
+def largest_of_maps(maps: Iterable[HeadMap]) -> float:
+    """The top of the common scale of some maps."""
+    return max((each.largest for each in maps), default=0.0) or 1.0
