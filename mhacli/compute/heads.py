@@ -31,7 +31,6 @@ from mhacli.attention.tiled.statistics import (
     with_sink,
 )
 from mhacli.attention.tiled.tiles import Shares, indices, n_cells
-from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import (
     Axes,
@@ -47,15 +46,13 @@ from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, to_array
 from mhacli.compute.layer.run import TOLERANCE
 from mhacli.errors import MhaError
-from mhacli.requests.plan import facts_of, foresee_heads, require_no_dropout
+from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
 from mhacli.results.record.consistency import MOST_OF_SUMS
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
 from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import Record
 from mhacli.results.record.steps import Step
 from mhacli.results.record.tiled import Check, Kept, Survey, Wanted
-from mhacli.spec.config import Config
-from mhacli.text.encode import Encoded
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
@@ -186,22 +183,21 @@ class HeadsRun:
 
 
 @torch.no_grad()
-def prepare_heads(encoded: Encoded, config: Config, *, source: LayerFile | None = None, wanted: Wanted) -> HeadsRun:
+def prepare_heads(request: LayerRequest, wanted: Wanted) -> HeadsRun:
     """A look at every head, made ready: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
     overflow; and `UsageError` in training, for what dropout does is another thing each time.
     """
-    require_no_dropout(config)
-    facts = facts_of(encoded, config)
-    peak_bytes = foresee_heads(facts, wanted, free_bytes(config.device))
-    setup = make_setup(encoded, config, source=source, allow_nonfinite=wanted.allow_nonfinite)
+    require_no_dropout(request.config)
+    peak_bytes = foresee_heads(request.facts, wanted, free_bytes(request.config.device))
+    setup = make_setup(request, allow_nonfinite=wanted.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
-    capture = Capture(facts, shapes, keep=())
+    capture = Capture(request.facts, shapes, keep=())
     q, k, v = setup.heads(capture)
     if not wanted.allow_nonfinite:
-        _require_finite((q, k, v), config.dtype)
+        _require_finite((q, k, v), request.config.dtype)
     asked = make_asked(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
     return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)

@@ -1,12 +1,16 @@
-"""What a look at a checkpoint is asked for, before anything of it is loaded. Plain data."""
+"""What is asked of a checkpoint, before anything of it is loaded, and how much memory a pass of it takes."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mhacli.checkpoints.folder import Checkpoint
+from mhacli.errors import MhaError
+from mhacli.io import memory
+from mhacli.io.files import format_size
+from mhacli.requests.layer import FLOAT32_BYTES, TILE_BYTES, VECTORS
 from mhacli.results.record.checkpoint import LayerChoice
 from mhacli.results.record.tiled import Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Side
@@ -52,3 +56,58 @@ def is_hub_id(source: str) -> bool:
     first = source.partition("/")[0]
     is_path = source.startswith((".", "/", "~")) or (first != source and os.path.isdir(first))
     return not os.path.lexists(source) and not is_path and bool(_HUB_ID.fullmatch(source))
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What the memory of a pass of a loaded checkpoint depends on.
+
+    `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
+    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides.
+    """
+
+    batch: int
+    length: int
+    d_model: int
+    d_inner: int
+    n_heads: int
+    item_bytes: int
+    holds_matrices: bool
+    kept_matrices: int
+    keep_limit: int
+    kept_cells: int = 0
+
+    def peak_bytes(self) -> int:
+        """What a pass takes beside the weights, at its fullest, layer by layer."""
+        cells = self.batch * self.length * self.length
+        rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
+        matrices = 4 * cells * self.n_heads * max(FLOAT32_BYTES, self.item_bytes) if self.holds_matrices else 0
+        vectors = self.batch * self.n_heads * self.length * 2 * VECTORS * FLOAT32_BYTES
+        kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * FLOAT32_BYTES)
+        made = 4 * cells * self.n_heads * FLOAT32_BYTES if kept else 0
+        cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * FLOAT32_BYTES
+        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + TILE_BYTES
+
+
+def foresee_checkpoint(facts: CheckpointFacts, available: int) -> int:
+    """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
+    `available`, with the longest text that fits."""
+    needed = facts.peak_bytes()
+    if memory.fits(needed, available):
+        return needed
+    longest, too_long = 0, facts.length
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if memory.fits(replace(facts, length=middle).peak_bytes(), available):
+            longest = middle
+        else:
+            too_long = middle
+    raise MhaError(
+        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in the "
+        f"{format_size(available)} that are available, got {format_size(needed)}",
+        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
+        code="out-of-memory",
+    )

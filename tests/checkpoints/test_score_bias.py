@@ -16,7 +16,7 @@ from mhacli.attention.layer import MultiHeadAttention
 from mhacli.checkpoints.score_bias import read_bias_file
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError
-from mhacli.requests.plan import facts_of
+from mhacli.requests.layer import facts_of
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 

@@ -24,6 +24,7 @@ from support.variant_cases import (
 
 from mhacli.compute.base.setup import make_setup
 from mhacli.compute.layer.run import Options, inspect
+from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
@@ -122,7 +123,7 @@ def out_of(texts, context=(), **choices):
     """`(out, pattern)` of texts of the letters a to h, whose ids therefore never depend on what else is there."""
     config = Config(**SIZES | {"tokenizer": "char"} | choices).resolved()
     alphabet = encode(["abcdefgh"], config).vocabulary
-    setup = make_setup(encode(texts, config, context=context, vocabulary=alphabet), config)
+    setup = make_setup(layer_request(encode(texts, config, context=context, vocabulary=alphabet), config))
     seen = observed(setup)
     return seen["out"], seen["pattern"]
 
@@ -182,7 +183,7 @@ def test_padded_contexts_and_documents_of_a_context_give_what_each_gives_alone(s
 def test_one_token_gets_its_own_value_whatever_the_variant(positions, mask):
     choices = ORDERED.get(mask, {"documents": "h"})
     config = Config(**SIZES | {"tokenizer": "char", "positions": positions} | choices).resolved()
-    setup = make_setup(encode(["a"], config), config)
+    setup = make_setup(layer_request(encode(["a"], config), config))
     seen = observed(setup)
     assert (seen["pattern"] == 1.0).all()
     assert torch.equal(seen["z"][0, :, 0], seen["v"][0, :, 0].repeat_interleave(3, dim=0))

@@ -13,14 +13,14 @@ import numpy as np
 def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **choices: Any) -> Any:
     """A real record of heads of these texts."""
     from mhacli.compute.heads import prepare_heads
+    from mhacli.requests.layer import layer_request
     from mhacli.results.record.tiled import Wanted
     from mhacli.spec.config import Config
     from mhacli.text.encode import encode
 
     config = Config(**{"device": "cpu", "init": "uniform", "threads": 1, **choices}).resolved()
-    run = prepare_heads(
-        encode(texts, config, context=context), config, wanted=wanted or Wanted(command=("mha", "heads"))
-    )
+    request = layer_request(encode(texts, config, context=context), config)
+    run = prepare_heads(request, wanted or Wanted(command=("mha", "heads")))
     run.run()
     return run.record()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mhacli.compute.base.setup import Setup, make_setup
+from mhacli.requests.layer import layer_request
 from mhacli.spec.config import ROPE, Config
 from mhacli.text.encode import encode
 from support import oracle
@@ -124,7 +125,7 @@ def grid() -> list[Case]:
 def setup_of(case: Case, bias_file: str | None = None, **others: Any) -> Setup:
     """The run of a case, made ready."""
     config = case.config(bias_file, **others)
-    return make_setup(encode(TEXTS, config, context=CONTEXTS if case.kind == "cross" else ()), config)
+    return make_setup(layer_request(encode(TEXTS, config, context=CONTEXTS if case.kind == "cross" else ()), config))
 
 
 def weights_of(setup: Setup) -> dict[str, np.ndarray]:

@@ -117,25 +117,17 @@ def decode(
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
         raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
-    from mhacli.cli.shared.request import make_request, require_memory, save_files, study_options
-    from mhacli.requests.plan import decodable
+    from mhacli.cli.shared.request import make_request, require_memory, save_files
+    from mhacli.requests.layer import decodable
 
     request = make_request(source, text, layer, device, save)
-    require_memory(request, save)
-    decodable(request.config, request.encoded, decoding.prompt_len)
+    require_memory(request)
+    request = decodable(request, decoding.prompt_len)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import decode as study
     with life("computing"):
-        record = study.decode(
-            request.encoded,
-            request.config,
-            cache=decoding.cache,
-            prompt_len=decoding.prompt_len,
-            lengths=compared,
-            source=request.source,
-            options=study_options(request, layer, device, save),
-        )
+        record = study.decode(request, cache=decoding.cache, prompt_len=decoding.prompt_len, lengths=compared)
         save_files(record, request, save)
     machine = MachineOptions(json=decoding.json)
     tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)

@@ -41,7 +41,7 @@ from mhacli.io.interrupts import more_time
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.requests.plan import facts_of, foresee_heads, require_no_dropout
+from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
 from mhacli.results.record.checkpoint import LayerChoice, kinds_of
 from mhacli.results.record.heads import SINK_SHARE, SINK_TOKENS
 from mhacli.results.record.tiled import Corner, Kept, Wanted
@@ -49,7 +49,6 @@ from mhacli.spec.conditions import INDUCTION, parse_pattern
 from mhacli.spec.config import MAX_LENGTH
 
 if TYPE_CHECKING:
-    from mhacli.cli.shared.request import Request
     from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.compute.heads import HeadsRun
     from mhacli.results.record.record import Record
@@ -148,11 +147,11 @@ def heads(
     _require_drawable(options, wanted, request.config.n_heads)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
-        foresee_heads(facts_of(request.encoded, request.config), wanted)
+        foresee_heads(request.facts, wanted)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
     with life("projecting"):
-        run = prepare_heads(request.encoded, request.config, source=request.source, wanted=wanted)
+        run = prepare_heads(request, wanted)
     _announce(run)
     _watched(run, len(run.heads), "heads", options, files, colour)
     record = run.record()
@@ -161,9 +160,9 @@ def heads(
     tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
 
 
-def _wanted(request: Request, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
+def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
-    facts = facts_of(request.encoded, request.config)
+    facts = request.facts
     heads = _chosen_heads(asked)
     _require_below(heads or (), request.config.n_heads, "head")
     kept = _kept(asked, facts.q_len, facts.k_len, keep_z=files.keep_z)

@@ -37,7 +37,7 @@ from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.tiled import Wanted
 
 if TYPE_CHECKING:
-    from mhacli.cli.shared.request import Request
+    from mhacli.requests.layer import LayerRequest
     from mhacli.results.record.record import Record
 
 _WALK = "Walkthrough"
@@ -149,29 +149,21 @@ def _walk_ours(
     walking, save = telling.walking, telling.save
     if walking.mask:
         _require_no_layer(telling, layer)
-    from mhacli.cli.shared.request import make_request, require_memory, save_files, study_options
-    from mhacli.requests.plan import Place, require_inside
+    from mhacli.cli.shared.request import make_request, require_memory, save_files
+    from mhacli.requests.layer import CellIndex, require_inside
 
     request = make_request(source, text, layer, device, save)
-    place = None if cell is None else Place(walking.sequence, *cell)
+    place = None if cell is None else CellIndex(walking.sequence, *cell)
     if place is not None:
-        require_inside(place, request.encoded, request.config)
+        require_inside(place, request)
     if walking.mask:
         _draw_mask(request, walking, telling.colour)
         return
-    require_memory(request, save)
+    require_memory(request)
     with loading_torch():
         from mhacli.compute.layer import trace as walk
     with life("computing"):
-        record = walk.walk(
-            request.encoded,
-            request.config,
-            route=walking.route,
-            values=walking.values,
-            place=place,
-            source=request.source,
-            options=study_options(request, layer, device, save),
-        )
+        record = walk.walk(request, route=walking.route, values=walking.values, place=place)
         save_files(record, request, save)
     _tell(record, telling, request.notes)
 
@@ -188,7 +180,7 @@ def _require_of_checkpoint(walking: WalkOptions, own: OwnOptions) -> None:
 
 def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, telling: _Telling) -> None:
     """The same of a layer of a checkpoint, the first where none is chosen."""
-    from mhacli.requests.plan import Place
+    from mhacli.requests.layer import CellIndex
 
     require_one_layer(request, "a walk")
     with loading_torch():
@@ -196,7 +188,7 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, t
         from mhacli.compute.checkpoint.trace import walk_checkpoint
     with life("loading the checkpoint"), uncollected():
         look, notes = prepare_checkpoint(request)
-    place = None if cell is None else Place(telling.walking.sequence, *cell)
+    place = None if cell is None else CellIndex(telling.walking.sequence, *cell)
     with life("computing"):
         record = walk_checkpoint(look, values=telling.walking.values, place=place)
     save_record(record, telling.save)
@@ -231,13 +223,13 @@ def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
     require_alone("mask must be drawn alone", given, "no layer is made")
 
 
-def _draw_mask(request: Request, walking: WalkOptions, colour: ColourOptions) -> None:
+def _draw_mask(request: LayerRequest, walking: WalkOptions, colour: ColourOptions) -> None:
     from mhacli.cli.shared.request import record_command
     from mhacli.render.run import mask
 
     with loading_torch():
         from mhacli.compute.layer.mask import survey_mask
-    survey = survey_mask(request.encoded, request.config)
+    survey = survey_mask(request)
     if walking.json:
         write_pieces([mask.document(survey, record_command())])
     else:

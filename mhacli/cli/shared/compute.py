@@ -50,20 +50,15 @@ def computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...
 
 def _of_own_layer(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     require_without_model(**vars(asked.model), **vars(asked.reading))
-    from mhacli.cli.shared.request import make_request, require_memory, save_files, study_options
+    from mhacli.cli.shared.request import make_request, require_memory, save_files
 
     request = make_request(asked.source, asked.text, asked.layer, asked.device, asked.save)
-    require_memory(request, asked.save)
+    require_memory(request)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study
     with life("computing"):
-        record = study.inspect(
-            request.encoded,
-            request.config,
-            source=request.source,
-            options=study_options(request, asked.layer, asked.device, asked.save),
-        )
+        record = study.inspect_layer(request)
         save_files(record, request, asked.save)
     return record, request.notes
 

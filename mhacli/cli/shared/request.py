@@ -6,8 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mhacli.checkpoints.mha_weights import LayerFile, read_layer_file
 from mhacli.checkpoints.score_bias import read_bias_file
@@ -18,7 +17,7 @@ from mhacli.cli.streams import life, note
 from mhacli.cli.values import reach, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
-from mhacli.requests.plan import facts_of, foresee
+from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.record import Record
 from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text.encode import Encoded, Limits, encode
@@ -27,29 +26,31 @@ from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.tokenizers import vocabulary as vocabularies
 from mhacli.text.tokenizers.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from mhacli.compute.layer.run import Options
-
-
 OFF = "none"
 """The word that takes a window off that weights were saved with."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """Everything that a study needs, checked as far as it can be without torch."""
-
-    encoded: Encoded
-    config: Config
-    source: LayerFile | None
-    keep: tuple[str, ...] | None
-    notes: tuple[str, ...] = ()
-
-
 def make_request(
     source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
-) -> Request:
-    """The request that the options come to. Raises `MhaError`, before anything slow begins, for what cannot work."""
+) -> LayerRequest:
+    """The request that the options come to: the text is read, encoded, and planned for. Raises `MhaError`, before anything slow
+    begins, for what cannot work."""
+    config, weights, unused = _settings(source, text, layer, device, save)
+    texts, context = _read(source, text, config)
+    encoded = _encoded(texts, context, config, source=source, text=text, weights=weights)
+    request = layer_request(
+        encoded, config, source=weights, options=_options(layer, device, save), notes=(*encoded.notes, *unused)
+    )
+    if config.score_bias is not None:
+        read_bias_file(config.score_bias, request.facts)
+    leave_deleted_folder()
+    return request
+
+
+def _settings(
+    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
+) -> tuple[Config, LayerFile | None, tuple[str, ...]]:
+    """The resolved config, the file that weights come from, and what to tell of options that change nothing."""
     given = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
         raise UsageError(
@@ -64,20 +65,35 @@ def make_request(
     _require_used(given, config)
     if config.random is not None:
         _require_no_text(source, text)
+    return config, weights, _without_effect(given, config, source)
+
+
+def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[list[str], list[str]]:
+    """The texts, none where random rows take their place, and the contexts."""
     decoding = make_decoding(source)
     texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
-    context = read_context(text, decoding)
+    return texts, read_context(text, decoding)
+
+
+def _encoded(
+    texts: list[str],
+    context: list[str],
+    config: Config,
+    *,
+    source: SourceOptions,
+    text: TextOptions,
+    weights: LayerFile | None,
+) -> Encoded:
     known, known_from = _given_vocabulary(text, weights)
     limits = Limits(text.max_tokens, source.max_token_len)
     with life("reading the text"):
-        encoded = encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
+        return encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
+
+
+def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> Options:
+    """What is recorded besides the config."""
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
-    facts = facts_of(encoded, config)
-    if config.score_bias is not None:
-        read_bias_file(config.score_bias, facts)
-    leave_deleted_folder()
-    notes = (*encoded.notes, *_without_effect(given, config, source))
-    return Request(encoded, config, weights, keep, notes)
+    return Options(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
 
 
 def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
@@ -93,17 +109,10 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
         )
 
 
-def require_memory(request: Request, save: SaveOptions) -> None:
+def require_memory(request: LayerRequest) -> None:
     """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
     if request.config.device in ("auto", "cpu"):
-        foresee(facts_of(request.encoded, request.config), request.keep, save.keep_limit)
-
-
-def study_options(request: Request, layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> Options:
-    """What the studies record besides the config. Called where torch is loaded."""
-    from mhacli.compute.layer.run import Options
-
-    return Options(request.keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
+        require_room(request)
 
 
 def leave_deleted_folder() -> None:
@@ -246,12 +255,12 @@ def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Voc
     return None, "the vocabulary"
 
 
-def save_files(record: Record, request: Request, save: SaveOptions) -> None:
+def save_files(record: Record, request: LayerRequest, save: SaveOptions) -> None:
     """The files that were asked for, each whole. Raises `MhaError` when one cannot be written."""
     if save.save_weights is not None:
         from mhacli.compute.layer.run import weights_content
 
-        content = weights_content(request.encoded, request.config, request.source)
+        content = weights_content(request)
         write_whole(save.save_weights, content, force=save.force)
     save_record(record, save)
 

@@ -24,7 +24,7 @@ from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import tensors_of
-from mhacli.requests.plan import facts_of
+from mhacli.requests.layer import LayerRequest
 from mhacli.results.record.measures import Environment
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
@@ -156,14 +156,13 @@ class Setup:
         return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
 
 
-def make_setup(
-    encoded: Encoded, config: Config, *, source: LayerFile | None = None, allow_nonfinite: bool = False
-) -> Setup:
-    """A run made ready from a resolved config: with the weights of `source`, or new ones from the seed.
+def make_setup(request: LayerRequest, *, allow_nonfinite: bool = False) -> Setup:
+    """A run made ready: with the weights of the request's file, or new ones from the seed.
 
     Raises `MhaError` when the device is missing or the weights do not fit the vocabulary.
     """
-    device, facts = choose_device(config.device), facts_of(encoded, config)
+    encoded, config, facts, source = request.encoded, request.config, request.facts, request.source
+    device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if source is None:

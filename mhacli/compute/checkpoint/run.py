@@ -36,7 +36,7 @@ from mhacli.compute.base.head_statistics import Axes, Baseline, make_asked, make
 from mhacli.compute.base.taps import to_array
 from mhacli.compute.heads import Attention, Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
 from mhacli.errors import MhaError
-from mhacli.requests.plan import CheckpointFacts, foresee_checkpoint
+from mhacli.requests.checkpoint import CheckpointFacts, foresee_checkpoint
 from mhacli.results.record.checkpoint import (
     AttentionKind,
     Generated,

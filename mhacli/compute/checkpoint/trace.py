@@ -18,7 +18,7 @@ from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.plan import Place
+from mhacli.requests.layer import CellIndex
 from mhacli.results.record.checkpoint import AttentionKind, InspectedLayer
 from mhacli.results.record.measures import Parameter
 from mhacli.results.record.record import Record
@@ -53,7 +53,7 @@ class _Seen:
     is_done: bool = False
 
 
-def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: Place | None = None) -> Record:
+def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
     """The record of a pass whose trace is that of one attention, the first that is asked for; with `values`, each tensor's
     numbers; with a `place`, the story of its cell. Raises `MhaError` where there is no such layer."""
     kind, layer = (run.wanted.layers or ((None, 0),))[0]
@@ -317,7 +317,7 @@ def _flops(made: Made, words: _Words) -> int:
 # -------------------------------------------------------------------------------------------------------------- the cell
 
 
-def follow_call(call: Call, sight: Sight, place: Place, record: Record) -> Cell:
+def follow_call(call: Call, sight: Sight, place: CellIndex, record: Record) -> Cell:
     """The story of one cell of a captured attention. Raises `UsageError` for a place outside, and where no queries and keys
     were seen."""
     if not isinstance(call, ScoredCall):
@@ -340,7 +340,7 @@ def follow_call(call: Call, sight: Sight, place: Place, record: Record) -> Cell:
     )  # fmt: skip
 
 
-def _require_place(place: Place, call: ScoredCall, view: Record) -> None:
+def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
     if place.sequence >= len(view.sequences):
         raise UsageError(f"sequence must be from 0 to {len(view.sequences) - 1}, got {place.sequence}")
     counts = (
@@ -353,7 +353,7 @@ def _require_place(place: Place, call: ScoredCall, view: Record) -> None:
             raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
 
 
-def _parts(sight: Sight, place: Place, i: int, j: int) -> tuple[ScorePart, ...]:
+def _parts(sight: Sight, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
     """What is added to the score besides the product."""
     if sight.bias is None:
         return ()

@@ -14,14 +14,13 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
 from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, Rows
-from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, require_finite, time_stages, timing
-from mhacli.compute.layer.run import Observed, Options, largest_difference, make_record, prepare
+from mhacli.compute.layer.run import Observed, largest_difference, make_record, prepare
 from mhacli.errors import MhaError
-from mhacli.requests.plan import decodable, foresee
+from mhacli.requests.layer import LayerRequest, decodable, foresee
 from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import CacheStep, DecodeSummary, Way
@@ -29,21 +28,13 @@ from mhacli.results.record.steps import Step
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind
-from mhacli.text.encode import Encoded
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 """Sites with one row per query, and what stands where a later key is not there yet."""
 
 
 def decode(
-    encoded: Encoded,
-    config: Config,
-    *,
-    cache: CacheKind = "preallocated",
-    prompt_len: int = 0,
-    lengths: Sequence[int] = (),
-    source: LayerFile | None = None,
-    options: Options = Options(),
+    request: LayerRequest, *, cache: CacheKind = "preallocated", prompt_len: int = 0, lengths: Sequence[int] = ()
 ) -> Record:
     """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
 
@@ -51,8 +42,8 @@ def decode(
     whole sequence. The ways of keeping the past are compared at `lengths`, by default that of the text. Raises `MhaError`
     as `inspect` does, and `UsageError` for what cannot be decoded token by token.
     """
-    resolved = decodable(config.resolved() if source is None else source.config, encoded, prompt_len)
-    setup, plan = prepare(encoded, resolved, source, options)
+    request = decodable(request, prompt_len)
+    setup, options = prepare(request), request.options
     with torch.no_grad():
         for length in lengths:
             _require_room(setup, length)
@@ -61,7 +52,7 @@ def decode(
         if not options.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
         timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
-        record = make_record(setup, plan, observed, timings, options)
+        record = make_record(setup, request, observed, timings)
         ways = compare_ways(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
     return replace(
         record,

@@ -10,11 +10,9 @@ from mhacli.attention.masks import both
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.base.setup import make_mask
 from mhacli.errors import MhaError
-from mhacli.requests.plan import facts_of
+from mhacli.requests.layer import LayerRequest
 from mhacli.results.mask import MaskSurvey, SequenceMask
-from mhacli.spec.config import Config
 from mhacli.spec.variants import mask_rules
-from mhacli.text.encode import Encoded
 
 MAX_BLOCKS = 256
 """Blocks of the map along its longer side, at most."""
@@ -23,11 +21,11 @@ MAX_CELLS = 1 << 34
 _BLOCK_CELLS = 1 << 20
 
 
-def survey_mask(encoded: Encoded, config: Config) -> MaskSurvey:
-    """What the mask of a resolved config allows over these tokens. Raises `MhaError` when the device is missing
+def survey_mask(request: LayerRequest) -> MaskSurvey:
+    """What the mask of a request allows over its tokens. Raises `MhaError` when the device is missing
     or the cells are too many to ask for each.
     """
-    facts, device = facts_of(encoded, config), choose_device(config.device)
+    facts, device = request.facts, choose_device(request.config.device)
     n_asked = facts.batch * facts.q_len * facts.k_len
     if n_asked > MAX_CELLS:
         raise MhaError(
@@ -35,7 +33,7 @@ def survey_mask(encoded: Encoded, config: Config) -> MaskSurvey:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed, k_idx = make_mask(encoded, facts, device) or both(), _positions(0, facts.k_len, device)
+    allowed, k_idx = make_mask(request.encoded, facts, device) or both(), _positions(0, facts.k_len, device)
     block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
     height = block * max(1, _BLOCK_CELLS // (facts.batch * facts.k_len * block))
     n_rows, n_columns = -(-facts.q_len // block), -(-facts.k_len // block)
@@ -53,7 +51,7 @@ def survey_mask(encoded: Encoded, config: Config) -> MaskSurvey:
         SequenceMask(tuple(row), n_cells, block, tuple(map(tuple, grid)))
         for row, grid in zip(rows, blocks, strict=True)
     )
-    return MaskSurvey(config, encoded.sequences, encoded.context, mask_rules(facts), masks)
+    return MaskSurvey(request.config, request.encoded.sequences, request.encoded.context, mask_rules(facts), masks)
 
 
 def _positions(start: int, end: int, device: torch.device) -> Int[Tensor, " idx"]:

@@ -23,28 +23,17 @@ from mhacli.compute.base.head_statistics import Found, finite, head_statistics, 
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
-from mhacli.requests.plan import Plan, facts_of, foresee
+from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
 from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import Record
 from mhacli.results.record.steps import Step
-from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded, encode
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
 """Largest error of an output in each dtype, relative to the magnitudes that it is the sum of."""
 _BLOCK_CELLS = 1 << 22
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to record of a run, beyond the config: arrays to keep, their limit in bytes, and how often to time it."""
-
-    keep: Sequence[str] | None = None
-    keep_limit: int = DEFAULT_KEEP_LIMIT
-    repeat: int | None = None
-    allow_nonfinite: bool = False
-    command: tuple[str, ...] = ()
 
 
 def inspect(
@@ -68,38 +57,42 @@ def inspect(
         if isinstance(text, Encoded)
         else encode([text] if isinstance(text, str) else text, resolved, context=context)
     )
-    setup, plan = prepare(encoded, resolved, source, options)
+    return inspect_layer(layer_request(encoded, resolved, source=source, options=options))
+
+
+def inspect_layer(request: LayerRequest) -> Record:
+    """The same of a request that is planned already."""
+    setup = prepare(request)
     with torch.no_grad():
-        return record_run(setup, plan, options)[0]
+        return record_run(setup, request)[0]
 
 
-def prepare(encoded: Encoded, config: Config, source: LayerFile | None, options: Options) -> tuple[Setup, Plan]:
-    """A run made ready, with the plan of what to keep. Raises `MhaError` before the first large tensor if it cannot fit."""
-    plan = foresee(facts_of(encoded, config), options.keep, options.keep_limit, free_bytes(config.device))
-    return make_setup(encoded, config, source=source, allow_nonfinite=options.allow_nonfinite), plan
+def prepare(request: LayerRequest) -> Setup:
+    """A run made ready. Raises `MhaError`, before the first large tensor, if it cannot fit into the memory of its device."""
+    require_room(request, free_bytes(request.config.device))
+    return make_setup(request, allow_nonfinite=request.options.allow_nonfinite)
 
 
 def record_run(
     setup: Setup,
-    plan: Plan,
-    options: Options,
+    request: LayerRequest,
     *,
     route: str = "separate",
     values: bool = False,
     also: Sequence[str] = (),
 ) -> tuple[Record, Observed]:
     """One observed run and its repetitions as a record, and what was observed, with the sites of `also` besides."""
-    observed = observe(setup, (*plan.keep, *also), route=route, values=values)
-    if not options.allow_nonfinite:
+    observed = observe(setup, (*request.plan.keep, *also), route=route, values=values)
+    if not request.options.allow_nonfinite:
         require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, options.repeat)
-    return make_record(setup, plan, observed, timings, options), observed
+    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, request.options.repeat)
+    return make_record(setup, request, observed, timings), observed
 
 
-def weights_content(encoded: Encoded, config: Config, source: LayerFile | None = None) -> bytes:
+def weights_content(request: LayerRequest) -> bytes:
     """The weights that `inspect` computes with, as the content of a weights file. Raises `MhaError` if not finite."""
-    setup = make_setup(encoded, config, source=source)
-    return weights.to_bytes(setup.layer, setup.config, encoded.vocabulary.tokens)
+    setup = make_setup(request)
+    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
 
 
 @dataclass(frozen=True)
@@ -144,14 +137,12 @@ def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", value
     return Observed(tuple(capture.steps), tensors, visible.cpu(), watch.seconds)
 
 
-def make_record(
-    setup: Setup, plan: Plan, observed: Observed, timings: Mapping[str, Timing], options: Options
-) -> Record:
+def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings: Mapping[str, Timing]) -> Record:
     """The record of an observed run, everything moved to the CPU once.
 
     Raises `UsageError` where an array was to be kept of a site that the run does not pass.
     """
-    for name in options.keep or ():
+    for name in request.options.keep or ():
         if name not in observed.tensors:
             passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
             raise UsageError(
@@ -159,14 +150,14 @@ def make_record(
             )
     entropy, heads = _look(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
-    arrays = {name: to_array(tensors[name]) for name in plan.keep}
+    arrays = {name: to_array(tensors[name]) for name in request.plan.keep}
     arrays |= {
         "allowed": to_array(observed.visible),
         "entropy": to_array(entropy),
         "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
     }
     return Record(
-        command=options.command,
+        command=request.options.command,
         config=setup.config,
         sequences=setup.encoded.sequences,
         context=setup.encoded.context,
@@ -177,7 +168,7 @@ def make_record(
         self_check=_self_check(setup, observed),
         environment=setup.environment,
         weights=setup.weights,
-        not_kept=plan.not_kept,
+        not_kept=request.plan.not_kept,
         arrays=arrays,
     )
 

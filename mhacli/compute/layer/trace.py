@@ -11,38 +11,28 @@ from torch import Tensor, nn
 
 from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
-from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
-from mhacli.compute.layer.run import Observed, Options, largest_difference, prepare, record_run
-from mhacli.requests.plan import Place, require_inside
+from mhacli.compute.layer.run import Observed, largest_difference, prepare, record_run
+from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import Cell, RouteCheck, ScorePart
-from mhacli.spec.config import ROPE, Config
+from mhacli.spec.config import ROPE
 from mhacli.spec.formulas import alibi_slopes
-from mhacli.text.encode import Encoded
 
 
 def walk(
-    encoded: Encoded,
-    config: Config,
-    *,
-    route: str = "separate",
-    values: bool = False,
-    place: Place | None = None,
-    source: LayerFile | None = None,
-    options: Options = Options(),
+    request: LayerRequest, *, route: str = "separate", values: bool = False, place: CellIndex | None = None
 ) -> Record:
     """A record whose trace is that of `route`, checked against the other routes; with `values`, each tensor's numbers.
 
     `place` adds the cell's whole story. Raises `MhaError` as `inspect` does, and `UsageError` for a place outside.
     """
-    resolved = config.resolved() if source is None else source.config
     if place is not None:
-        require_inside(place, encoded, resolved)
-    setup, plan = prepare(encoded, resolved, source, options)
+        require_inside(place, request)
+    setup = prepare(request)
     with torch.no_grad():
-        record, observed = record_run(setup, plan, options, route=route, values=values, also=NEEDED if place else ())
+        record, observed = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())
         return replace(
             record,
             routes=compare_routes(setup, tolerance=2 * record.self_check.tolerance),
@@ -72,7 +62,7 @@ NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 """The sites that a story is told from, besides those that every run keeps."""
 
 
-def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
+def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     """The numbers behind one cell, taken from the tensors of the observed run. Indices are those of the tokens."""
     b, h, at = place.sequence, place.head, _columns(setup, place)
     i, j = at
@@ -102,7 +92,7 @@ def follow(setup: Setup, observed: Observed, place: Place) -> Cell:
     )
 
 
-def _columns(setup: Setup, place: Place) -> tuple[int, int]:
+def _columns(setup: Setup, place: CellIndex) -> tuple[int, int]:
     """Where the cell's query and key stand in the tensors: behind the padding, if that is on the left."""
     config, facts, b = setup.config, setup.facts, place.sequence
     n_queries, n_keys = (
@@ -119,7 +109,7 @@ def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
     return per_query_head(observed.tensor(name) if turned is None else turned, setup.config.n_heads)
 
 
-def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) -> Iterator[ScorePart]:
+def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
     """The terms of the score before the mask, in float64: they add up to it, but for rounding."""
     b, h, (i, j), scale = place.sequence, place.head, at, setup.config.scale or 0.0
     q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
@@ -148,7 +138,7 @@ def _parts(setup: Setup, observed: Observed, place: Place, at: tuple[int, int]) 
         yield ScorePart("the bias of the file", "given", finite(given), added=True)
 
 
-def _products(setup: Setup, place: Place, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
+def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
     """`q = W(content + position) + b` multiplied out: four products, the biases counted as content.
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.

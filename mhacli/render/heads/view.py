@@ -21,7 +21,7 @@ from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.heads.pooled import pooled_map
 from mhacli.render.heads.table import LEARNED, column_names, overview
-from mhacli.requests.plan import BASE_BYTES
+from mhacli.requests.layer import BASE_BYTES
 from mhacli.results.record.heads import NEAR, SINK_LIFT, SINK_TOKENS, HeadStatistics, in_order
 from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Survey

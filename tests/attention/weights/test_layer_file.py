@@ -19,6 +19,7 @@ from mhacli.attention.layer_file import Layer, from_file, new_attention, to_byte
 from mhacli.checkpoints.mha_weights import expected_shapes, read_layer_file
 from mhacli.compute.layer.run import inspect, weights_content
 from mhacli.errors import MhaError, UsageError
+from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 from mhacli.text.tokenizers.vocabulary import as_stored
@@ -445,7 +446,7 @@ def test_weights_of_a_tokenizer_file_load_with_that_file_again(tmp_path):
     made.save(str(tmp_path / "tokenizer.json"))
     config = Config(tokenizer=str(tmp_path / "tokenizer.json"))
     encoded = encode(["the cat"], config.resolved())
-    (tmp_path / "w.safetensors").write_bytes(weights_content(encoded, config.resolved()))
+    (tmp_path / "w.safetensors").write_bytes(weights_content(layer_request(encoded, config)))
     source = read_layer_file(str(tmp_path / "w.safetensors"), {})
     stored = as_stored(source.metadata.vocabulary)
     again = encode(["the cat"], source.config, vocabulary=stored, vocabulary_source="w.safetensors")

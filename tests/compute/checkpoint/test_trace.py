@@ -38,7 +38,7 @@ from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.plan import Place
+from mhacli.requests.layer import CellIndex
 from mhacli.results.record import storage
 from mhacli.results.record.checkpoint import AttentionKind
 from mhacli.results.record.record import Record
@@ -277,7 +277,7 @@ def test_the_bases_of_two_types_differ() -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- the cell
 
-PLACE = Place(1, 2, 8, 5)
+PLACE = CellIndex(1, 2, 8, 5)
 
 
 def entering(model: Any, root: str, keywords: Mapping[str, Tensor]) -> np.ndarray:
@@ -344,7 +344,7 @@ def test_a_cell_is_followed_from_the_rows_that_enter_to_the_result(case: str, ma
 
 
 def test_a_cell_that_is_not_allowed_has_no_score_and_no_share() -> None:
-    cell = walk_checkpoint(run_of("gpt2"), place=Place(0, 0, 3, 9)).cell
+    cell = walk_checkpoint(run_of("gpt2"), place=CellIndex(0, 0, 3, 9)).cell
     assert cell is not None
     assert (cell.allowed, cell.score, cell.share) == (False, None, 0.0)
 
@@ -375,8 +375,8 @@ def test_places_of_a_text_padded_on_the_left_count_its_own_tokens() -> None:
     both = make_inputs(model, (long, short), None, "left", 0)
     alone = make_inputs(model, (short,), None, "left", 0)
     wanted = ModelWanted(Wanted(), ((None, LAYER),))
-    padded = walk_checkpoint(CheckpointRun(loaded_of(model), both, wanted), place=Place(1, 2, 2, 1)).cell
-    single = walk_checkpoint(CheckpointRun(loaded_of(model), alone, wanted), place=Place(0, 2, 2, 1)).cell
+    padded = walk_checkpoint(CheckpointRun(loaded_of(model), both, wanted), place=CellIndex(1, 2, 2, 1)).cell
+    single = walk_checkpoint(CheckpointRun(loaded_of(model), alone, wanted), place=CellIndex(0, 2, 2, 1)).cell
     assert padded is not None
     assert single is not None
     assert padded.pattern_row == pytest.approx(single.pattern_row, abs=TOLERANCE)
@@ -387,17 +387,17 @@ def test_places_of_a_text_padded_on_the_left_count_its_own_tokens() -> None:
 @pytest.mark.parametrize(
     ("case", "place", "message"),
     [
-        ("gpt2", Place(2, 0, 0, 0), "sequence must be from 0 to 1, got 2"),
-        ("gpt2", Place(0, N_HEADS, 0, 0), "cell must name a head from 0 to 3, got 4"),
-        ("gpt2", Place(0, 0, Q_LEN, 0), "cell must name a query from 0 to 10, got 11"),
-        ("gpt2", Place(0, 0, 0, Q_LEN), "cell must name a key from 0 to 10, got 11"),
-        ("t5-cross", Place(0, 0, Q_LEN, 0), "cell must name a query from 0 to 10, got 11"),
-        ("t5-cross", Place(0, 0, 0, K_LEN), "cell must name a key from 0 to 12, got 13"),
-        ("bloom", Place(0, 0, 0, 0),
+        ("gpt2", CellIndex(2, 0, 0, 0), "sequence must be from 0 to 1, got 2"),
+        ("gpt2", CellIndex(0, N_HEADS, 0, 0), "cell must name a head from 0 to 3, got 4"),
+        ("gpt2", CellIndex(0, 0, Q_LEN, 0), "cell must name a query from 0 to 10, got 11"),
+        ("gpt2", CellIndex(0, 0, 0, Q_LEN), "cell must name a key from 0 to 10, got 11"),
+        ("t5-cross", CellIndex(0, 0, Q_LEN, 0), "cell must name a query from 0 to 10, got 11"),
+        ("t5-cross", CellIndex(0, 0, 0, K_LEN), "cell must name a key from 0 to 12, got 13"),
+        ("bloom", CellIndex(0, 0, 0, 0),
          "cell must be of a layer whose queries and keys are seen, got one seen by its softmax"),
     ],
 )  # fmt: skip
-def test_a_cell_that_does_not_exist_or_cannot_be_followed_is_refused(case: str, place: Place, message: str) -> None:
+def test_a_cell_that_does_not_exist_or_cannot_be_followed_is_refused(case: str, place: CellIndex, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         walk_checkpoint(run_of(case.partition("-")[0], CASES[case].kind), place=place)
     assert caught.value.message == message

@@ -28,7 +28,7 @@ from mhacli.compute.base.setup import make_setup
 from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.plan import BASE_BYTES, facts_of, foresee_heads
+from mhacli.requests.layer import BASE_BYTES, facts_of, foresee_heads, layer_request
 from mhacli.results.record import storage
 from mhacli.results.record.heads import Averages, with_kind
 from mhacli.results.record.tiled import PER_QUERY, Corner, Kept, Wanted
@@ -58,7 +58,7 @@ CONDITIONS = (
 
 
 def looked(encoded, config, **wanted):
-    run = prepare_heads(encoded, config, wanted=Wanted(**wanted))
+    run = prepare_heads(layer_request(encoded, config), Wanted(**wanted))
     run.run()
     return run.record()
 
@@ -95,7 +95,7 @@ def condition_of(text, texts, vocabulary):
 def test_every_number_of_every_head_agrees_with_loops_over_the_definitions(case, biases, bias_file):
     config = case.config(bias_file)
     encoded = encoded_of(case, config)
-    setup = make_setup(encoded, config)
+    setup = make_setup(layer_request(encoded, config))
     bias = biases[case.kind].numpy() if setup.bias is not None else None
     expected = expected_of(case, setup, bias)
     pattern, allowed = expected.layer.attention.pattern, expected.allowed
@@ -525,7 +525,7 @@ def test_by_hand_the_groups_of_heads_that_share_a_pass(heads, group, most, group
 def test_progress_rises_from_nothing_to_all(monkeypatch):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run, told = prepare_heads(encoded, config, wanted=Wanted(heads=(0, 2))), []
+    run, told = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 2))), []
     run.run(lambda share, doing: told.append((share, doing)))
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
@@ -538,7 +538,7 @@ def test_progress_rises_from_nothing_to_all(monkeypatch):
 def test_what_is_finished_when_it_is_interrupted_is_told_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run = prepare_heads(encoded, config, wanted=Wanted(kept=Kept((1,), 2, Corner(0, 2, 0, 2))))
+    run = prepare_heads(layer_request(encoded, config), Wanted(kept=Kept((1,), 2, Corner(0, 2, 0, 2))))
 
     def tell(share, doing):
         if doing == "head 2":
@@ -559,7 +559,7 @@ def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not
     """After Ctrl-C the worker goes on for a moment beside the main thread, which tells what is finished."""
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run = prepare_heads(encoded, config, wanted=Wanted())
+    run = prepare_heads(layer_request(encoded, config), Wanted())
     run.run()
     last, steps = run.looks.pop(), study.profile_steps
 
@@ -575,7 +575,7 @@ def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not
 
 def test_a_prediction_is_about_the_whole_run():
     encoded, config = small(causal=True)
-    run = prepare_heads(encoded, config, wanted=Wanted(heads=(0, 1)))
+    run = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 1)))
     prediction = run.predict()
     assert prediction.seconds > 0
     assert prediction.full_bytes == 2 * 10 * 10 * 8
@@ -587,7 +587,7 @@ def test_by_hand_the_seconds_that_a_run_is_predicted_to_take(monkeypatch):
     monkeypatch.setattr(study, "perf_counter", lambda: 0.5 * next(clock))
     monkeypatch.setattr(study, "_SAMPLE_LEN", 5)
     encoded, config = small(causal=True)
-    run = prepare_heads(encoded, config, wanted=Wanted(heads=(0, 1)))
+    run = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 1)))
     # half a second for 5 × 5 cells; 10 × 10 of two heads and of uniform attention
     assert run.predict().seconds == pytest.approx(0.5 * 3 * 100 / 25)
 
@@ -670,7 +670,7 @@ def test_the_worst_of_all_heads_is_what_a_check_tells(monkeypatch):
 def test_training_is_refused():
     encoded, config = small(dropout=0.5, train=True)
     with pytest.raises(UsageError) as caught:
-        prepare_heads(encoded, config, wanted=Wanted())
+        prepare_heads(layer_request(encoded, config), Wanted())
     assert caught.value.message == ("train must be off in heads: dropout acts on patterns, which are never built")
     assert caught.value.hint == "leave it out"
 
@@ -678,7 +678,7 @@ def test_training_is_refused():
 def test_a_run_in_which_nothing_is_allowed_says_nothing_of_its_heads(tmp_path):
     save_file({"bias": torch.full((10, 10), -torch.inf)}, tmp_path / "b.st")
     encoded, config = small(score_bias=str(tmp_path / "b.st"))
-    run = prepare_heads(encoded, config, wanted=Wanted())
+    run = prepare_heads(layer_request(encoded, config), Wanted())
     run.predict()
     run.run()
     for head in run.record().heads:
@@ -710,7 +710,7 @@ def test_a_first_part_without_a_visible_cell_can_be_predicted(monkeypatch, tmp_p
     bias[:3] = -torch.inf
     save_file({"bias": bias}, tmp_path / "b.st")
     encoded, config = small(score_bias=str(tmp_path / "b.st"))
-    assert prepare_heads(encoded, config, wanted=Wanted()).predict().seconds > 0
+    assert prepare_heads(layer_request(encoded, config), Wanted()).predict().seconds > 0
 
 
 def test_random_rows_are_looked_at_like_tokens():
@@ -731,7 +731,7 @@ def test_numbers_that_are_not_finite_are_refused_unless_allowed(monkeypatch):
 
     monkeypatch.setattr(study, "make_setup", broken)
     with pytest.raises(MhaError) as caught:
-        prepare_heads(encoded, config, wanted=Wanted())
+        prepare_heads(layer_request(encoded, config), Wanted())
     assert caught.value.message == "queries, keys and values must be finite in float64, got 10 NaN or Inf"
     assert caught.value.hint == "--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway"
     assert caught.value.code == "not-finite"
@@ -778,7 +778,7 @@ def test_sinks_are_keys_that_get_several_times_their_uniform_share_from_most_que
         **choices,
     ).resolved()
     encoded = encode([" ".join(words), " ".join(words[:25])], config)
-    setup = make_setup(encoded, config)
+    setup = make_setup(layer_request(encoded, config))
     allowed = np.broadcast_to(setup.visible().numpy(), (2, 6, N_SUNK, N_SUNK))
     scores = np.where(allowed, sunk_bias(3), -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True, where=allowed, initial=-99))
@@ -858,7 +858,7 @@ def test_the_study_refuses_before_a_tensor_is_made(monkeypatch):
     monkeypatch.setattr(study, "free_bytes", lambda device: 10 * MIB)
     monkeypatch.setattr(study, "make_setup", lambda *_, **__: pytest.fail("nothing may be made"))
     with pytest.raises(MhaError) as caught:
-        prepare_heads(*small(), wanted=Wanted())
+        prepare_heads(layer_request(*small()), Wanted())
     assert caught.value.code == "out-of-memory"
 
 
@@ -874,14 +874,16 @@ def test_what_is_asked_for_cell_by_cell_is_foreseen_too(kept, monkeypatch):
     config = Config(n_heads=8, d_model=64, causal=True, device="cpu").resolved()
     encoded = encode(["a " * 8000], config)
     with pytest.raises(MhaError) as caught:
-        prepare_heads(encoded, config, wanted=Wanted(kept=kept))
+        prepare_heads(layer_request(encoded, config), Wanted(kept=kept))
     assert caught.value.code == "out-of-memory"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bits_pass_their_checks(dtype):
     config = Config(causal=True, dtype=dtype, device="cpu").resolved()
-    run = prepare_heads(encode(["the cat sat on the mat and saw the dog " * 20], config), config, wanted=Wanted())
+    run = prepare_heads(
+        layer_request(encode(["the cat sat on the mat and saw the dog " * 20], config), config), Wanted()
+    )
     run.run()
     record = run.record()
     assert record.self_check.ok
@@ -890,7 +892,7 @@ def test_sixteen_bits_pass_their_checks(dtype):
 
 def test_scores_too_large_for_their_dtype_are_refused_with_their_heads():
     config = Config(scale=1e36, device="cpu").resolved()
-    run = prepare_heads(encode(["a b c d"], config), config, wanted=Wanted())
+    run = prepare_heads(layer_request(encode(["a b c d"], config), config), Wanted())
     with pytest.raises(MhaError) as caught:
         run.run()
     assert caught.value.code == "not-finite"

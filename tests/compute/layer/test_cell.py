@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.layer import trace as study
 from mhacli.compute.layer.run import Options, weights_content
-from mhacli.requests.plan import Place
+from mhacli.requests.layer import CellIndex, layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
@@ -23,7 +23,7 @@ CHOICES = {
 TEXTS = ("the cat | sat on the | mat a", "a mat | sat")
 CONTEXTS = ("on | mat the | a cat", "the sat cat a on | mat")
 POSITIONS = ("none", "sinusoidal", "learned", "rope", "rope-interleaved", "alibi")
-PLACES = (Place(0, 0, 4, 2), Place(0, 5, 3, 3), Place(1, 3, 2, 0), Place(1, 2, 1, 2))
+PLACES = (CellIndex(0, 0, 4, 2), CellIndex(0, 5, 3, 3), CellIndex(1, 3, 2, 0), CellIndex(1, 2, 1, 2))
 QUICK = Options(repeat=1, keep=("scores", "qk", "pattern", "z", "q", "k", "v"))
 
 
@@ -35,7 +35,7 @@ def one_route(monkeypatch):
 
 def walked(place, texts=TEXTS, context=(), config=None, **choices):
     config = config or Config(**CHOICES | choices)
-    return study.walk(encode(texts, config, context=context), config, place=place, options=QUICK)
+    return study.walk(layer_request(encode(texts, config, context=context), config, options=QUICK), place=place)
 
 
 def values(cell):
@@ -113,7 +113,11 @@ def test_the_parts_of_a_score_add_up_to_it(place, positions, scores, bias_path):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_parts_add_up_behind_padding_and_between_documents(positions, documents, padding):
     apart = documents is not None
-    for place, is_allowed in ((Place(0, 1, 3, 2), True), (Place(1, 4, 1, 0), True), (Place(1, 2, 0, 2), not apart)):
+    for place, is_allowed in (
+        (CellIndex(0, 1, 3, 2), True),
+        (CellIndex(1, 4, 1, 0), True),
+        (CellIndex(1, 2, 0, 2), not apart),
+    ):
         record = walked(place, positions=positions, documents=documents, padding=padding, window=(2, 2))
         require_right(record, place)
         assert record.cell.allowed == is_allowed
@@ -125,7 +129,7 @@ def test_parts_add_up_behind_padding_and_between_documents(positions, documents,
 def test_parts_add_up_across_two_texts(positions, documents, padding):
     texts = ("the cat | sat", "a mat | sat") if documents else TEXTS
     contexts = ("on mat | the a cat", "the sat cat a on mat | cat") if documents else CONTEXTS
-    for place in (Place(0, 1, 0, 1), Place(1, 5, 2, 5), Place(0, 3, 2, 4)):
+    for place in (CellIndex(0, 1, 0, 1), CellIndex(1, 5, 2, 5), CellIndex(0, 3, 2, 4)):
         record = walked(place, texts, contexts, positions=positions, documents=documents, padding=padding)
         require_right(record, place)
 
@@ -134,7 +138,7 @@ def test_parts_add_up_across_two_texts(positions, documents, padding):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_every_head_reads_its_own_key_head(positions, n_kv_heads):
     for head in (1, 4):
-        place = Place(1, head, 2, 1)
+        place = CellIndex(1, head, 2, 1)
         require_right(walked(place, positions=positions, n_kv_heads=n_kv_heads), place)
 
 
@@ -142,14 +146,14 @@ def same_layer(tmp_path, positions):
     """The config of a file with learned positions whose layer is read with other positions, and the file."""
     config = Config(**CHOICES | {"positions": positions, "seed": 6})
     path = tmp_path / "w.safetensors"
-    path.write_bytes(weights_content(encode(TEXTS, config), config.resolved()))
+    path.write_bytes(weights_content(layer_request(encode(TEXTS, config), config)))
     return path
 
 
 def of_positions(path, place, positions, **choices):
     given = {"positions": positions, "dtype": "float64", "device": "cpu", "rope_theta": 30.0, **choices}
     source = read_layer_file(str(path), given)
-    return study.walk(encode(TEXTS, source.config), source.config, place=place, source=source, options=QUICK)
+    return study.walk(layer_request(encode(TEXTS, source.config), source=source, options=QUICK), place=place)
 
 
 @pytest.mark.parametrize("positions", ["rope", "rope-interleaved", "alibi", "sinusoidal", "learned"])
@@ -174,24 +178,24 @@ def test_by_hand_what_distance_costs_is_the_slope_times_the_distance(place):
 
 
 def test_distances_and_turns_are_counted_inside_a_document():
-    inside = Place(0, 1, 4, 2)  # places 2 and 0 of the second document
+    inside = CellIndex(0, 1, 4, 2)  # places 2 and 0 of the second document
     for positions in ("alibi", "rope", "rope-interleaved", "learned", "sinusoidal"):
         packed = walked(inside, positions=positions, documents="|").cell
-        apart = walked(Place(0, 1, 2, 0), ("sat on the", "the cat mat a"), positions=positions).cell
+        apart = walked(CellIndex(0, 1, 2, 0), ("sat on the", "the cat mat a"), positions=positions).cell
         assert values(packed) == pytest.approx(values(apart), abs=1e-12)
     alibi = walked(inside, positions="alibi", documents="|").cell
     assert values(alibi)["−slope 0.0625 · distance 2"] == -2 / 16
 
 
 def test_a_key_at_the_place_of_its_query_is_turned_by_nothing_that_counts():
-    cell = walked(Place(0, 2, 5, 5), positions="rope").cell
+    cell = walked(CellIndex(0, 2, 5, 5), positions="rope").cell
     assert values(cell)["what turning them changes, distance 0"] == pytest.approx(0.0, abs=1e-12)
-    other = walked(Place(0, 2, 5, 1), positions="rope").cell
+    other = walked(CellIndex(0, 2, 5, 1), positions="rope").cell
     assert abs(values(other)["what turning them changes, distance 4"]) > 1e-3
 
 
 def test_at_place_0_the_parts_of_a_learned_table_are_products_with_its_first_row():
-    cell = walked(Place(0, 1, 0, 0), positions="learned").cell
+    cell = walked(CellIndex(0, 1, 0, 0), positions="learned").cell
     names = list(values(cell))
     assert names == [
         "content of the query · content of the key",
@@ -203,17 +207,17 @@ def test_at_place_0_the_parts_of_a_learned_table_are_products_with_its_first_row
 
 
 def test_a_cell_that_is_not_allowed_has_parts_and_no_score(bias_path):
-    cell = walked(Place(0, 1, 1, 4), positions="rope", causal=True, score_bias=bias_path, softcap=2.0).cell
+    cell = walked(CellIndex(0, 1, 1, 4), positions="rope", causal=True, score_bias=bias_path, softcap=2.0).cell
     assert (cell.allowed, cell.score, cell.share) == (False, None, 0.0)
     assert total(cell) == pytest.approx(
-        walked(Place(0, 1, 1, 4), positions="rope", score_bias=bias_path, softcap=2.0).cell.score, abs=1e-10
+        walked(CellIndex(0, 1, 1, 4), positions="rope", score_bias=bias_path, softcap=2.0).cell.score, abs=1e-10
     )
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_random_rows_are_content(positions):
     config = Config(**CHOICES | {"positions": positions, "random": (2, 5)})
-    place = Place(1, 4, 3, 1)
+    place = CellIndex(1, 4, 3, 1)
     record = walked(place, (), config=config)
     require_right(record, place)
     without = walked(place, (), config=replace(config, positions="none")).cell

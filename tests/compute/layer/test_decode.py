@@ -16,7 +16,7 @@ from mhacli.cli.app import main
 from mhacli.compute.layer import decode as study
 from mhacli.compute.layer.run import Options, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.plan import decodable
+from mhacli.requests.layer import decodable, layer_request
 from mhacli.results.record.measures import SelfCheck
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -43,7 +43,8 @@ def config_of(**choices):
 
 def decoded(texts=TEXTS, config=None, **how):
     config = config or config_of()
-    return study.decode(encode(texts, config), config, **{"options": QUICK} | how)
+    options, source = how.pop("options", QUICK), how.pop("source", None)
+    return study.decode(layer_request(encode(texts, config), config, source=source, options=options), **how)
 
 
 VARIANTS = {
@@ -135,9 +136,9 @@ def test_random_rows_are_decoded_like_tokens(cache):
 def test_weights_from_a_file_are_decoded_with(tmp_path):
     config = config_of(seed=4, positions="rope")
     path = tmp_path / "w.safetensors"
-    path.write_bytes(weights_content(encode(TEXTS, config), config.resolved()))
+    path.write_bytes(weights_content(layer_request(encode(TEXTS, config), config)))
     source = read_layer_file(str(path), {"dtype": "float64", "device": "cpu"})
-    record = study.decode(encode(TEXTS, source.config), source.config, source=source, options=QUICK)
+    record = decoded(config=source.config, source=source)
     require_same(record, inspect(TEXTS, config_of(seed=4, positions="rope", causal=True), options=QUICK))
     assert record.weights == str(path)
 
@@ -273,17 +274,24 @@ def test_the_command_ends_with_3_when_a_step_goes_wrong(monkeypatch, capsys):
 def test_what_cannot_be_decoded_is_refused_with_the_rule(choices, context, prompt_len, message, hint):
     config = config_of(**choices).resolved()
     with pytest.raises(UsageError) as caught:
-        decodable(config, encode(TEXTS, config, context=context), prompt_len)
+        decodable(layer_request(encode(TEXTS, config, context=context), config), prompt_len)
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
 def test_decoding_means_a_causal_mask_and_a_prefix_brings_its_own():
-    config = config_of().resolved()
-    assert decodable(config, encode(TEXTS, config), 0).causal
-    with_prefix = config_of(prefix=2).resolved()
-    assert decodable(with_prefix, encode(TEXTS, with_prefix), 2) == with_prefix
-    one = config_of(prefix=1, documents="|", padding="left").resolved()
-    assert decodable(one, encode(TEXTS, one), 0) == one  # the first token alone sees nothing that comes later
+    def request(**choices):
+        config = config_of(**choices)
+        return layer_request(encode(TEXTS, config), config)
+
+    causal = decodable(request(), 0)
+    assert causal.config.causal
+    assert causal.facts.config.causal
+    with_prefix = request(prefix=2)
+    assert decodable(with_prefix, 2) == with_prefix
+    first_alone = request(
+        prefix=1, documents="|", padding="left"
+    )  # the first token alone sees nothing that comes later
+    assert decodable(first_alone, 0) == first_alone
 
 
 def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_asked_for(monkeypatch):

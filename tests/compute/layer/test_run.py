@@ -16,6 +16,7 @@ from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.base import setup
 from mhacli.compute.layer.run import TOLERANCE, Options, inspect, largest_difference, weights_content
 from mhacli.errors import MhaError, UsageError
+from mhacli.requests.layer import layer_request
 from mhacli.results.record import storage
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -63,7 +64,7 @@ def loops(record, weights, allowed):
 
 
 def plain_weights(texts, config, context=()):
-    content = weights_content(encode(texts, config, context=context), config.resolved())
+    content = weights_content(layer_request(encode(texts, config, context=context), config))
     return safetensors.numpy.load(content)
 
 

@@ -16,7 +16,7 @@ from mhacli.compute.base.taps import summarise
 from mhacli.compute.layer.run import Options, weights_content
 from mhacli.compute.layer.trace import walk
 from mhacli.errors import UsageError
-from mhacli.requests.plan import Place
+from mhacli.requests.layer import CellIndex, layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
@@ -27,7 +27,7 @@ QUICK = Options(repeat=1)
 
 
 def walked(texts=TEXTS, context=(), config=CONFIG, **how):
-    return walk(encode(texts, config, context=context), config, options=QUICK, **how)
+    return walk(layer_request(encode(texts, config, context=context), config, options=QUICK), **how)
 
 
 def steps(record):
@@ -37,7 +37,7 @@ def steps(record):
 def loops_over(texts, context, config, allowed):
     """The layer's tensors by the oracle, from the ids and the weights as a plain safetensors file holds them."""
     encoded = encode(texts, config, context=context)
-    weights = safetensors.numpy.load(weights_content(encoded, config.resolved()))
+    weights = safetensors.numpy.load(weights_content(layer_request(encoded, config)))
     padded = [
         [[*s.ids, *[-1] * (max(len(t.ids) for t in group) - len(s.ids))] for s in group]
         for group in (encoded.sequences, encoded.context or encoded.sequences)
@@ -234,10 +234,8 @@ def test_random_rows_and_a_bias_of_a_file_cost_what_is_done_with_them(route, pos
 @pytest.mark.parametrize("context", [(), CONTEXT])
 def test_shapes_dtypes_and_bytes_are_those_of_the_tensors(route, context):
     record = walked(context=context, config=Config(**{**vars(CONFIG), "dtype": "float16"}), route=route)
-    kept = walk(
-        encode(TEXTS, record.config, context=context), record.config, route=route,
-        options=Options(repeat=1, keep=tuple(steps(record))),
-    )  # fmt: skip
+    encoded, options = encode(TEXTS, record.config, context=context), Options(repeat=1, keep=tuple(steps(record)))
+    kept = walk(layer_request(encoded, record.config, options=options), route=route)
     assert record.trace[0].site == "ids"
     for site, step in steps(record).items():
         assert step.shape == kept.arrays[site].shape
@@ -304,7 +302,7 @@ def test_a_route_that_errs_is_found_out(monkeypatch):
 def test_the_numbers_of_a_cell_agree_with_the_loops(route, context):
     n_keys = (3, 5) if context else (6, 2)
     config = Config(**{**vars(CONFIG), "softcap": 4.0})
-    record = walked(context=context, config=config, route=route, place=Place(1, 3, 1, 0))
+    record = walked(context=context, config=config, route=route, place=CellIndex(1, 3, 1, 0))
     expected = loops_over(TEXTS, context, config, lambda b, i, j: j < n_keys[b] and i < (6, 2)[b])
     cell, attention = record.cell, expected.attention
     assert (cell.sequence, cell.head, cell.query, cell.key, cell.allowed) == (1, 3, 1, 0, True)
@@ -321,7 +319,7 @@ def test_the_numbers_of_a_cell_agree_with_the_loops(route, context):
 
 
 def test_a_forbidden_cell_has_no_score_and_the_share_zero():
-    record = walked(config=Config(**{**vars(CONFIG), "causal": True}), place=Place(0, 2, 1, 4))
+    record = walked(config=Config(**{**vars(CONFIG), "causal": True}), place=CellIndex(0, 2, 1, 4))
     assert (record.cell.allowed, record.cell.score, record.cell.share) == (False, None, 0.0)
     assert [score is None for score in record.cell.scores_row] == [False, False, True, True, True, True]
     assert record.cell.pattern_row[2:] == (0.0,) * 4
@@ -331,7 +329,7 @@ def test_in_training_the_share_of_a_cell_is_what_dropout_left():
     config = Config(**{**vars(CONFIG), "train": True, "dropout": 0.5})
     shares, patterns = [], []
     for key in range(6):
-        cell = walked(config=config, place=Place(0, 0, 0, key)).cell
+        cell = walked(config=config, place=CellIndex(0, 0, 0, key)).cell
         shares.append(cell.share)
         patterns.append(cell.pattern_row[key])
     assert all(share in (0.0, 2 * pattern) for share, pattern in zip(shares, patterns, strict=True))
@@ -341,11 +339,11 @@ def test_in_training_the_share_of_a_cell_is_what_dropout_left():
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (Place(2, 0, 0, 0), "sequence must be from 0 to 1, got 2"),
-        (Place(-1, 0, 0, 0), "sequence must be from 0 to 1, got -1"),
-        (Place(0, 4, 0, 0), "cell must name a head from 0 to 3, got 4"),
-        (Place(1, 0, 2, 0), "cell must name a query from 0 to 1, got 2"),
-        (Place(1, 0, 0, 2), "cell must name a key from 0 to 1, got 2"),
+        (CellIndex(2, 0, 0, 0), "sequence must be from 0 to 1, got 2"),
+        (CellIndex(-1, 0, 0, 0), "sequence must be from 0 to 1, got -1"),
+        (CellIndex(0, 4, 0, 0), "cell must name a head from 0 to 3, got 4"),
+        (CellIndex(1, 0, 2, 0), "cell must name a query from 0 to 1, got 2"),
+        (CellIndex(1, 0, 0, 2), "cell must name a key from 0 to 1, got 2"),
     ],
 )
 def test_a_place_outside_the_pattern_is_refused(place, message):
@@ -355,15 +353,17 @@ def test_a_place_outside_the_pattern_is_refused(place, message):
 
 
 def test_keys_of_a_place_are_counted_in_the_context():
-    assert walked(context=CONTEXT, place=Place(1, 0, 0, 4)).cell.key == 4
+    assert walked(context=CONTEXT, place=CellIndex(1, 0, 0, 4)).cell.key == 4
     with pytest.raises(UsageError) as caught:
-        walked(context=CONTEXT, place=Place(0, 0, 0, 3))
+        walked(context=CONTEXT, place=CellIndex(0, 0, 0, 3))
     assert caught.value.message == "cell must name a key from 0 to 2, got 3"
 
 
 def test_values_summarise_every_tensor_and_are_absent_unless_asked_for():
     assert all(step.values is None for step in walked().trace)
-    record = walk(encode(TEXTS, CONFIG), CONFIG, values=True, options=Options(repeat=1, keep=("out", "pattern")))
+    record = walk(
+        layer_request(encode(TEXTS, CONFIG), CONFIG, options=Options(repeat=1, keep=("out", "pattern"))), values=True
+    )
     for site in ("out", "pattern"):
         found, array = steps(record)[site].values, record.arrays[site]
         assert (found.min, found.max) == (array.min(), array.max())

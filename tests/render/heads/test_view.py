@@ -29,7 +29,7 @@ from mhacli.render.base.selection import places_of
 from mhacli.render.heads.pooled import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view
-from mhacli.requests.plan import BASE_BYTES
+from mhacli.requests.layer import BASE_BYTES
 from mhacli.results.record.heads import SORTS, Averages, Sink, in_order
 from mhacli.results.record.measures import SelfCheck
 from mhacli.results.record.tiled import Corner, Kept, Wanted

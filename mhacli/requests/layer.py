@@ -1,4 +1,4 @@
-"""What a run will keep and how much memory it will take, decided before the first tensor is made."""
+"""What a run of our own layer is asked for, and what it will keep and take of memory: all known before the first tensor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from mhacli.checkpoints.mha_weights import expected_shapes
+from mhacli.checkpoints.mha_weights import LayerFile, expected_shapes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.files import format_size
@@ -21,9 +21,20 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """What a record keeps where nothing else is said, the most wanted first."""
 BASE_BYTES = 300 << 20
 """What python and torch take before the first tensor, with room."""
-_VECTORS, _TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
+VECTORS, TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
 """Numbers per query and key that a look at a head keeps at most, and its buffers; the cells of a tile."""
-_FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
+FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record of a run, beyond the config: arrays to keep, their limit in bytes, and how often to time it."""
+
+    keep: Sequence[str] | None = None
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    repeat: int | None = None
+    allow_nonfinite: bool = False
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,13 +47,48 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Place:
+class CellIndex:
     """A cell of the pattern: which sequence, head, query and key."""
 
     sequence: int
     head: int
     query: int
     key: int
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """A text, a resolved config, and what follows from them: the sizes (`facts`) and the `plan`, computed once for all that
+    compute with it. `source` gives weights from a file, else they come from the config's seed. `notes` are for the reader.
+
+    `layer_request` makes it.
+    """
+
+    encoded: Encoded
+    config: Config
+    facts: Facts
+    plan: Plan
+    source: LayerFile | None
+    options: Options
+    notes: tuple[str, ...]
+
+
+def layer_request(
+    encoded: Encoded,
+    config: Config | None = None,
+    *,
+    source: LayerFile | None = None,
+    options: Options = Options(),
+    notes: tuple[str, ...] = (),
+) -> LayerRequest:
+    """The request of a run, with its sizes and its plan. The config of a weights file takes the place of `config`.
+
+    Raises `MhaError` as `make_plan` does. Whether the run fits in memory is asked by `require_room`.
+    """
+    resolved = (config or Config()).resolved() if source is None else source.config
+    facts = facts_of(encoded, resolved)
+    plan = make_plan(facts, options.keep, options.keep_limit)
+    return LayerRequest(encoded, resolved, facts, plan, source, options, notes)
 
 
 def facts_of(encoded: Encoded, config: Config) -> Facts:
@@ -71,17 +117,21 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
     return Plan(keep, (), _peak_bytes(facts, total))
 
 
-def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int | None = None) -> Plan:
+def require_room(request: LayerRequest, available: int | None = None) -> None:
+    """Raises `MhaError` where the plan does not fit in what is available, by default the memory of this machine; as `foresee`."""
+    have = memory.available_bytes() if available is None else available
+    if not memory.fits(request.plan.peak_bytes, have):
+        foresee(request.facts, request.options.keep, request.options.keep_limit, have)
+
+
+def foresee(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int) -> Plan:
     """The plan of a run that fits in memory.
 
     Raises `MhaError` where the predicted peak is more than 80 % of what is available, with both numbers and with the
     largest lengths and heads that do fit; otherwise as `make_plan`.
     """
-    have = memory.available_bytes() if available is None else available
-    plan = make_plan(facts, keep, keep_limit)
-
-    _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, have)
-    return plan
+    _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, available)
+    return make_plan(facts, keep, keep_limit)
 
 
 def foresee_heads(facts: Facts, wanted: Wanted, available: int | None = None) -> int:
@@ -89,58 +139,6 @@ def foresee_heads(facts: Facts, wanted: Wanted, available: int | None = None) ->
     have = memory.available_bytes() if available is None else available
     _require_room(facts, lambda other: _heads_bytes(other, wanted), have)
     return _heads_bytes(facts, wanted)
-
-
-@dataclass(frozen=True)
-class CheckpointFacts:
-    """What the memory of a pass of a loaded checkpoint depends on.
-
-    `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
-    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides.
-    """
-
-    batch: int
-    length: int
-    d_model: int
-    d_inner: int
-    n_heads: int
-    item_bytes: int
-    holds_matrices: bool
-    kept_matrices: int
-    keep_limit: int
-    kept_cells: int = 0
-
-    def peak_bytes(self) -> int:
-        """What a pass takes beside the weights, at its fullest, layer by layer."""
-        cells = self.batch * self.length * self.length
-        rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
-        matrices = 4 * cells * self.n_heads * max(_FLOAT32_BYTES, self.item_bytes) if self.holds_matrices else 0
-        vectors = self.batch * self.n_heads * self.length * 2 * _VECTORS * _FLOAT32_BYTES
-        kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * _FLOAT32_BYTES)
-        made = 4 * cells * self.n_heads * _FLOAT32_BYTES if kept else 0
-        cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * _FLOAT32_BYTES
-        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + _TILE_BYTES
-
-
-def foresee_checkpoint(facts: CheckpointFacts, available: int) -> int:
-    """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
-    `available`, with the longest text that fits."""
-    needed = facts.peak_bytes()
-    if memory.fits(needed, available):
-        return needed
-    longest, too_long = 0, facts.length
-    while too_long - longest > 1:
-        middle = (longest + too_long) // 2
-        if memory.fits(replace(facts, length=middle).peak_bytes(), available):
-            longest = middle
-        else:
-            too_long = middle
-    raise MhaError(
-        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in the "
-        f"{format_size(available)} that are available, got {format_size(needed)}",
-        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
-        code="out-of-memory",
-    )
 
 
 def require_no_dropout(config: Config) -> None:
@@ -182,23 +180,24 @@ def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
     return ways[0] if ways else "use a shorter text or a smaller --d-model"
 
 
-def require_inside(place: Place, encoded: Encoded, config: Config) -> None:
-    """Raises `UsageError` for a place that the text and the heads do not have."""
-    if not 0 <= place.sequence < len(encoded.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {place.sequence}")
+def require_inside(cell: CellIndex, request: LayerRequest) -> None:
+    """Raises `UsageError` for a cell that the text and the heads do not have."""
+    encoded, config = request.encoded, request.config
+    if not 0 <= cell.sequence < len(encoded.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {cell.sequence}")
     keys = encoded.context or encoded.sequences
     for name, value, count in (
-        ("head", place.head, config.n_heads),
-        ("query", place.query, len(encoded.sequences[place.sequence].tokens)),
-        ("key", place.key, len(keys[place.sequence].tokens)),
+        ("head", cell.head, config.n_heads),
+        ("query", cell.query, len(encoded.sequences[cell.sequence].tokens)),
+        ("key", cell.key, len(keys[cell.sequence].tokens)),
     ):
         if not 0 <= value < count:
             raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
 
 
-def decodable(config: Config, encoded: Encoded, prompt_len: int) -> Config:
-    """The resolved config with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
-    longest = encoded.q_len
+def decodable(request: LayerRequest, prompt_len: int) -> LayerRequest:
+    """The request with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
+    encoded, config, longest = request.encoded, request.config, request.encoded.q_len
     if not 0 <= prompt_len <= longest:
         raise UsageError(f"prompt_len must be from 0 to the {longest} tokens of the text, got {prompt_len}")
     if encoded.context is not None:
@@ -213,7 +212,10 @@ def decodable(config: Config, encoded: Encoded, prompt_len: int) -> Config:
             f"prompt_len must hold the prefix, whose tokens see each other at once, got {prompt_len} of {needed} tokens",
             hint=f"--prompt-len {needed} works",
         )
-    return config if config.prefix is not None else replace(config, causal=True)
+    if config.prefix is not None:
+        return request
+    causal = replace(config, causal=True)
+    return replace(request, config=causal, facts=replace(request.facts, config=causal))
 
 
 def _prefix_end(config: Config, encoded: Encoded) -> int:
@@ -231,7 +233,7 @@ def array_bytes(facts: Facts, site: str) -> int:
     n = 1
     for size in SITES[site].shape_for(facts):
         n *= size
-    return n * max(_FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
+    return n * max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
 
 
 def _plan_default(facts: Facts, keep_limit: int) -> Plan:
@@ -248,7 +250,7 @@ def _plan_default(facts: Facts, keep_limit: int) -> Plan:
 def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
     """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
     item = ITEM_BYTES[facts.config.dtype]
-    matrices = facts.cells() * (item + 4 * max(_FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
+    matrices = facts.cells() * (item + 4 * max(FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
     around = _added_bytes(facts) + _row_bytes(facts) + _drawn_bytes(facts) + _weight_bytes(facts)
     return BASE_BYTES + kept_bytes + matrices + around
 
@@ -267,7 +269,7 @@ def _heads_bytes(facts: Facts, wanted: Wanted) -> int:
     by cell is held as tensors, arrays, and while it is put together.
     """
     item, batch = ITEM_BYTES[facts.config.dtype], facts.batch
-    wide = max(_FLOAT32_BYTES, item)
+    wide = max(FLOAT32_BYTES, item)
     rows = batch * (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * item
     queries = batch * facts.q_len * facts.size("head·d_head")
     z = batch * facts.q_len * facts.size("head·d_v") * item
@@ -276,17 +278,17 @@ def _heads_bytes(facts: Facts, wanted: Wanted) -> int:
     n_heads, kept = facts.config.n_heads if wanted.heads is None else len(wanted.heads), wanted.kept
     cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
     cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
-    vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * _VECTORS * wide
+    vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide
     bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
     masks = batch * _TILE_CELLS * (3 * wide if facts.padded else 0)
     z *= 3 if kept.z else 1
-    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + masks + _TILE_BYTES)
+    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + masks + TILE_BYTES)
     return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
 
 
 def _added_bytes(facts: Facts) -> int:
     """What is added to scores: a bias, and distances with the whole numbers that they are made of."""
-    wide, has_bias = max(_FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
+    wide, has_bias = max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
     added = 2 * facts.cells() * wide if has_bias else 0
     if facts.config.positions == "alibi":
         planes = (facts.batch if facts.own_places else 1) * facts.q_len * facts.k_len
@@ -309,4 +311,4 @@ def _weight_bytes(facts: Facts) -> int:
     """The weights as float32 and in their dtype, and the float64 numbers that the largest of them is drawn from."""
     counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
     item = ITEM_BYTES[facts.config.dtype]
-    return sum(counts) * (_FLOAT32_BYTES + (0 if item == _FLOAT32_BYTES else item)) + 2 * 8 * max(counts)
+    return sum(counts) * (FLOAT32_BYTES + (0 if item == FLOAT32_BYTES else item)) + 2 * 8 * max(counts)

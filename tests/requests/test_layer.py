@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.plan import BASE_BYTES, array_bytes, foresee, make_plan
+from mhacli.requests.layer import BASE_BYTES, array_bytes, foresee, make_plan
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
@@ -152,10 +152,10 @@ def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
 MEASURED = r"""
 import json, re, sys
 from mhacli.spec.config import Config
-from mhacli.requests.plan import make_plan
+from mhacli.requests.layer import make_plan
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.text.encode import encode
-from mhacli.compute.base.setup import facts_of
+from mhacli.requests.layer import facts_of
 
 choices = json.loads(sys.argv[1])
 texts = [] if "random" in choices else ["word " * 1600, "word " * 1500]
