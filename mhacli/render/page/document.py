@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil, floor, log10
 
 from rich.console import RenderableType
 
-from mhacli.render.base.format import configuration, count_of, fitted
-from mhacli.render.base.options import ViewOptions, chosen
+from mhacli.io.files import format_size
+from mhacli.render.base.cells import range_text
+from mhacli.render.base.format import configuration, count_of, fitted, number_text, percent_text, share_text
+from mhacli.render.base.options import Rows, ViewOptions, chosen
 from mhacli.render.base.provenance import provenance
+from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.heads.head_map import DrawableHead, drawable_heads, scale_of
-from mhacli.render.page import assets
-from mhacli.render.page.budget import LIMIT_BYTES, Drawn, Maps, drawn_head, exact_maps, fitting_maps
-from mhacli.render.page.cells import kept_cells
-from mhacli.render.page.html import WIDE, Html, joined, lines_of, tag, text
-from mhacli.render.page.notes import notes, quantised_text
-from mhacli.render.page.payload import View, payload
-from mhacli.render.page.statistics import statistics
+from mhacli.render.heads.cells import key_name
+from mhacli.render.heads.head_map import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.page.html import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
+from mhacli.render.page.maps import EXACT, Fineness
+from mhacli.render.page.payload import LIMIT_BYTES, Drawn, Maps, View, drawn_head, exact_maps, fitting_maps, payload
+from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.user_code import module_header
 from mhacli.results.record.record import Record
@@ -110,11 +112,11 @@ class _Frame:
         sections += [self.statistics, *([self.cells] if self.cells else []), self.walk]
         sections += [*([_notes_section(told)] if told else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
-        script, style = assets.script(), assets.style(has_cells=bool(self.cells))
+        script, style = page_script(), page_style(has_cells=bool(self.cells))
         body = joined(
             [*_top(self.record, self.title), tag("main", joined(sections)), content, tag("script", Html(script))]
         )
-        head = _head(self.title, assets.policy(script, style), style)
+        head = _head(self.title, content_policy(script, style), style)
         return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{body}\n</body>\n</html>\n'
 
 
@@ -187,3 +189,205 @@ def _provenance(record: Record) -> Html:
     checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE), WIDE.width)]
     said = (tag("p", line) for line in checks)
     return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *said, id="provenance")
+
+
+# ------------------------------------------------------------------------------------------ how it was drawn, in words
+
+
+_MOST_SINKS = 6
+_BLOCKS = "maps of blocks know of those alone that begin a text"
+_LIMIT = format_size(LIMIT_BYTES)
+
+
+def notes(record: Record, options: ViewOptions, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """The sentences, each a thing to know before a picture is believed; where no head is drawn, the first says why."""
+    if drawn:
+        yield _cell(view.heads, maps.fineness)
+        yield _exactness(view, maps)
+        yield from _kept(view, maps, options.rows)
+        if len(view.heads) > 1:
+            yield _first_look(view)
+        yield _scale(view, maps)
+        yield from _sinks(record, view, drawn, maps)
+        yield from _learned(maps)
+        yield from _signs(record, drawn, maps)
+    yield from _missing(record, options, view)
+
+
+def quantised_text(maps: Maps) -> str | None:
+    """What coarse codes and blocks did to the shares, in a sentence; None where the page has what the record has."""
+    if maps.fineness == EXACT:
+        return None
+    factor = maps.fineness.factor
+    blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
+    kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
+    return (
+        f"shares are {blocks}stored in 8 bits, {kept}: a number marked ≈ is stored at most "
+        f"{_rounded_up(maps.error)} off, and its ± counts what it was rounded by to be told. Where sinks are taken out, the "
+        "error is that over what is left of its row. --full puts every cell in, exactly"
+    )
+
+
+def _rounded_up(error: float) -> str:
+    """An error in two digits, none of which says less than it is."""
+    step = 10.0 ** (floor(log10(error)) - 1) if error > 0 else 1.0
+    return number_text(ceil(error / step) * step)
+
+
+def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
+    blocks = sorted(
+        {fineness.factor if "pattern" in head.record.arrays else _block(head) * fineness.factor for head in heads}
+    )
+    if blocks == [1]:
+        return "a cell is the share of its attention that a query, a row, gives to a key, a column"
+    sizes = " or ".join(f"{n} × {n}" for n in blocks)
+    return f"a cell stands for {sizes} tokens: what the queries of a row give, on average, to all keys of a column together"
+
+
+def _block(head: DrawableHead) -> int:
+    return head.record.survey.block if head.record.survey is not None else 1
+
+
+def _exactness(view: View, maps: Maps) -> str:
+    said = quantised_text(maps)
+    if said is None:
+        rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
+        return f"shares are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
+    return said if maps.is_small else f"{said}. It is above {_LIMIT} all the same: there are too many heads or tokens"
+
+
+def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
+    """What is exact beside coarse maps."""
+    if maps.fineness == EXACT or all("pattern" not in head.record.arrays for head in view.heads):
+        return
+    parts = []
+    if maps.n_keys:
+        several = f"{maps.n_keys} strongest keys" if maps.n_keys > 1 else "strongest key"
+        parts.append(f"the {several} of every query")
+    if maps.n_rows:
+        parts.append(
+            "the row of the last query" if rows is None else f"rows of asked queries, at most {maps.n_rows} a text"
+        )
+    said = " and ".join(parts) or "nothing"
+    left = (
+        f"; {maps.n_wanted - maps.n_rows} asked rows had no room"
+        if maps.n_wanted - maps.n_rows > 0 < maps.n_rows
+        else ""
+    )
+    yield f"exact besides: {said}{left}"
+
+
+def _first_look(view: View) -> str:
+    """Which head is seen first, and why."""
+    head, known = view.heads[view.begin], view.heads[view.begin].statistics
+    if known is None or known.certainty is None or not view.begin:
+        return f"seen first: {head.label}"
+    return f"seen first: {head.label}, which is surest of its kind, {known.kind} {share_text(known.certainty, 2)}"
+
+
+def _scale(view: View, maps: Maps) -> str:
+    top = maps.top(hide_sinks=view.hide_sinks)
+    if view.scale == "rank":
+        return "scale at first: rank, the share of a head's open cells that are smaller"
+    said = range_text(view.scale, top, 0)
+    return f"scale at first: {view.scale}, {said}, the same for all heads; its top is the largest share of a row with a choice"
+
+
+def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """Which keys are taken as sinks, and what they get, beside what uniform attention would give them."""
+    known = [
+        (one, measured.n_queries)
+        for one, measured in zip(maps.maps, maps.measured, strict=True)
+        if measured.n_queries and not measured.n_missing
+    ]
+    if not known:
+        return
+    way = "taken out at first" if view.hide_sinks else "shown at first"
+    if not any(one.sinks for one, _ in known):
+        of_blocks = any(one.block > 1 for one, _ in known)
+        yield "no key is a sink" + (f": {_BLOCKS}" if of_blocks else "")
+        return
+    mass, uniform = _mean([(one.removed, n) for one, n in known]), _mean([(one.uniform, n) for one, n in known])
+    got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
+    done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
+    beside = "" if all(one.block == 1 for one, _ in known) else f" {_BLOCKS.capitalize()}."
+    named = _named_sinks(drawn, maps)
+    yield f"sinks: {named}. {got}, and are {way}; {done}.{beside} Each head’s own stand below its picture"
+
+
+def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
+    """The keys that are sinks, those of most maps first."""
+    found: dict[str, int] = {}
+    for one, own in zip(drawn, maps.maps, strict=True):
+        for place in own.sinks:
+            name = key_name(one.head.record, one.sequence, place)
+            found[name] = found.get(name, 0) + 1
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
+    return named + (f" and {count_of(len(ordered) - _MOST_SINKS, 'other key')}" if len(ordered) > _MOST_SINKS else "")
+
+
+def _learned(maps: Maps) -> Iterator[str]:
+    masses = [
+        (one.learned_mass, measured.n_queries)
+        for one, measured in zip(maps.maps, maps.measured, strict=True)
+        if one.learned_mass is not None and measured.n_queries and not measured.n_missing
+    ]
+    if masses:
+        taken = f"learned sinks, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
+        yield f"{taken}: such rows sum to less than 1, and entropy counts the sink as one more key"
+
+
+def _mean(masses: Sequence[tuple[float, float]]) -> float:
+    """The mean of shares, each over so many queries."""
+    return sum(mass * n for mass, n in masses) / sum(n for _, n in masses)
+
+
+def _signs(record: Record, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+    """What cells without a share mean, and which shares these are."""
+    if any(one.n_forbidden for one in maps.measured):
+        yield "hatched cells may not be attended; that is another thing than a small share"
+    missing = sum(one.n_missing for one in maps.measured)
+    if missing:
+        yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
+    if is_before_dropout(record):
+        p = record.config.dropout
+        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
+    if any("pattern" not in one.head.record.arrays for one in drawn) and record.facts.padded:
+        yield "padding takes part in blocks, and gets nothing"
+    elif record.facts.padded:
+        yield "padding is left out"
+
+
+def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+    """What the record, or the page, does not show, and how to see it."""
+    if record.module is not None:
+        yield "a walk through somebody's own attention keeps shapes and no matrices, so no head is drawn"
+        return
+    drawn = {id(head.record) for head in view.heads}
+    if record.model is not None:
+        layers = chosen_layers(record, options)
+        without = [layer.inspected for layer in layers if not layer.is_drawable]
+        if without:
+            yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
+        types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
+        if types:
+            yield f"without an attention matrix: {', '.join(types)}"
+    elif not drawn:
+        yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
+    if any("pattern" not in head.record.arrays and _block(head) > 1 for head in view.heads):
+        yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
+    if options.words:
+        yield "tokens are drawn as they are; words are put together in the terminal only"
+    yield from _left_out(record, options, view)
+
+
+def _left_out(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+    """What the options left out."""
+    if options.heads is not None:
+        yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} alone, as asked"
+    if options.layers is not None:
+        yield f"drawn are {names_of([layer.inspected for layer in chosen_layers(record, options)])} alone, as asked"
+    if len(view.sequences) < len(record.sequences):
+        noun = "sequences" if len(view.sequences) > 1 else "sequence"
+        yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} alone, as asked"

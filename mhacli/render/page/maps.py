@@ -1,19 +1,22 @@
-"""One map of a head as a page carries it: its cells in a code, what sinks got of them, and single numbers kept exactly."""
+"""One map of a head as a page carries it: its cells in a code, what sinks got of them, and single weights kept exactly."""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.heads.head_map import DrawableHead, HeadMap
-from mhacli.render.page.encoding import CodeName, b64z, coded, decoded, floats
 from mhacli.results.record.arrays import Array
 
+CodeName = Literal["f32", "u8"]
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8
 """How many of each query's strongest keys are kept at most."""
@@ -130,7 +133,7 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) ->
     beside = shown.shares if is_exact else shown.shares - shown.of_sinks
     cells = np.where(shown.is_open, np.clip(beside, 0, None), 0.0)
     top = float(cells.max(initial=0.0, where=np.isfinite(cells)))
-    numbers = coded(cells, top, fineness.code)
+    numbers = cells.astype(np.float32) if is_exact else coded(cells, top)
     columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
     one = EncodedMap(
         mask=mask,
@@ -150,7 +153,7 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) ->
         uniform=given.uniform,
         learned_mass=shown.learned_mass,
     )
-    difference = np.abs(decoded(numbers, top, fineness.code) - cells)
+    difference = np.abs((numbers.astype(np.float64) if is_exact else decoded(numbers, top)) - cells)
     return one, _measured(shown, float(np.nan_to_num(difference).max(initial=0.0)))
 
 
@@ -205,3 +208,39 @@ def asked_keys(drawn: DrawableHead, sequence: int) -> StrongKeys | None:
     named = np.where(keys < 0, NO_KEY, keys - first_key).astype(np.uint32)
     places = tuple(survey.kept.queries[i] - first_query for i in own)
     return StrongKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, shares)), places) if own else None
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
+
+
+_MISSING = 255
+"""The code of what is not a number; weights take those below it."""
+
+
+def b64z(numbers: Array) -> str:
+    """The numbers' bytes, row by row and the lowest byte first, deflated, in base64."""
+    ordered = np.ascontiguousarray(numbers, dtype=numbers.dtype.newbyteorder("<"))
+    return base64.b64encode(zlib.compress(ordered.tobytes(), 9)).decode("ascii")
+
+
+def floats(numbers: Array) -> str:
+    """The same of 32-bit floats."""
+    return b64z(np.asarray(numbers, dtype=np.float32))
+
+
+def bits(cells: Array) -> str:
+    """Truth values as bits, eight to a byte, the first one the highest."""
+    return b64z(np.packbits(cells))
+
+
+def coded(weights: Array, top: float) -> Array:
+    """Weights of 0 … `top` in 8 bits: the square root of each as a whole number, so that small weights keep more digits than
+    large ones. What is not a number stays that."""
+    is_missing = np.isnan(weights)
+    roots = np.sqrt(np.clip(np.where(is_missing, 0.0, weights) / (top or 1.0), 0, 1))
+    return np.where(is_missing, _MISSING, np.rint(roots * (_MISSING - 1))).astype(np.uint8)
+
+
+def decoded(codes: Array, top: float) -> Array:
+    """The weights that a reader of the codes gets."""
+    return np.where(codes == _MISSING, np.nan, top * (codes.astype(np.float64) / (_MISSING - 1)) ** 2)

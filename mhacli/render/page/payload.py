@@ -1,21 +1,41 @@
-"""What a page's script reads: tokens, heads and maps as one JSON text, schema `mha.page/1`."""
+"""What a page's script reads: tokens, heads and the finest maps that fit, with exact weights while there is room."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from mhacli.render.base.cells import DECADES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
-from mhacli.render.base.options import Scale
+from mhacli.render.base.options import Rows, Scale
+from mhacli.render.base.rows import first_produced, rows_in
 from mhacli.render.heads.drawing import kv_head_of
-from mhacli.render.heads.head_map import DrawableHead
-from mhacli.render.page.budget import Maps
+from mhacli.render.heads.head_map import DrawableHead, HeadMap, head_map
 from mhacli.render.page.html import Html
+from mhacli.render.page.maps import (
+    EXACT,
+    MOST_KEYS,
+    EncodedMap,
+    Fineness,
+    Measured,
+    asked_keys,
+    bits,
+    encoded,
+    sink_shares,
+    strongest,
+    with_keys,
+    with_rows,
+)
+from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
+
+# --------------------------------------------------------------------------------------- the JSON, schema `mha.page/1`
+
 
 SCHEMA = "mha.page/1"
 
@@ -104,3 +124,205 @@ def _quantised(view: View, maps: Maps) -> Mapping[str, Any] | None:
     if view.quantised is None:
         return None
     return {"code": maps.fineness.code, "error": maps.error, "block": maps.fineness.factor, "text": view.quantised}
+
+
+# ----------------------------------------------------------------------------------------------------------- what fits
+
+
+LIMIT_BYTES = 1 << 20
+"""What a page weighs at most, if that can be: small enough for a mail, a ticket, a chat."""
+MOST_ROWS = 32
+_SMALLEST = 16
+"""Cells per side below which a map says nothing any more."""
+_SAMPLES = 4
+_OVERHEAD = 300
+"""Bytes that a map takes beside its cells."""
+_SURE = 0.9
+"""The part of the room that an estimate may take: a sample is a sample."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A head of a sequence, and of which queries exact rows are wanted: `n_wanted` were, of which `rows` are the first."""
+
+    head: DrawableHead
+    sequence: int
+    rows: tuple[int, ...]
+    n_wanted: int
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are."""
+        view = self.head.record
+        return len(view.sequences[self.sequence].tokens) * len(view.keys[self.sequence].tokens)
+
+    @property
+    def longest(self) -> int:
+        """The longer side of its map."""
+        map_of = self.head.record.arrays.get("map")
+        if "pattern" not in self.head.record.arrays and map_of is not None:
+            return int(max(map_of.shape[2:]))
+        return max(len(texts[self.sequence].tokens) for texts in (self.head.record.sequences, self.head.record.keys))
+
+
+@dataclass(frozen=True)
+class PackedMask:
+    """Which cells may be attended, as a page carries it: each distinct one once."""
+
+    rows: int
+    columns: int
+    bits: str
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of a page, in the order of what is drawn, with what is to be said of each. `n_keys` strongest keys of each query
+    and `n_rows` rows of those that were wanted were kept exactly; `n_wanted` is how many rows were wanted at most. `is_small`:
+    everything is within the limit."""
+
+    maps: tuple[EncodedMap, ...]
+    masks: tuple[PackedMask, ...]
+    measured: tuple[Measured, ...]
+    fineness: Fineness = EXACT
+    n_keys: int = 0
+    n_rows: int = 0
+    n_wanted: int = 0
+    is_small: bool = True
+
+    @property
+    def n_bytes(self) -> int:
+        """What the maps and masks take as JSON."""
+        return sum(len(one.json) + 1 for one in self.maps) + sum(len(mask.bits) + 40 for mask in self.masks)
+
+    def top(self, *, hide_sinks: bool) -> float:
+        """The top of the common scale, with sinks or without; 1 where there is nothing."""
+        name = "largest_without_sinks" if hide_sinks else "largest"
+        return max((getattr(one, name) for one in self.measured), default=0.0) or 1.0
+
+    @property
+    def error(self) -> float:
+        """How far any share in the page is from that in the record at most."""
+        return max((one.error for one in self.measured), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """Exact numbers of a map that a page may carry besides."""
+
+    keys: Array
+    shares: Array
+    rows: Array
+
+
+def drawn_head(head: DrawableHead, sequence: int, rows: Rows | None) -> Drawn:
+    """A head to draw with the queries whose rows are to be exact: those asked for, as many as a page takes, else the last one."""
+    made = None if head.record.model is None else head.record.model.generated
+    produced = None if head.layer is None else first_produced(head.layer.kind, made, sequence)
+    wanted = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
+    return Drawn(head, sequence, wanted[:MOST_ROWS], len(wanted))
+
+
+def exact_maps(drawn: Sequence[Drawn]) -> Maps:
+    """Every cell of every map, whatever that takes."""
+    maps, _ = _encoded(drawn, EXACT, None)
+    return maps
+
+
+def fitting_maps(drawn: Sequence[Drawn], room: int, *, rows_first: bool) -> Maps:
+    """The finest maps that take at most `room` bytes, and exact numbers as far as there is room: the strongest keys of every
+    query, and some rows, or with `rows_first` these first. The coarsest that say anything where none fit."""
+    *candidates, coarsest = _finenesses(max((one.longest for one in drawn), default=1))
+    for fineness in candidates:
+        if _estimate(drawn, fineness, room) <= room:
+            maps, exact = _encoded(drawn, fineness, room)
+            if maps.is_small:
+                return _with_exact(maps, exact, drawn, room, rows_first=rows_first)
+    maps, exact = _encoded(drawn, coarsest, None)
+    maps = replace(maps, is_small=maps.n_bytes <= room)
+    return _with_exact(maps, exact, drawn, room, rows_first=rows_first)
+
+
+def _finenesses(longest: int) -> Iterator[Fineness]:
+    """From the finest to the coarsest."""
+    yield EXACT
+    yield Fineness("u8", 1)
+    factor = 2
+    while longest / factor >= _SMALLEST:
+        yield Fineness("u8", factor)
+        factor *= 2
+
+
+def _estimate(drawn: Sequence[Drawn], fineness: Fineness, room: int) -> float:
+    """About how many bytes all maps take, from a few; as soon as that is clearly too much, no more are tried."""
+    step = max(1, len(drawn) // _SAMPLES)
+    n_all, total, n_cells = sum(one.n_cells for one in drawn), 0, 0
+    expected = 0.0
+    for one in drawn[step // 2 :: step]:
+        cells = head_map(one.head, one.sequence)
+        given = sink_shares(one.head, one.sequence, cells)
+        total += len(encoded(cells.pooled(fineness.factor), 0, fineness, given)[0].json) - _OVERHEAD
+        n_cells += one.n_cells
+        expected = (total / n_cells * n_all + _OVERHEAD * len(drawn)) / (1 if step == 1 else _SURE)
+        if expected > 2 * room:
+            break
+    return expected
+
+
+def _encoded(drawn: Sequence[Drawn], fineness: Fineness, room: int | None) -> tuple[Maps, list[_Exact | None]]:
+    """All maps in one fineness; not all of them, and not `is_small`, where they take more than `room`."""
+    masks: dict[PackedMask, int] = {}
+    done: list[tuple[EncodedMap, Measured]] = []
+    exact: list[_Exact | None] = []
+    n_bytes = 0
+    for one in drawn:
+        cells = head_map(one.head, one.sequence)
+        shown = cells.pooled(fineness.factor)
+        mask = PackedMask(len(shown.shares), shown.shares.shape[1], bits(shown.is_open))
+        given = sink_shares(one.head, one.sequence, cells)
+        made, measured = encoded(shown, masks.setdefault(mask, len(masks)), fineness, given)
+        made = replace(made, asked=asked_keys(one.head, one.sequence))
+        done.append((made, measured))
+        n_bytes += len(made.json)
+        if room is not None and n_bytes > room:
+            break
+        exact.append(None if made.exact else _exact(one, cells))
+    maps = Maps(tuple(made for made, _ in done), tuple(masks), tuple(measured for _, measured in done), fineness)
+    return replace(maps, is_small=room is None or maps.n_bytes <= room), exact
+
+
+def _exact(one: Drawn, cells: HeadMap) -> _Exact | None:
+    """What can be kept exactly beside a map that is not; None where the record has no single cells."""
+    if "pattern" not in one.head.record.arrays:
+        return None
+    return _Exact(*strongest(cells, MOST_KEYS), cells.shares[list(one.rows)].astype(np.float32))
+
+
+def _with_exact(
+    maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], room: int, *, rows_first: bool
+) -> Maps:
+    """The maps with as many strongest keys and whole rows as there is room for: of each the most, or half of that, and so on."""
+    known = [of for of, own in zip(drawn, exact, strict=True) if own is not None]
+    if not known:
+        return maps
+    best = replace(maps, n_wanted=max(of.n_wanted for of in known))
+    for add in (_with_rows, _with_keys) if rows_first else (_with_keys, _with_rows):
+        n = MOST_KEYS if add is _with_keys else min(best.n_wanted, MOST_ROWS)
+        while n:
+            added = add(best, exact, drawn, n)
+            if added.n_bytes <= room:
+                best = added
+                break
+            n //= 2
+    return best
+
+
+def _with_keys(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], n: int) -> Maps:
+    pairs = zip(maps.maps, exact, strict=True)
+    added = (one if own is None else with_keys(one, own.keys, own.shares, n) for one, own in pairs)
+    return replace(maps, maps=tuple(added), n_keys=n)
+
+
+def _with_rows(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], n: int) -> Maps:
+    triples = zip(maps.maps, exact, drawn, strict=True)
+    added = (one if own is None else with_rows(one, own.rows[:n], of.rows[:n]) for one, own, of in triples)
+    return replace(maps, maps=tuple(added), n_rows=n)

@@ -2,7 +2,7 @@
 
 const RECORD = JSON.parse(document.getElementById("record").textContent);
 const FORBIDDEN = -1;
-const CODES = { f32: Float32Array, u16: Uint16Array, u8: Uint8Array };
+const CODES = { f32: Float32Array, u8: Uint8Array };
 // Decoded cells that stay in memory; beyond, the map that was looked at longest ago is let go.
 const ROOM = 24e6;
 
@@ -63,7 +63,7 @@ async function decodeMap(index) {
     numbersOf(packed.learned, Float32Array),
     numbersOf(packed.seen, Float32Array),
   ]);
-  const cells = packed.code === "f32" ? codes : sharesOfCodes(codes, packed);
+  const cells = packed.code === "f32" ? codes : sharesOfCodes(codes, packed.largest);
   if (cells !== codes) addSinks(cells, packed.sink_columns, ofSinks, columns);
   for (let i = 0; i < cells.length; i++) if (!open[i]) cells[i] = FORBIDDEN;
   return {
@@ -74,14 +74,9 @@ async function decodeMap(index) {
 }
 
 // Whole numbers stand for square roots, so that small shares keep more of their digits; the largest one is no number.
-function sharesOfCodes(codes, packed) {
-  const missing = 2 ** (8 * codes.BYTES_PER_ELEMENT) - 1;
-  const shares = Float64Array.from({ length: missing + 1 }, (_, code) => packed.largest * (code / (missing - 1)) ** 2);
-  shares[missing] = NaN;
-  const cells = new Float32Array(codes.length);
-  for (let i = 0; i < codes.length; i++) cells[i] = shares[codes[i]];
-  return cells;
-}
+const STEPS_OF_CODE = 254;
+const sharesOfCodes = (codes, top) =>
+  Float32Array.from(codes, (code) => (code > STEPS_OF_CODE ? NaN : top * (code / STEPS_OF_CODE) ** 2));
 
 // Codes are of what is left beside sinks, so that taking sinks out leaves no rounding behind.
 function addSinks(cells, sinkColumns, ofSinks, columns) {
@@ -91,7 +86,7 @@ function addSinks(cells, sinkColumns, ofSinks, columns) {
 
 // How far a coded share may be from what was computed: half a step of its code, of what is not a sink's.
 function codeError(map, row, column) {
-  const steps = map.code === "u8" ? 254 : 65534, sink = map.sinkColumns.indexOf(column);
+  const steps = STEPS_OF_CODE, sink = map.sinkColumns.indexOf(column);
   const rest = map.cells[row * map.columns + column] - (sink < 0 ? 0 : map.ofSinks[row * map.sinkColumns.length + sink]);
   const root = map.top > 0 ? Math.sqrt(Math.max(0, rest) / map.top) * steps : 0;
   return map.top * ((root + 0.5) / steps) ** 2 - Math.max(0, rest);

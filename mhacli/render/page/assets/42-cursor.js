@@ -180,8 +180,7 @@ const digitsOf = (share) => (share < 0.01 ? 5 : 3);
 function exactness({ share, isExact, error }) {
   if (Number.isNaN(share)) return "";
   if (isExact) return RECORD.bits === 64 ? " rounded to 32 bits" : " exact";
-  const bits = chosen.map.code === "u8" ? 8 : 16;
-  return error === undefined ? "" : ` ± ${boundText(error + 0.5 / 10 ** digitsOf(share))} (kept in ${bits} bits)`;
+  return error === undefined ? "" : ` ± ${boundText(error + 0.5 / 10 ** digitsOf(share))} (kept in 8 bits)`;
 }
 
 // One digit, rounded up: the number that is told is never further off, its own rounding included.

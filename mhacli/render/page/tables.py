@@ -1,4 +1,4 @@
-"""What a look at heads kept cell by cell, as tables: the strongest keys of some queries, and a corner of every pattern."""
+"""Tables of heads: their statistics, the strongest keys of some queries, and the sub-matrix of single cells."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isnan, log10
 
+from rich.table import Table
+from rich.text import Text
+
 from mhacli.io.files import format_size
 from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, share_text
 from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.cells import (
     CornerCells,
     asked_queries,
@@ -21,12 +25,88 @@ from mhacli.render.heads.cells import (
     strongest_of,
 )
 from mhacli.render.heads.head_map import DrawableHead
-from mhacli.render.page.assets import N_SHADES
-from mhacli.render.page.budget import LIMIT_BYTES
-from mhacli.render.page.html import Html, joined, tag, text
-from mhacli.render.page.statistics import DECIMALS, NONE, key_of
-from mhacli.results.record.heads import in_order
+from mhacli.render.heads.table import overview
+from mhacli.render.heads.view import legend
+from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
+from mhacli.render.page.payload import LIMIT_BYTES
+from mhacli.results.record.heads import HeadStatistics, in_order
+from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Corner
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+DECIMALS = 3
+"""Digits of a share that a page has at least: it has more room than a screen."""
+NONE = "–"
+"""In place of a number that there is not."""
+_TERMINAL_SINK = ("mass on: sink the first token", "mass on: the first token")
+"""On a page `sink` is what a head's picture takes as one: what the first token alone gets has its own name."""
+_NAMES, _WORDS = ("layer", "head"), ("kind", "distance →")
+
+
+def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
+    """A section with a row for each head that was looked at, uniform attention below; nothing where no head was."""
+    listed = in_order(_listed(record, options), options.sort)
+    if not listed:
+        return Html("")
+    exact = replace(options, precision=max(options.precision, DECIMALS))
+    drawn = overview(record, listed, exact, WIDE)
+    places = {key_of(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
+    body, foot = _rows(drawn, [places.get(key_of(head)) for head in listed])
+    names = [str(column.header) for column in drawn.columns]
+    named = (text("first token" if name == "sink" else name) for name in names)
+    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in named)))
+    caption = tag("caption", text("means over all queries that see a key, of all sequences"))
+    whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
+    title = tag("h2", text("statistics"))
+    return tag("section", title, tag("div", whole, class_="scroll"), *_legend(record, listed, exact), id="statistics")
+
+
+def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
+    if record.model is not None:
+        return chosen_heads(chosen_layers(record, options), options)
+    return tuple(head for head in record.heads if options.heads is None or head.head in options.heads)
+
+
+def key_of(head: HeadStatistics) -> tuple[int, str, int]:
+    """What tells a head from all others of a record."""
+    return head.layer, head.attention, head.head
+
+
+def _rows(drawn: Table, places: Sequence[int | None]) -> tuple[list[Html], list[Html]]:
+    """The rows of heads, each with its place among those that are drawn, and the rows below them."""
+    columns = [(str(column.header), list(column.cells)) for column in drawn.columns]
+    rows = []
+    for row in range(drawn.row_count):
+        cells = [_cell(name, _plain(own[row])) for name, own in columns]
+        at = places[row] if row < len(places) else None
+        rows.append(tag("tr", *cells, **({} if at is None else {"data_head": str(at)})))
+    return rows[: len(places)], rows[len(places) :]
+
+
+def _cell(name: str, words: str) -> Html:
+    """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
+    if name in _NAMES:
+        return tag("th", text(words), scope="row")
+    if name in _WORDS:
+        return tag("td", text(words), class_="word")
+    number = "" if words == NONE else words.replace(",", "").removesuffix("%")
+    return tag("td", text(words), **({} if number == words else {"data_value": number}))
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
+def _legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions) -> Iterator[Html]:
+    """What the headings mean."""
+    lines = [line.plain.replace(*_TERMINAL_SINK) for line in legend(record, listed, options, WIDE)]
+    yield joined(tag("p", text(line), class_="dim") for line in lines)
+
+
+# -------------------------------------------------------------------------------------------------------- single cells
+
 
 _FRAME = 1 << 10
 """Bytes that a section takes beside its tables."""
@@ -228,10 +308,10 @@ def _corner_section(
     n, n_all = len(tables), len(within)
     cut = [_cut(f"the first {n} of {count_of(n_all, 'table')}")] if n < n_all else []
     title = tag("h2", text("single cells"))
-    return tag("section", title, _legend(), *cut, *_shelf(tables), id="cells")
+    return tag("section", title, _corner_legend(), *cut, *_shelf(tables), id="cells")
 
 
-def _legend() -> Html:
+def _corner_legend() -> Html:
     """What the shades mean; each table tells its own range."""
     ramp = tag("span", class_="ramp", role="img", aria_label="dark to bright")
     pairs = (
@@ -264,7 +344,7 @@ def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptio
         tag(
             "tr",
             tag("th", _named(query_name(view, b, first[0] + row)), scope="row"),
-            *(_cell(found, (row, key), precision) for key in keys),
+            *(_corner_cell(found, (row, key), precision) for key in keys),
         )
         for row in rows
     )
@@ -278,7 +358,7 @@ def _decimals(largest: float) -> int:
     return min(_MOST_DECIMALS, DECIMALS - 1 + max(1, -floor(log10(largest))))
 
 
-def _cell(found: CornerCells, at: tuple[int, int], precision: int) -> Html:
+def _corner_cell(found: CornerCells, at: tuple[int, int], precision: int) -> Html:
     """A cell: in one of the shades, not allowed, or not a number."""
     share = float(found.shares[at])
     if isnan(share):
