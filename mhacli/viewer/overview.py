@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -11,9 +11,9 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import count_of, fitted, share_text, short_text, token_text, told
+from mhacli.render.base.format import count_of, fitted, share_text, short_text, token_text
 from mhacli.render.base.provenance import check_text
-from mhacli.results.record.heads import NEAR, Averages, HeadStatistics
+from mhacli.results.record.heads import STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.gallery import Entry
@@ -37,33 +37,6 @@ from mhacli.viewer.screen import OVERVIEW, ViewerScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
-_Tell = Callable[[Averages], str]
-
-
-def _number(name: str) -> _Tell:
-    return lambda of: told(getattr(of, name, None), short_text)
-
-
-def _share(name: str) -> _Tell:
-    return lambda of: told(getattr(of, name, None), lambda share: share_text(share, 3))
-
-
-_NUMBERS: tuple[tuple[str, _Tell], ...] = (
-    ("entropy (nats)", _number("entropy")),
-    ("of its maximum", lambda of: told(of.entropy_share, lambda share: f"{100 * share:.0f} %")),
-    ("keys, exp(entropy)", _number("effective_keys")),
-    ("distance |i−j|", _number("distance")),
-    ("90 % within", _number("window_90")),
-    ("on the first token", _share("sink")),
-    ("on the query itself", _share("diagonal")),
-    ("on the token before", _share("previous")),
-    ("on equal tokens", _share("duplicate")),
-    ("on what followed them", _share("induction")),
-    (f"within {NEAR} tokens", _share("near")),
-    ("of a learned sink", _share("learned_sink")),
-    ("largest score", _number("max_score")),
-)
-"""What is said of a head, in words, and how."""
 
 
 class Overview(ViewerScreen):
@@ -249,11 +222,17 @@ def _told(entry: Entry) -> Iterator[tuple[str, str, str]]:
     said = entry.said
     if said is None:
         return
-    for name, tell in _NUMBERS:
-        own = tell(said)
-        if own != "–":
-            uniform = "" if said.uniform is None else tell(said.uniform)
-            yield name, own, "" if uniform == "–" else uniform
+    for statistic in STATISTICS:
+        own = getattr(said, statistic.field)
+        if statistic.words and own is not None:
+            uniform = getattr(said.uniform, statistic.field, None)
+            yield statistic.words, _in_words(statistic, own), "" if uniform is None else _in_words(statistic, uniform)
+
+
+def _in_words(statistic: Statistic, number: float) -> str:
+    if statistic.unit == "weight":
+        return share_text(number, 3)
+    return f"{100 * number:.0f} %" if statistic.unit == "fraction" else short_text(number)
 
 
 def _standing_out(entry: Entry, width: int) -> Iterator[Line]:

@@ -14,34 +14,13 @@ from mhacli.render.diff.maps import maps_view
 from mhacli.render.diff.sites import sites_view
 from mhacli.render.diff.words import layers_text, texts_of, verdict_text
 from mhacli.results.diff.result import Differences, HeadChange, Setting, StatisticChange, TextDifference
-from mhacli.results.diff.statistics import SHARES, by_size
-from mhacli.results.record.heads import NEAR
+from mhacli.results.diff.statistics import CHANGES, SIZES, UNIT_OF, by_size
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 _MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
 _CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
 _MOST_TOLD, _LEAST_ROOM = 3, 24
-_MEANINGS = {
-    "sink": "sink: what the first token gets",
-    "leading": "leading: the first few (≤)",
-    "diagonal": "diagonal: the token itself (diag)",
-    "previous": "previous: the one before (prev)",
-    "duplicate": "duplicate: the same token (dup)",
-    "induction": "induction: the one after one like it (ind)",
-    "near": f"near: those within {NEAR} tokens (±{NEAR})",
-    "learned_sink": "learned_sink: what no key gets",
-    "entropy_share": "entropy_share: entropy relative to that of uniform attention (H/max)",
-    "entropy": "entropy: in nats (H)",
-    "effective_keys": "effective_keys: mean of exp H (keys)",
-    "participation": "participation: mean of 1/Σp²",
-    "distance": "distance: mean of |i−j|",
-    **{f"window_{n}": f"window_{n}: the distance within which {n} % lie" for n in (50, 90, 99)},
-    "offset": "offset: the distance that gets most beyond uniform attention, at_offset: what it gets",
-    "max_score": "max_score: the largest score (max)",
-    "certainty": "certainty: how far the mass of its kind exceeds uniform attention's",
-}
-"""What statistics are, and in brackets their headings in the tables of heads."""
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 
 
@@ -188,7 +167,7 @@ def _heads(found: Differences, screen: Screen, *, everything: bool) -> Iterator[
         told |= {one.name: None for one in listed}
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
-    meanings = [meaning for name, meaning in _MEANINGS.items() if name in told]
+    meanings = [f"{row.field}: {row.meaning}" for row in CHANGES if row.meaning and row.field in told]
     more += [Text("\n".join(filled(meanings, screen.width)), style="dim")] if meanings else []
     yield Group(
         title_rule(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
@@ -203,15 +182,15 @@ def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
     """The entropy, and the shares that changed most; numbers that are gone or new before all."""
     gone = [one for one in change.statistics if one.a is None or one.b is None]
     known = [one for one in change.statistics if one not in gone]
-    shares = [one for one in known if one.name in SHARES and one.name != "entropy_share"]
+    shares = [one for one in known if one.name in SIZES and UNIT_OF[one.name] == "weight"]
     shares.sort(key=lambda one: -abs((one.b or 0.0) - (one.a or 0.0)))
     entropy = [one for one in known if one.name == "entropy"]
     return (*gone[:_MOST_TOLD], *shares[:_MOST_TOLD], *entropy)
 
 
 def _statistic(one: StatisticChange) -> str:
-    tell = _share if one.name in SHARES or one.name in ("at_offset", "certainty") else _number
-    unit = " nats" if one.name == "entropy" else ""
+    tell = _share if UNIT_OF[one.name] in ("weight", "fraction") else _number
+    unit = " nats" if UNIT_OF[one.name] == "nats" else ""
     a, b = tell(one.a), tell(one.b)
     if a == b and one.a is not None and one.b is not None:  # a change too small for these decimals
         return f"{one.name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"

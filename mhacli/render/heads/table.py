@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from rich.cells import cell_len
@@ -11,28 +13,52 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, share_text, short_text, sparkline, told
+from mhacli.render.base.format import filled, fitted, share_text, short_text, sparkline, told
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.render.base.tables import left_out, plain_table
-from mhacli.results.record.heads import NEAR, SINK_TOKENS, Averages, HeadStatistics, Kind
+from mhacli.results.record.heads import (
+    FIELD_OF,
+    SINK_TOKENS,
+    STATISTICS,
+    Averages,
+    HeadStatistics,
+    Statistic,
+)
 from mhacli.results.record.record import Record, layer_prefix
+from mhacli.text.escape import visible
 
-_Tell = Callable[[Averages], str]
+_PROFILE = "distance →"
+_HEAD_WIDTH, _KIND_WIDTH = 5, 22
+_TOO_SMALL = 5e-4
+"""What no spark is drawn for."""
 
 
 @dataclass(frozen=True)
-class _Column:
-    """A column of the overview: its heading, its width, what it says, and how soon it gives way where there is no room.
+class Column:
+    """A column of the overview: its heading, what its cells are, how wide it is at least, and what the heading means.
 
-    `field` is the number that it tells, by its name in `HeadStatistics`.
+    On an HTML page `page` is the heading and the legend where they differ. A number is written by `tell`, and `field` is its
+    name in `HeadStatistics`, if it has one. Where the screen is too narrow, numbers of the largest `priority` go first.
     """
 
-    name: str
-    width: int
-    yields: int
-    tell: _Tell
+    heading: str
+    cells: Literal["name", "word", "number"] = "number"
+    width: int = 0
+    priority: int = 0
+    tell: Callable[[Averages], str] = lambda averages: ""
     field: str = ""
+    legend: str = ""
+    page: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class OverviewCells:
+    """What the overview shows: its columns, a row for each head, and a row for each baseline of uniform attention."""
+
+    columns: tuple[Column, ...]
+    heads: tuple[tuple[Text, ...], ...]
+    baselines: tuple[tuple[Text, ...], ...]
 
 
 def overview(
@@ -43,54 +69,200 @@ def overview(
     *,
     gap: tuple[int, int] = (0, 0),
 ) -> Table:
-    """A row per head, with its layer where there are several; below, what uniform attention over the same keys would give.
-    `gap` says before which row how many heads are left out.
-
-    Columns give way where there is no room; the profile of distances stands where the record has one.
-    """
-    columns, has_profile = _chosen(record, listed, options, screen)
-    names, places = _layer_names(record, listed), _places(record)
-    table = plain_table(*[("layer", True)] * bool(names), ("head", True), gap=1)
-    table.add_column("kind", no_wrap=True, width=_KIND_WIDTH - 1)
-    for column in columns:
-        table.add_column(column.name, justify="right", no_wrap=True, min_width=column.width)
-    if has_profile:
-        table.add_column(_PROFILE, no_wrap=True, min_width=len(_profile_steps(record)))
-    for row, head in enumerate(listed):
+    """The overview as a table of the terminal. `gap` says before which row how many heads are left out."""
+    cells = overview_cells(record, listed, options, screen)
+    table = plain_table(gap=1)
+    for column in cells.columns:
+        table.add_column(
+            column.heading,
+            justify="left" if column.cells == "word" else "right",
+            no_wrap=True,
+            min_width=column.width,
+            max_width=column.width if column.heading == "kind" else None,
+        )
+    for row, head in enumerate(cells.heads):
         if gap[1] and row == gap[0]:
             table.add_row("⋮", left_out(gap[1]))
-        own = [Text(column.tell(head), style=_emphasis(head, column)) for column in columns]
-        line = [Text(_sparks(record, "profile", places[_key(head)]), style="cyan")] if has_profile else []
-        layer = [names[_key(head)[:2]]] if names else []
-        table.add_row(*layer, str(head.head), _kind_text(head), *own, *line)
-    for label, head in _baselines(record, listed):
-        numbers = [Text(column.tell(head.uniform or Averages()), style="dim") for column in columns]
-        line = [Text(_sparks(record, "uniform_profile", places[_key(head)]), style="dim")] if has_profile else []
-        table.add_row(*([""] if names else []), "", Text(label, style="dim"), *numbers, *line)
+        table.add_row(*head)
+    for baseline in cells.baselines:
+        table.add_row(*baseline)
     return table
 
 
-def column_names(
-    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The headings that the overview shows on a screen, and those that gave way."""
-    columns, has_profile = _chosen(record, listed, options, screen)
-    shown = [*(column.name for column in columns), *([_PROFILE] if has_profile else [])]
-    every = [column.name for column in _columns(record, options.precision)]
-    return tuple(shown), tuple(name for name in every if name not in shown)
+def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
+    """What the headings that are shown mean, and which are not shown."""
+    columns, hidden = _shown_columns(record, listed, options, screen)
+    parts = [column.legend for column in columns if column.legend]
+    parts.append(OF_KINDS)
+    parts += [f"not shown: {' '.join(hidden)} (a wider screen, --sort, --csv)"] if hidden else []
+    for line in filled(parts, screen.width):
+        yield Text(line, style="dim")
 
 
-def _chosen(
+OF_KINDS = "beside a kind: how far its mass exceeds uniform attention's, of 1; beside uniform: H/max"
+
+
+def overview_cells(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
-) -> tuple[list[_Column], bool]:
-    """The columns that fit, and whether the profile of distances does too."""
+) -> OverviewCells:
+    """A row per head, with its layer where there are several; below, what uniform attention over the same keys would give.
+
+    Columns give way where there is no room; the profile of distances stands where the record has one.
+    """
+    columns, _ = _shown_columns(record, listed, options, screen)
+    names, places = _layer_names(record, listed), _places(record)
+    numbers = [column for column in columns if column.cells == "number"]
+    has_profile = columns[-1].heading == _PROFILE
+    heads, baselines = [], []
+    for head in listed:
+        layer = [names[_key(head)[:2]]] if names else []
+        values = [Text(column.tell(head), style=_emphasis(head, column)) for column in numbers]
+        line = [Text(_sparks(record, "profile", places[_key(head)]), style="cyan")] if has_profile else []
+        heads.append((*layer, Text(str(head.head)), _kind_text(head), *values, *line))
+    for label, head in _baselines(record, listed):
+        values = [Text(column.tell(head.uniform or Averages()), style="dim") for column in numbers]
+        line = [Text(_sparks(record, "uniform_profile", places[_key(head)]), style="dim")] if has_profile else []
+        baselines.append((*([Text()] if names else []), Text(), Text(label, style="dim"), *values, *line))
+    return OverviewCells(columns, tuple(heads), tuple(baselines))
+
+
+# ------------------------------------------------------------------------------------------------------------------ columns
+
+
+def _shown_columns(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """The columns for which the screen has room, and the headings of the others."""
     names = _layer_names(record, listed).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
-    steps, room = len(_profile_steps(record)), screen.width - of_layers - _HEAD_WIDTH - _KIND_WIDTH
-    width = max(steps, len(_PROFILE)) if steps else 0
-    columns = _fitting(_columns(record, options.precision), room, width, options.sort.partition(":")[0])
-    return columns, bool(steps) and sum(column.width + 1 for column in columns) + width <= room
+    room = screen.width - of_layers - _HEAD_WIDTH - _KIND_WIDTH
+    numbers, profile = _number_columns(record, options.precision), _profile_columns(record)
+    width = max((max(column.width, len(_PROFILE)) for column in profile), default=0)
+    shown = _fitting(numbers, room, width, options.sort.partition(":")[0])
+    profile = profile if sum(column.width + 1 for column in shown) + width <= room else []
+    first = [
+        *([Column("layer", "name")] if names else []),
+        Column("head", "name"),
+        Column("kind", "word", _KIND_WIDTH - 1),
+    ]
+    return (*first, *shown, *profile), tuple(column.heading for column in numbers if column not in shown)
 
+
+def _number_columns(record: Record, precision: int) -> list[Column]:
+    """A column for each statistic that has a heading and for each pattern, in the order in which they stand."""
+    survey = survey_of(record) if record.survey is not None or record.layers else None
+    sink_tokens, patterns = (SINK_TOKENS, ()) if survey is None else (survey.sink_tokens, survey.patterns)
+    weights: list[Column] = []
+    scores: list[Column] = []
+    for statistic in STATISTICS:
+        is_missing = all(getattr(head, statistic.field) is None for head in record.heads)
+        if not statistic.heading or (statistic.optional and is_missing):
+            continue
+        column = _statistic_column(statistic, precision, sink_tokens)
+        if statistic.unit == "score":
+            scores.append(column)
+        else:
+            fields = [column.field for column in weights]
+            weights.insert(fields.index(statistic.beside) + 1 if statistic.beside else len(fields), column)
+    for index, pattern in enumerate(patterns):
+        tell = partial(_pattern_text, index, precision)
+        weights.append(
+            Column(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"p{index + 1} {visible(pattern)}")
+        )
+    return [*weights, *scores]
+
+
+def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) -> Column:
+    """The column of a statistic: how its numbers are written follows from its unit."""
+    write: Mapping[str, tuple[int, Callable[[float], str]]] = {
+        "weight": (precision + 2, lambda number: share_text(number, precision)),
+        "fraction": (5, lambda number: f"{100 * number:.0f}%"),
+        "nats": (5, lambda number: f"{number:.2f}"),
+        "score": (6, short_text),
+    }
+    width, to_text = write.get(statistic.unit, (5, short_text))
+    return Column(
+        heading=statistic.heading.format(sink_tokens=sink_tokens),
+        width=width,
+        priority=statistic.priority,
+        tell=lambda averages: told(getattr(averages, statistic.field, None), to_text),
+        field=statistic.field,
+        legend=statistic.legend.format(sink_tokens=sink_tokens),
+        page=statistic.page,
+    )
+
+
+def _pattern_text(index: int, precision: int, averages: Averages) -> str:
+    return told(averages.patterns[index], lambda weight: share_text(weight, precision))
+
+
+def _profile_columns(record: Record) -> list[Column]:
+    """The column of the attention weight at each distance, of a record that has it."""
+    steps = survey_of(record).steps if record.survey is not None or record.layers else ()
+    if not steps:
+        return []
+    distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
+    return [Column(_PROFILE, "word", len(steps), legend=f"{_PROFILE} {distances}")]
+
+
+_FEW = 5
+
+
+def _fitting(columns: list[Column], width: int, profile: int, sort: str) -> list[Column]:
+    """The columns that fit, with room for the profile: those that yield soonest go first, that which heads
+    are ordered by never."""
+    room, kept = width - profile, columns
+    for step in range(7, 1, -1):
+        if sum(column.width + 1 for column in kept) <= room:
+            break
+        kept = [column for column in kept if column.priority < step or column.field == sort]
+    while kept and sum(column.width + 1 for column in kept) > width:
+        last = max(range(len(kept)), key=lambda place: (kept[place].field != sort, kept[place].priority, place))
+        kept = kept[:last] + kept[last + 1 :]
+    return kept
+
+
+# --------------------------------------------------------------------------------------------------------------------- rows
+
+
+def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tuple[str, HeadStatistics]]:
+    """Uniform attention, by a head that has it beside itself: one row where it is the same for all, else one for each head,
+    or for all layers of a checkpoint that share it."""
+    groups: dict[Averages, list[HeadStatistics]] = {}
+    for head in listed:
+        if head.uniform is not None:
+            groups.setdefault(replace(head.uniform, offset=None, at_offset=None), []).append(head)
+    if len(groups) > 1 and not record.layers:
+        yield from ((f"head {head.head} if uniform", head) for head in listed if head.uniform is not None)
+        return
+    for heads in groups.values():
+        own = {_key(head)[:2] for head in heads}
+        layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in own])
+        label = "if uniform" if len(groups) == 1 else f"uniform, {layers}"
+        yield fitted(label, _KIND_WIDTH - 1), heads[0]
+
+
+def _kind_text(head: HeadStatistics) -> Text:
+    """The sign and name of a kind, and how sure it is."""
+    glyph, style = KIND_SIGNS[head.kind]
+    sure = "" if head.certainty is None or head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
+    return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
+
+
+def _emphasis(head: HeadStatistics, column: Column) -> str:
+    """The number that gave the head its kind stands out."""
+    return f"bold {KIND_SIGNS[head.kind][1]}" if FIELD_OF.get(head.kind) == column.field else ""
+
+
+def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
+    """The share of the mass at each distance of a profile, over all sequences, relative to the largest."""
+    prefix, place = at
+    profiles = record.arrays[prefix + name]
+    shares = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
+    return sparkline([float(share) if share > _TOO_SMALL else 0.0 for share in shares])
+
+
+# --------------------------------------------------------------------------------------------------------- layers and places
 
 _Key = tuple[int, str, int]
 
@@ -122,115 +294,3 @@ def _layer_names(record: Record, listed: Sequence[HeadStatistics]) -> Mapping[tu
         if (layer.layer, layer.name) in wanted
     }
     return named if len(named) > 1 else {}
-
-
-def _profile_steps(record: Record) -> tuple[int, ...]:
-    return survey_of(record).steps if record.survey is not None or record.layers else ()
-
-
-_PROFILE, LEARNED = "distance →", "σ"
-_TOO_SMALL = 5e-4
-"""What no spark is drawn for."""
-_HEAD_WIDTH, _KIND_WIDTH = 5, 22
-
-
-def _columns(record: Record, precision: int) -> list[_Column]:
-    """All columns, in the order in which they stand. The last to give way are those that name the kind."""
-    survey = survey_of(record) if record.survey is not None or record.layers else None
-    sink_tokens, n_patterns = (SINK_TOKENS, 0) if survey is None else (survey.sink_tokens, len(survey.patterns))
-    has_learned = any(head.learned_sink is not None for head in record.heads)
-
-    def share(name: str) -> _Tell:
-        return lambda of: told(getattr(of, name), lambda x: share_text(x, precision))
-
-    def number(name: str) -> _Tell:
-        return lambda of: told(getattr(of, name, None), short_text)
-
-    wide = precision + 2
-    columns = [
-        _Column("H", 5, 3, lambda of: told(of.entropy, lambda x: f"{x:.2f}"), "entropy"),
-        _Column("H/max", 5, 1, lambda of: told(of.entropy_share, lambda x: f"{100 * x:.0f}%"), "entropy_share"),
-        _Column("keys", 5, 2, number("effective_keys"), "effective_keys"),
-        _Column("1/Σp²", 5, 7, number("participation"), "participation"),
-        _Column("|i−j|", 5, 1, number("distance"), "distance"),
-        _Column("50%", 5, 6, number("window_50"), "window_50"),
-        _Column("90%", 5, 5, number("window_90"), "window_90"),
-        _Column("99%", 5, 7, number("window_99"), "window_99"),
-        _Column("sink", wide, 1, share("sink"), "sink"),
-        *([_Column(LEARNED, wide, 0, share("learned_sink"), "learned_sink")] if has_learned else []),
-        _Column(f"≤{sink_tokens}", wide, 7, share("leading"), "leading"),
-        _Column("diag", wide, 3, share("diagonal"), "diagonal"),
-        _Column("prev", wide, 1, share("previous"), "previous"),
-        _Column("dup", wide, 1, share("duplicate"), "duplicate"),
-        _Column("ind", wide, 1, share("induction"), "induction"),
-        _Column(f"±{NEAR}", wide, 6, share("near"), "near"),
-    ]
-    for index in range(n_patterns):
-        columns.append(_Column(f"p{index + 1}", wide, 0, _pattern_teller(index, precision)))
-    return [*columns, _Column("max", 6, 4, number("max_score"), "max_score")]
-
-
-def _pattern_teller(index: int, precision: int) -> _Tell:
-    return lambda of: told(of.patterns[index], lambda x: share_text(x, precision))
-
-
-def _fitting(columns: list[_Column], width: int, profile: int, sort: str) -> list[_Column]:
-    """The columns that fit, with room for the profile: those that yield soonest go first, that which heads
-    are ordered by never."""
-    room, kept = width - profile, columns
-    for step in range(7, 1, -1):
-        if sum(column.width + 1 for column in kept) <= room:
-            break
-        kept = [column for column in kept if column.yields < step or column.field == sort]
-    while kept and sum(column.width + 1 for column in kept) > width:
-        last = max(range(len(kept)), key=lambda place: (kept[place].field != sort, kept[place].yields, place))
-        kept = kept[:last] + kept[last + 1 :]
-    return kept
-
-
-def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tuple[str, HeadStatistics]]:
-    """Uniform attention, by a head that has it beside itself: one row where it is the same for all, else one for each head,
-    or for all layers of a checkpoint that share it."""
-    groups: dict[Averages, list[HeadStatistics]] = {}
-    for head in listed:
-        if head.uniform is not None:
-            groups.setdefault(replace(head.uniform, offset=None, at_offset=None), []).append(head)
-    if len(groups) > 1 and not record.layers:
-        yield from ((f"head {head.head} if uniform", head) for head in listed if head.uniform is not None)
-        return
-    for heads in groups.values():
-        own = {_key(head)[:2] for head in heads}
-        layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in own])
-        label = "if uniform" if len(groups) == 1 else f"uniform, {layers}"
-        yield fitted(label, _KIND_WIDTH - 1), heads[0]
-
-
-def _kind_text(head: HeadStatistics) -> Text:
-    """The sign and name of a kind, and how sure it is."""
-    glyph, style = KIND_SIGNS[head.kind]
-    sure = "" if head.certainty is None or head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
-    return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
-
-
-_COLUMN_OF: Mapping[Kind, str] = {
-    "sink": "sink",
-    "previous-token": "prev",
-    "diagonal": "diag",
-    "duplicate-token": "dup",
-    "induction": "ind",
-    "local": f"±{NEAR}",
-    "uniform": "H/max",
-}
-
-
-def _emphasis(head: HeadStatistics, column: _Column) -> str:
-    """The number that gave the head its kind stands out."""
-    return f"bold {KIND_SIGNS[head.kind][1]}" if _COLUMN_OF.get(head.kind) == column.name else ""
-
-
-def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
-    """The share of the mass at each distance of a profile, over all sequences, relative to the largest."""
-    prefix, place = at
-    profiles = record.arrays[prefix + name]
-    shares = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
-    return sparkline([float(share) if share > _TOO_SMALL else 0.0 for share in shares])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -20,9 +20,9 @@ from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.heads.pooled import pooled_map
-from mhacli.render.heads.table import LEARNED, column_names, overview
+from mhacli.render.heads.table import legend, overview
 from mhacli.requests.layer import BASE_BYTES
-from mhacli.results.record.heads import NEAR, SINK_LIFT, SINK_TOKENS, HeadStatistics, in_order
+from mhacli.results.record.heads import SINK_LIFT, HeadStatistics, in_order
 from mhacli.results.record.record import Record
 from mhacli.results.record.tiled import Survey
 from mhacli.text.escape import visible
@@ -82,42 +82,6 @@ def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
         f"{bytes_text(survey.full_bytes)}",
     ]
     return Text("\n".join(filled(parts, screen.width)), style="dim")
-
-
-def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
-    """What the headings that are shown mean, and which are not shown."""
-    survey = survey_of(record) if record.survey is not None or record.layers else None
-    n_sinks, steps, patterns = (
-        (SINK_TOKENS, (), ()) if survey is None else (survey.sink_tokens, survey.steps, survey.patterns)
-    )
-    shown, left_out = column_names(record, listed, options, screen)
-    distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
-    meanings = {
-        "H": "H entropy in nats",
-        "H/max": "H/max entropy relative to that of uniform attention",
-        "keys": "keys mean of exp H",
-        "|i−j|": "|i−j| mean distance in tokens",
-        "50%": "50% 90% 99% of the mass lie within so many tokens",
-        "sink": "mass on: sink the first token",
-        LEARNED: f"{LEARNED} learned sink: the share that no key gets, counted by H and keys as one more",
-        f"≤{n_sinks}": f"≤{n_sinks} the first {n_sinks}",
-        "diag": "diag itself",
-        "prev": "prev the token before",
-        "dup": "dup the same token",
-        "ind": "ind the token after one like it",
-        f"±{NEAR}": f"±{NEAR} near tokens",
-        **{f"p{index + 1}": f"p{index + 1} {visible(pattern)}" for index, pattern in enumerate(patterns)},
-        "max": "max the largest score",
-    }
-    parts = [meaning for name, meaning in meanings.items() if name in shown]
-    parts += [f"distance → {distances}"] if "distance →" in shown else []
-    parts.append("beside a kind: how far its mass exceeds uniform attention's, of 1; beside uniform: H/max")
-    parts += [f"not shown: {' '.join(left_out)} (a wider screen, --sort, --csv)"] if left_out else []
-    for line in filled(parts, screen.width):
-        yield Text(line, style="dim")
-
-
-_FEW = 5
 
 
 def sinks_are(least: float) -> str:

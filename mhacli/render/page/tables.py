@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isnan, log10
 
-from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
@@ -25,8 +24,7 @@ from mhacli.render.heads.cells import (
     strongest_of,
 )
 from mhacli.render.heads.head_map import DrawableHead
-from mhacli.render.heads.table import overview
-from mhacli.render.heads.view import legend
+from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
 from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
 from mhacli.results.record.heads import HeadStatistics, in_order
@@ -40,9 +38,6 @@ DECIMALS = 3
 """Digits of a share that a page has at least: it has more room than a screen."""
 NONE = "–"
 """In place of a number that there is not."""
-_TERMINAL_SINK = ("mass on: sink the first token", "mass on: the first token")
-"""On a page `sink` is what a head's picture takes as one: what the first token alone gets has its own name."""
-_NAMES, _WORDS = ("layer", "head"), ("kind", "distance →")
 
 
 def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
@@ -51,16 +46,19 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     if not listed:
         return Html("")
     exact = replace(options, precision=max(options.precision, DECIMALS))
-    drawn = overview(record, listed, exact, WIDE)
+    cells = overview_cells(record, listed, exact, WIDE)
     places = {key_of(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
-    body, foot = _rows(drawn, [places.get(key_of(head)) for head in listed])
-    names = [str(column.header) for column in drawn.columns]
-    named = (text("first token" if name == "sink" else name) for name in names)
-    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in named)))
+    body = [
+        _statistics_row(cells.columns, row, places.get(key_of(head)))
+        for row, head in zip(cells.heads, listed, strict=True)
+    ]
+    foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
+    headings = [column.page[0] if column.page else column.heading for column in cells.columns]
+    head = tag("thead", tag("tr", *(tag("th", text(heading), scope="col") for heading in headings)))
     caption = tag("caption", text("means over all queries that see a key, of all sequences"))
     whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
     title = tag("h2", text("statistics"))
-    return tag("section", title, tag("div", whole, class_="scroll"), *_legend(record, listed, exact), id="statistics")
+    return tag("section", title, tag("div", whole, class_="scroll"), _legend(cells.columns), id="statistics")
 
 
 def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
@@ -74,35 +72,26 @@ def key_of(head: HeadStatistics) -> tuple[int, str, int]:
     return head.layer, head.attention, head.head
 
 
-def _rows(drawn: Table, places: Sequence[int | None]) -> tuple[list[Html], list[Html]]:
-    """The rows of heads, each with its place among those that are drawn, and the rows below them."""
-    columns = [(str(column.header), list(column.cells)) for column in drawn.columns]
-    rows = []
-    for row in range(drawn.row_count):
-        cells = [_cell(name, _plain(own[row])) for name, own in columns]
-        at = places[row] if row < len(places) else None
-        rows.append(tag("tr", *cells, **({} if at is None else {"data_head": str(at)})))
-    return rows[: len(places)], rows[len(places) :]
+def _statistics_row(columns: Sequence[Column], cells: Sequence[Text], place: int | None = None) -> Html:
+    """A row, with the place of its head among those that are drawn."""
+    html = [_cell(column, cell.plain) for column, cell in zip(columns, cells, strict=True)]
+    return tag("tr", *html, **({} if place is None else {"data_head": str(place)}))
 
 
-def _cell(name: str, words: str) -> Html:
+def _cell(column: Column, words: str) -> Html:
     """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
-    if name in _NAMES:
+    if column.cells == "name":
         return tag("th", text(words), scope="row")
-    if name in _WORDS:
+    if column.cells == "word":
         return tag("td", text(words), class_="word")
     number = "" if words == NONE else words.replace(",", "").removesuffix("%")
     return tag("td", text(words), **({} if number == words else {"data_value": number}))
 
 
-def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
-
-
-def _legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions) -> Iterator[Html]:
+def _legend(columns: Sequence[Column]) -> Html:
     """What the headings mean."""
-    lines = [line.plain.replace(*_TERMINAL_SINK) for line in legend(record, listed, options, WIDE)]
-    yield joined(tag("p", text(line), class_="dim") for line in lines)
+    meanings = [column.page[1] if column.page else column.legend for column in columns]
+    return tag("p", text(" · ".join([*filter(None, meanings), OF_KINDS])), class_="dim")
 
 
 # -------------------------------------------------------------------------------------------------------- single cells

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mhacli.results.diff.result import HeadChange, StatisticChange
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.heads import STATISTICS, HeadStatistics
 
-SHARES = (
-    "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "learned_sink", "entropy_share",
-)  # fmt: skip
-"""Statistics from 0 to 1, by which changes are ordered. What is given to an offset is none of them: the offset may be another."""
-STATISTICS = (
-    *SHARES, "entropy", "effective_keys", "participation", "distance", "window_50", "window_90", "window_99", "offset",
-    "at_offset", "max_score", "certainty",
-)  # fmt: skip
+_ORDER = {"weight": 0, "fraction": 1}
+CHANGES = (
+    *sorted((row for row in STATISTICS if row.is_change), key=lambda row: _ORDER[row.unit]),
+    *(row for row in STATISTICS if not row.is_change),
+)
+"""The statistics in the order in which changes are listed: those that say how far a head changed come first."""
+UNIT_OF = {row.field: row.unit for row in STATISTICS}
+SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
+"""Statistics from 0 to 1, by which changes are ordered."""
 
 _Heads = Sequence[tuple[HeadStatistics, HeadStatistics]]
 """Heads that belong together, of one layer."""
@@ -24,7 +25,9 @@ _Heads = Sequence[tuple[HeadStatistics, HeadStatistics]]
 def changed_heads(layers: Sequence[tuple[str, _Heads]], tolerance: float) -> tuple[tuple[HeadChange, ...], ...]:
     """For each layer, given by its label and heads, those heads of which something changed by more than the tolerance, which is
     relative to the largest value of that statistic among all heads of both."""
-    scales = {name: _scale([pair for _, heads in layers for pair in heads], name) for name in STATISTICS}
+    scales = {
+        name: _scale([pair for _, heads in layers for pair in heads], name) for name in (row.field for row in CHANGES)
+    }
     return tuple(tuple(_changed(label, heads, scales, tolerance)) for label, heads in layers)
 
 
@@ -43,7 +46,7 @@ def by_size(changes: Sequence[HeadChange]) -> tuple[HeadChange, ...]:
 def _changes(
     a: HeadStatistics, b: HeadStatistics, scales: Mapping[str, float], tolerance: float
 ) -> Iterator[StatisticChange]:
-    for name in STATISTICS:
+    for name in (row.field for row in CHANGES):
         one, other = getattr(a, name), getattr(b, name)
         if one is None and other is None:
             continue
@@ -60,4 +63,4 @@ def _size(changes: Sequence[StatisticChange]) -> float | None:
     """The largest change of a share."""
     if any((change.a is None) != (change.b is None) for change in changes):
         return None
-    return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SHARES), default=0.0)
+    return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SIZES), default=0.0)

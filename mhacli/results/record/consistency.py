@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.results.record.arrays import Array, are_read
+from mhacli.results.record.heads import STATISTICS, HeadStatistics
 
 if TYPE_CHECKING:
-    from mhacli.results.record.heads import HeadStatistics
     from mhacli.results.record.record import Record
     from mhacli.spec.tokens import TokenSequence
 
@@ -30,9 +30,6 @@ _IN_16_BITS = 10
 MOST_OF_SUMS = 1e-2
 """The largest tolerance that a look at heads gives a sum of shares, however large scores are."""
 _SAID_ONCE = 6
-_SHARES = (
-    "entropy_share", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "at_offset", "learned_sink",
-)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- what cannot be
@@ -194,13 +191,15 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
 def _means(view: Record) -> Iterator[str]:
     """Means of heads that are beyond what they can be."""
     longest, n_keys = max(view.facts.q_len, view.facts.k_len), view.facts.k_len + 1  # a learned sink counts as a key
-    ranges = dict.fromkeys(_SHARES, (0.0, 1.0)) | {
-        "certainty": (0.0, 1.0),
-        "entropy": (0.0, math.log(n_keys)),
-        "effective_keys": (1.0, float(n_keys)),
-        "distance": (0.0, float(longest)),
-        **{f"window_{percent}": (0.0, float(longest)) for percent in (50, 90, 99)},
+    limits: dict[str, tuple[float, float]] = {
+        "weight": (0.0, 1.0),
+        "fraction": (0.0, 1.0),
+        "nats": (0.0, math.log(n_keys)),
+        "count": (1.0, float(n_keys)),
+        "tokens": (0.0, float(longest)),
     }
+    is_signed = "offset"  # the one distance that has a direction
+    ranges = {row.field: limits[row.unit] for row in STATISTICS if row.unit in limits and row.field != is_signed}
     slack = max(1e-3, ROW_TOLERANCE[view.config.dtype])
     for head in view.heads:
         for name, (low, high) in ranges.items():

@@ -28,12 +28,6 @@ queries that see it of which more must give it so much; and how many these must 
 2024, "When Attention Sink Emerges in Language Models" (the mean share of a key over the queries that see it, above
 a threshold), here relative to uniform attention, of which early keys of a causal text get much; Xiao et al. 2023, section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
-SORTS = (
-    "head", "layer", "kind", "certainty", "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50",
-    "window_90", "window_99", "sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "learned_sink",
-    "max_score",
-)  # fmt: skip
-"""What heads can be ordered by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,40 +135,166 @@ class HeadStatistics(Averages, _Named):
         return tuple(key for key in self.sinks if is_sink(key))
 
 
+# ---------------------------------------------------------------------------------------------------- the table of statistics
+
+Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
+"""What a statistic counts: attention weight, from 0 to 1; another fraction; nats; distances in tokens; keys; scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """One statistic of a head: a field of `HeadStatistics`, and what every surface needs to show it.
+
+    `meaning` explains it below a comparison, under the name of the field. The overview gives it a column if it has a `heading`,
+    and explains that in its `legend`; both may contain `{sink_tokens}`. Where the screen is too narrow, columns with the largest
+    `priority` go first. `words` name it in the viewer, which leaves out statistics without them. `page` is the heading and the
+    legend on the HTML page, where the overview's would mislead. An `optional` column is shown only where a head has a value. A
+    column stands after the one above it in the table, or `beside` another field's. A statistic `of` another field can be compared
+    only where that field is the same.
+    """
+
+    field: str
+    unit: Unit
+    meaning: str = ""
+    heading: str = ""
+    legend: str = ""
+    priority: int = 0
+    words: str = ""
+    page: tuple[str, str] | None = None
+    optional: bool = False
+    beside: str = ""
+    of: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether its difference between two heads says how far they changed: it is from 0 to 1 in any head."""
+        return self.unit in ("weight", "fraction") and not self.of
+
+
+STATISTICS = (
+    Statistic(
+        field="entropy", unit="nats", heading="H", priority=3, words="entropy (nats)",
+        legend="H entropy in nats", meaning="in nats (H)",
+    ),
+    Statistic(
+        field="entropy_share", unit="fraction", heading="H/max", priority=1, words="of its maximum",
+        legend="H/max entropy relative to that of uniform attention",
+        meaning="entropy relative to that of uniform attention (H/max)",
+    ),
+    Statistic(
+        field="effective_keys", unit="count", heading="keys", priority=2, words="keys, exp(entropy)",
+        legend="keys mean of exp H", meaning="mean of exp H (keys)",
+    ),
+    Statistic(field="participation", unit="count", heading="1/Σp²", priority=7, meaning="mean of 1/Σp²"),
+    Statistic(
+        field="distance", unit="tokens", heading="|i−j|", priority=1, words="distance |i−j|",
+        legend="|i−j| mean distance in tokens", meaning="mean of |i−j|",
+    ),
+    Statistic(
+        field="window_50", unit="tokens", heading="50%", priority=6,
+        legend="50% 90% 99% of the mass lie within so many tokens", meaning="the distance within which 50 % lie",
+    ),
+    Statistic(
+        field="window_90", unit="tokens", heading="90%", priority=5, words="90 % within",
+        meaning="the distance within which 90 % lie",
+    ),
+    Statistic(
+        field="window_99", unit="tokens", heading="99%", priority=7, meaning="the distance within which 99 % lie",
+    ),
+    Statistic(
+        field="sink", unit="weight", heading="sink", priority=1, words="on the first token",
+        legend="mass on: sink the first token", page=("first token", "mass on: the first token"),
+        meaning="what the first token gets",
+    ),
+    Statistic(
+        field="leading", unit="weight", heading="≤{sink_tokens}", priority=7,
+        legend="≤{sink_tokens} the first {sink_tokens}", meaning="the first few (≤)",
+    ),
+    Statistic(
+        field="diagonal", unit="weight", heading="diag", priority=3, words="on the query itself",
+        legend="diag itself", meaning="the token itself (diag)",
+    ),
+    Statistic(
+        field="previous", unit="weight", heading="prev", priority=1, words="on the token before",
+        legend="prev the token before", meaning="the one before (prev)",
+    ),
+    Statistic(
+        field="duplicate", unit="weight", heading="dup", priority=1, words="on equal tokens",
+        legend="dup the same token", meaning="the same token (dup)",
+    ),
+    Statistic(
+        field="induction", unit="weight", heading="ind", priority=1, words="on what followed them",
+        legend="ind the token after one like it", meaning="the one after one like it (ind)",
+    ),
+    Statistic(
+        field="near", unit="weight", heading=f"±{NEAR}", priority=6, words=f"within {NEAR} tokens",
+        legend=f"±{NEAR} near tokens", meaning=f"those within {NEAR} tokens (±{NEAR})",
+    ),
+    Statistic(
+        field="offset", unit="tokens",
+        meaning="the distance that gets most beyond uniform attention, at_offset: what it gets",
+    ),
+    Statistic(field="at_offset", unit="weight", of="offset"),
+    Statistic(
+        field="learned_sink", unit="weight", heading="σ", beside="sink", optional=True, words="of a learned sink",
+        legend="σ learned sink: the share that no key gets, counted by H and keys as one more", meaning="what no key gets",
+    ),
+    Statistic(
+        field="max_score", unit="score", heading="max", priority=4, words="largest score",
+        legend="max the largest score", meaning="the largest score (max)",
+    ),
+    Statistic(
+        field="certainty", unit="fraction", of="kind",
+        meaning="how far the mass of its kind exceeds uniform attention's",
+    ),
+)  # fmt: skip
+"""Every statistic of a head, in the order in which surfaces show them."""
+
+FIELD_OF: Mapping[Kind, str] = {
+    "sink": "sink",
+    "previous-token": "previous",
+    "diagonal": "diagonal",
+    "induction": "induction",
+    "duplicate-token": "duplicate",
+    "positional": "at_offset",
+    "local": "near",
+    "uniform": "entropy_share",
+}
+"""The statistic that gives a head its kind. Of equal ones the first decides."""
+
+# --------------------------------------------------------------------------------------------------------------- kind and order
+
+
 def with_kind(head: HeadStatistics) -> HeadStatistics:
     """The head with its kind: the name whose mass exceeds uniform attention most, if that is enough; else uniform or mixed.
 
     The excess of a mass m over the uniform u is (m − u) / (1 − u): 0 for uniform attention, 1 where nothing else gets any.
     """
-    excess = {name: _excess(getattr(head, name), getattr(head.uniform, name, None)) for name in _KIND_OF}
-    strongest = max(excess, key=lambda name: excess[name])
+    excess = {kind: _excess(head, FIELD_OF[kind]) for kind in FIELD_OF if kind not in ("local", "uniform")}
+    strongest = max(excess, key=lambda kind: excess[kind])
     if excess[strongest] < CERTAIN_ENOUGH:  # near holds the masses on single distances too: it comes into play last
-        strongest, excess["near"] = "near", _excess(head.near, getattr(head.uniform, "near", None))
+        strongest, excess["local"] = "local", _excess(head, FIELD_OF["local"])
     if excess[strongest] >= CERTAIN_ENOUGH:
-        return replace(head, kind=_KIND_OF.get(strongest, "local"), certainty=excess[strongest])
+        return replace(head, kind=strongest, certainty=excess[strongest])
     share = head.entropy_share or 0.0
     if share >= NEARLY_UNIFORM:
         return replace(head, kind="uniform", certainty=share)
     return replace(head, kind="mixed", certainty=1 - max(*excess.values(), 0.0))
 
 
-_KIND_OF: Mapping[str, Kind] = {
-    "sink": "sink",
-    "previous": "previous-token",
-    "diagonal": "diagonal",
-    "induction": "induction",
-    "duplicate": "duplicate-token",
-    "at_offset": "positional",
-}
-
-
 _ROUNDING = 1e-5
 
 
-def _excess(mass: float | None, uniform: float | None) -> float:
+def _excess(head: HeadStatistics, name: str) -> float:
+    mass: float | None = getattr(head, name)
+    uniform: float | None = getattr(head.uniform, name, None)
     if mass is None or uniform is None or uniform > 1 - _ROUNDING:  # nothing is left to exceed it by
         return 0.0
     return min(1.0, (mass - uniform) / (1 - uniform))
+
+
+SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
+"""What heads can be ordered by."""
 
 
 def require_order(sort: str) -> tuple[str, bool]:
