@@ -1,7 +1,7 @@
-"""The catalogue of mistakes: what stands in the place of a stage of attention, how it looks, what it does, how it is mended.
+"""The catalogue of mistakes: what people put in the place of a stage of attention, how it looks, what it does, how it is mended.
 
-Adding a mistake is adding an entry. The diagnosis puts one entry after another into the reference until one gives what
-somebody's attention gives. docs/CHECK.md is made from this table.
+`mha check` puts one entry after another into the reference until one gives what a user's attention gives. A new mistake is an
+entry in the file of its part, below the function that stands in the stage's place. docs/CHECK.md is made from this table.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mhacli.attention.mistakes.caching import CACHING
-from mhacli.attention.mistakes.entry import Mistake, Way
 from mhacli.attention.mistakes.heads import HEADS
 from mhacli.attention.mistakes.masks import MASKS
 from mhacli.attention.mistakes.projections import PROJECTIONS
 from mhacli.attention.mistakes.scores import SCORES
+from mhacli.attention.mistakes.stages import Mistake, MistakeVariant
 
-__all__ = ["BY_CODE", "MISTAKES", "Mistake", "Way"]
+__all__ = ["BY_CODE", "MISTAKES", "Mistake", "MistakeVariant"]
 
 MISTAKES: tuple[Mistake, ...] = (*HEADS, *SCORES, *MASKS, *PROJECTIONS, *CACHING)
 """Every entry, the likelier first within a stage. A code may have several."""

@@ -1,14 +1,156 @@
-"""Mistakes that show only when a text is given step by step, with a cache: positions, the order of what is cached, and masks."""
+"""Mistakes that one call does not show: in dropout, in what is kept between calls, and in decoding step by step with a cache.
+
+One step of decoding, by the stages of attention, is an arrangement: which cached rows stand where, at which position they are
+rotated, and what attends to them. As it should be, it gives the last rows of one call with the whole text; what people get
+wrong with a cache is another arrangement.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
-from mhacli.attention.mistakes.decoding import Arrangement, Change, Step, last_rows, with_rows
-from mhacli.attention.mistakes.entry import Mistake, Way
+from mhacli.attention.mistakes.stages import (
+    Mistake,
+    MistakeVariant,
+    ReferenceLayer,
+    Rows,
+    Stages,
+    Symptoms,
+    finished,
+    heads,
+)
+
+# ---------------------------------------------------------------------------------------------------------- one step of decoding
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a step stands in its text: the calls so far, this one too, began at `starts`, and it ends at `end`. `is_causal`: no
+    token sees a later one. `room` is how many keys its scores have, None where nobody knows."""
+
+    starts: tuple[int, ...]
+    end: int
+    is_causal: bool
+    room: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The first token of the step."""
+        return self.starts[-1]
+
+    @property
+    def length(self) -> int:
+        """How many tokens the step brings."""
+        return self.end - self.start
+
+    @property
+    def calls(self) -> list[tuple[int, int]]:
+        """The tokens of every call, `(first, behind the last)`."""
+        return list(pairwise((*self.starts, self.end)))
+
+    def call_of(self, token: int) -> int:
+        """Which call brought a token."""
+        return max(number for number, start in enumerate(self.starts) if start <= token)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What a step attends with: `keys` and `values` tell for every column of the scores the token that stands there, −1 for an
+    empty place; `visible`, bool `[query, key]`, who sees it. `query_places` and `key_places` are the positions that rows are
+    turned by, those of keys by column. Columns of `keys_of_values` hold values in the place of keys, those of `values_of_keys`
+    the other way round; those of `of_first` are rows of the first sequence."""
+
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    query_places: tuple[int, ...]
+    key_places: tuple[int, ...]
+    visible: Tensor
+    keys_of_values: frozenset[int] = frozenset()
+    values_of_keys: frozenset[int] = frozenset()
+    of_first: frozenset[int] = frozenset()
+
+
+Change = Callable[[Step, Arrangement], Arrangement]
+
+
+def arranged(step: Step) -> Arrangement:
+    """The step as it should be: all tokens so far in their order."""
+    tokens = tuple(range(step.end))
+    return Arrangement(tokens, tokens, tokens[step.start :], tokens, last_rows(step, step.end))
+
+
+def last_rows(step: Step, n_keys: int, shift: int = 0) -> Tensor:
+    """`[query, key]`: the last rows of the causal triangle over as many columns, or everything."""
+    ones = torch.ones(step.length, n_keys, dtype=torch.bool)
+    return ones.tril(n_keys - step.length + shift) if step.is_causal else ones
+
+
+def with_rows(step: Step, laid: Arrangement, keys: tuple[int, ...], values: tuple[int, ...]) -> Arrangement:
+    """The arrangement with other tokens in its columns, each turned by its own place."""
+    places = tuple(max(token, 0) for token in keys)
+    return replace(laid, keys=keys, values=values, key_places=places, visible=last_rows(step, len(keys)))
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text `[batch, length, d_in]` as the stages of a layer project it: heads of queries, keys and values, not rotated.
+    `rotated` remembers rows that were, for many arrangements share them."""
+
+    layer: ReferenceLayer
+    stages: Stages
+    rows: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rotated: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+
+    def row(self, which: str, token: int, place: int) -> Tensor:
+        """A row of queries, of keys, or of values in their place, turned by a position; zeros where the token is −1."""
+        found = self.rotated.get((which, token, place))
+        if found is None:
+            plain = {"q": self.q, "k": self.k, "v": self.v}[which]
+            row = plain[:, :, token : token + 1] if token >= 0 else torch.zeros_like(plain[:, :, :1])
+            found = row if which == "v" else _rotated(self.layer, self.stages, row, place, is_query=which == "q")
+            self.rotated[which, token, place] = found
+        return found
+
+
+def text_of(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> Text:
+    """The text, projected and cut into heads by the stages of a layer."""
+    asked = rows if layer.before is None else layer.before(rows)
+    return Text(layer, stages, rows, *heads(stages, replace(layer, pairing=None), Rows(asked, asked, asked)))
+
+
+def answered(text: Text, step: Step, laid: Arrangement) -> Tensor:
+    """The output `[batch, query, d_out]` of a step that attends so."""
+    queries = range(step.start, step.end)
+    q = torch.cat([text.row("q", token, place) for token, place in zip(queries, laid.query_places, strict=True)], dim=2)
+    keys, values = [], []
+    for n, (key, value, place) in enumerate(zip(laid.keys, laid.values, laid.key_places, strict=True)):
+        k = text.row("v", key, 0) if n in laid.keys_of_values else text.row("k", key, place)
+        v = text.row("k", value, value) if n in laid.values_of_keys else text.row("v", value, 0)
+        keys.append(k[:1].expand_as(k) if n in laid.of_first else k)
+        values.append(v[:1].expand_as(v) if n in laid.of_first else v)
+    made = (q, torch.cat(keys, dim=2), torch.cat(values, dim=2))
+    return finished(text.stages, text.layer, made, laid.visible[None, None], None, text.rows[:, step.start : step.end])
+
+
+def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, place: int, *, is_query: bool = False) -> Tensor:
+    """A row of queries or keys as the layer turns it at a place: queries stand at the end of the keys, keys from the
+    beginning."""
+    if layer.pairing is None:
+        return row
+    long = row.new_zeros(*row.shape[:2], place + 1, row.shape[-1])
+    if is_query:
+        return stages.turn(layer, row, long)[0]
+    long[:, :, place:] = row
+    return stages.turn(layer, row, long)[1][:, :, place:]
+
 
 # ------------------------------------------------------------------------------------------------------------------- positions
 
@@ -60,26 +202,29 @@ def _from(place: int) -> Callable[[Step, int], int]:
 
 
 _PLACES = (
-    Way("a step is turned as if it began at position 0", _placed(_in_step, _in_step)),
-    Way(
+    MistakeVariant("a step is turned as if it began at position 0", _placed(_in_step, _in_step)),
+    MistakeVariant(
         "the queries of a step are turned as if it began at position 0, its keys as they should be",
         _placed(_in_step, _own),
     ),
-    Way(
+    MistakeVariant(
         "the keys of a step are turned as if it began at position 0, its queries as they should be",
         _placed(_own, _in_step),
     ),
-    Way("cached keys, turned already, are turned again in every step", _placed(_own, _again)),
-    Way("a step stands one position too far to the right", _placed(_shifted(1), _shifted(1))),
-    Way("a step stands one position too far to the left", _placed(_shifted(-1), _shifted(-1))),
-    Way("the queries of a step stand one position too far to the right", _placed(_shifted(1), _own)),
-    Way("the queries of a step stand one position too far to the left", _placed(_shifted(-1), _own)),
-    Way("the keys of a step stand one position too far to the right", _placed(_own, _shifted(1))),
-    Way("the keys of a step stand one position too far to the left", _placed(_own, _shifted(-1))),
-    Way("positions count the calls and not the tokens", _placed(_from_number, _from_number)),
-    Way("all tokens of a step stand at its last position", _placed(_last, _last)),
-    Way("all keys, cached ones too, are turned by the position of the step", _placed(_own, _of_step)),
-    *(Way(f"every step is turned as if it began at position {n}", _placed(_from(n), _from(n))) for n in range(1, 9)),
+    MistakeVariant("cached keys, turned already, are turned again in every step", _placed(_own, _again)),
+    MistakeVariant("a step stands one position too far to the right", _placed(_shifted(1), _shifted(1))),
+    MistakeVariant("a step stands one position too far to the left", _placed(_shifted(-1), _shifted(-1))),
+    MistakeVariant("the queries of a step stand one position too far to the right", _placed(_shifted(1), _own)),
+    MistakeVariant("the queries of a step stand one position too far to the left", _placed(_shifted(-1), _own)),
+    MistakeVariant("the keys of a step stand one position too far to the right", _placed(_own, _shifted(1))),
+    MistakeVariant("the keys of a step stand one position too far to the left", _placed(_own, _shifted(-1))),
+    MistakeVariant("positions count the calls and not the tokens", _placed(_from_number, _from_number)),
+    MistakeVariant("all tokens of a step stand at its last position", _placed(_last, _last)),
+    MistakeVariant("all keys, cached ones too, are turned by the position of the step", _placed(_own, _of_step)),
+    *(
+        MistakeVariant(f"every step is turned as if it began at position {n}", _placed(_from(n), _from(n)))
+        for n in range(1, 9)
+    ),
 )
 
 # ----------------------------------------------------------------------------------------------------------------------- order
@@ -183,27 +328,37 @@ _WRITTEN = {
     "at a place that counts the calls and not the tokens": lambda step, number: number,
 }
 _ORDERS = (
-    *(Way(f"new {what} stand before the cached ones{turned}", _rows(_new_first, of, by_column=bool(turned)))
-      for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values"))
-      for turned in ("", ", and keys are turned by where they stand")),
-    *(Way(f"the {what} of every step are written {where}", _rows(_written_at(place), of))
-      for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values")) for where, place in _WRITTEN.items()),
-    Way("a step reads its own rows alone, nothing that is cached", _rows(_this_step)),
-    Way("only the rows of the step before are kept", _rows(_two_steps)),
-    Way("only the rows of the first call are kept", _rows(_first_and_this)),
-    Way("as many rows are read from the beginning of the cache as the step has", _rows(_first_columns)),
-    Way("the rows of the step itself are not read", _rows(_late)),
-    Way("the rows of a step stand in the cache twice", _rows(_twice)),
-    Way("all rows are read in the opposite order", _rows(_step_reversed)),
-    Way("the values alone are read in the opposite order", _rows(_step_reversed, "values")),
-    Way("every sequence of the batch reads the cached rows of the first one", _old_by_first),
-    Way("every sequence of the batch reads the rows of the first one", _all_by_first),
-    Way("cached keys and values are exchanged whenever they are handed on", _swapped(_is_odd)),
-    Way("cached keys are read as values, and values as keys", _swapped(_is_old)),
-    Way("all keys are read as values, and values as keys, as soon as there is a cache", _swapped(lambda step, token: True)),
-    Way("cached keys are read for the cached values", _swapped(_is_old, keys=False)),
-    Way("cached values are read for the cached keys", _swapped(_is_old, values=False)),
-)  # fmt: skip
+    *(
+        MistakeVariant(
+            f"new {what} stand before the cached ones{turned}", _rows(_new_first, of, by_column=bool(turned))
+        )
+        for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values"))
+        for turned in ("", ", and keys are turned by where they stand")
+    ),
+    *(
+        MistakeVariant(f"the {what} of every step are written {where}", _rows(_written_at(place), of))
+        for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values"))
+        for where, place in _WRITTEN.items()
+    ),
+    MistakeVariant("a step reads its own rows alone, nothing that is cached", _rows(_this_step)),
+    MistakeVariant("only the rows of the step before are kept", _rows(_two_steps)),
+    MistakeVariant("only the rows of the first call are kept", _rows(_first_and_this)),
+    MistakeVariant("as many rows are read from the beginning of the cache as the step has", _rows(_first_columns)),
+    MistakeVariant("the rows of the step itself are not read", _rows(_late)),
+    MistakeVariant("the rows of a step stand in the cache twice", _rows(_twice)),
+    MistakeVariant("all rows are read in the opposite order", _rows(_step_reversed)),
+    MistakeVariant("the values alone are read in the opposite order", _rows(_step_reversed, "values")),
+    MistakeVariant("every sequence of the batch reads the cached rows of the first one", _old_by_first),
+    MistakeVariant("every sequence of the batch reads the rows of the first one", _all_by_first),
+    MistakeVariant("cached keys and values are exchanged whenever they are handed on", _swapped(_is_odd)),
+    MistakeVariant("cached keys are read as values, and values as keys", _swapped(_is_old)),
+    MistakeVariant(
+        "all keys are read as values, and values as keys, as soon as there is a cache",
+        _swapped(lambda step, token: True),
+    ),
+    MistakeVariant("cached keys are read for the cached values", _swapped(_is_old, keys=False)),
+    MistakeVariant("cached values are read for the cached keys", _swapped(_is_old, values=False)),
+)
 
 # ----------------------------------------------------------------------------------------------------------------------- masks
 
@@ -238,16 +393,23 @@ def _with_room(is_meant: Callable[[Step], bool], *, sees_all: bool) -> Change:
         if not sees_all:
             visible[:, : len(laid.keys)] = laid.visible
         more = (-1,) * n_empty
-        return replace(laid, keys=laid.keys + more, values=laid.values + more, key_places=laid.key_places + (0,) * n_empty,
-                       visible=visible)  # fmt: skip
+        return replace(
+            laid,
+            keys=laid.keys + more,
+            values=laid.values + more,
+            key_places=laid.key_places + (0,) * n_empty,
+            visible=visible,
+        )
 
     return change
 
 
-UNMASKED = Way("nothing keeps the tokens of a step from attending to the later ones of it",
-               _seen(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)))  # fmt: skip
-TOP_LEFT = Way("the causal mask of a step puts its first query at the first key", _seen(_top_left))
-TOP_LEFT_CHUNKS = Way(
+UNMASKED = MistakeVariant(
+    "nothing keeps the tokens of a step from attending to the later ones of it",
+    _seen(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)),
+)
+TOP_LEFT = MistakeVariant("the causal mask of a step puts its first query at the first key", _seen(_top_left))
+TOP_LEFT_CHUNKS = MistakeVariant(
     "the causal mask of a step of several tokens puts its first query at the first key",
     _seen(lambda step, n_keys: (_top_left if step.length > 1 else last_rows)(step, n_keys)),
 )
@@ -255,20 +417,85 @@ _SEEN = (
     TOP_LEFT,
     TOP_LEFT_CHUNKS,
     UNMASKED,
-    Way("a step sees one key too few: not itself", _seen(lambda step, n: last_rows(step, n, -1))),
-    Way("a step sees one key too many", _seen(lambda step, n: last_rows(step, n, 1))),
-    Way("the cached keys are hidden from a step", _seen(_columns(lambda step, column: column >= step.start))),
-    Way("the keys of a step are hidden from it", _seen(_columns(lambda step, column: column < step.start))),
-    Way("the first key is hidden from a step", _seen(_columns(lambda step, column: column > 0))),
-    Way("the last cached key is hidden from a step", _seen(_columns(lambda step, column: column != step.start - 1))),
-    Way("the empty places of the cache are attended to", _with_room(lambda step: True, sees_all=False)),
-    Way("nothing is masked, and the empty places of the cache are attended to", _with_room(lambda step: True, sees_all=True)),
-    Way("in later steps the empty places of the cache are attended to", _with_room(lambda step: step.start > 0, sees_all=True)),
-    Way("in steps of one token the empty places of the cache are attended to",
-        _with_room(lambda step: step.length == 1, sees_all=True)),
-)  # fmt: skip
+    MistakeVariant("a step sees one key too few: not itself", _seen(lambda step, n: last_rows(step, n, -1))),
+    MistakeVariant("a step sees one key too many", _seen(lambda step, n: last_rows(step, n, 1))),
+    MistakeVariant(
+        "the cached keys are hidden from a step", _seen(_columns(lambda step, column: column >= step.start))
+    ),
+    MistakeVariant("the keys of a step are hidden from it", _seen(_columns(lambda step, column: column < step.start))),
+    MistakeVariant("the first key is hidden from a step", _seen(_columns(lambda step, column: column > 0))),
+    MistakeVariant(
+        "the last cached key is hidden from a step", _seen(_columns(lambda step, column: column != step.start - 1))
+    ),
+    MistakeVariant("the empty places of the cache are attended to", _with_room(lambda step: True, sees_all=False)),
+    MistakeVariant(
+        "nothing is masked, and the empty places of the cache are attended to",
+        _with_room(lambda step: True, sees_all=True),
+    ),
+    MistakeVariant(
+        "in later steps the empty places of the cache are attended to",
+        _with_room(lambda step: step.start > 0, sees_all=True),
+    ),
+    MistakeVariant(
+        "in steps of one token the empty places of the cache are attended to",
+        _with_room(lambda step: step.length == 1, sees_all=True),
+    ),
+)
+
+
+def _acts_in_eval(seen: Symptoms) -> str | None:
+    if seen.is_random:
+        return seen.messages["determinism"]
+    return seen.messages["dropout in eval"] if seen.is_random_with_dropout else None
+
+
+def _shrinks_in_training(seen: Symptoms) -> str | None:
+    return seen.messages["dropout in training"] if seen.is_rescaled is False else None
+
+
+def _remembers_calls(seen: Symptoms) -> str | None:
+    if seen.keeps_state:
+        return seen.messages["determinism"]
+    return "the mask of one call still acts in the next one" if seen.remembers_masks else None
+
 
 CACHING = (
+    Mistake(
+        "dropout-in-eval",
+        "dropout acts although the module is in evaluation",
+        "F.dropout(pattern, self.p)  # or F.scaled_dot_product_attention(…, dropout_p=self.p)",
+        "the same input gives another output each time",
+        "F.dropout(pattern, self.p, training=self.training)",
+        None,
+        "pattern",
+        fix_in_torch="F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)",
+        operations=("dropout", "scaled_dot_product_attention"),
+        in_source=r"dropout\(",
+        symptom=_acts_in_eval,
+    ),
+    Mistake(
+        "dropout-not-rescaled",
+        "what dropout keeps is not divided by 1 − p",
+        "pattern * (torch.rand_like(pattern) > p)",
+        "outputs in training are smaller than in evaluation by 1 − p",
+        "F.dropout(pattern, p, training=self.training)",
+        None,
+        "pattern",
+        operations=("bernoulli", "bernoulli_", "rand_like", "rand", "dropout"),
+        in_source=r"rand|bernoulli",
+        symptom=_shrinks_in_training,
+    ),
+    Mistake(
+        "state-kept-between-calls",
+        "the module remembers earlier calls: the same input gives another output later",
+        "self.cache = torch.cat([self.cache, k], dim=1)",
+        "what one text gives depends on what was asked before",
+        "pass the cache in and out: forward(x, past) -> out, past",
+        None,
+        "k",
+        in_source=r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
+        symptom=_remembers_calls,
+    ),
     Mistake(
         "cache-position",
         "with a cache, the rows of a step are placed at wrong positions",
@@ -276,6 +503,9 @@ CACHING = (
         "one call with the whole text is right, generating token by token is not: distances are wrong",
         "q, k = rotate(q, freqs[start : start + t]), rotate(k, freqs[start : start + t])  # each key once, when it is cached",
         site="q",
+        operations=("getitem", "arange", "index_select", "narrow", "embedding", "mul", "cos", "sin"),
+        in_source=r"(?i)freqs|rope|rota|\bcos|\bsin|pos|offset|angle|arange|start",
+        applies=lambda hints, layer: layer.pairing is not None,
     ),
     Mistake(
         "cache-order",
@@ -284,6 +514,8 @@ CACHING = (
         "one call with the whole text is right, generating token by token is not: keys and values of other tokens are read",
         "k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)",
         site="k",
+        operations=("cat", "setitem", "copy_", "index_copy_", "slice_scatter", "stack", "getitem", "narrow"),
+        in_source=r"(?i)cache|past|prev|mem|kept|state|update|\bbuf|\bkeys?\b|\bvalues?\b",
     ),
     Mistake(
         "cache-mask",
@@ -293,8 +525,13 @@ CACHING = (
         "torch.ones(q_len, k_len).tril(diagonal=k_len - q_len)  # True = may attend",
         site="scores",
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q_len, k_len).tril(k_len - q_len).bool())",
+        operations=("tril", "triu", "masked_fill", "masked_fill_", "where", "scaled_dot_product_attention", "softmax"),
     ),
 )
 
-ARRANGEMENTS: Mapping[str, tuple[Way, ...]] = {"cache-order": _ORDERS, "cache-position": _PLACES, "cache-mask": _SEEN}
+ARRANGEMENTS: Mapping[str, tuple[MistakeVariant, ...]] = {
+    "cache-order": _ORDERS,
+    "cache-position": _PLACES,
+    "cache-mask": _SEEN,
+}
 """What each of them makes of a step: a `Change` of its arrangement."""

@@ -1,13 +1,69 @@
-"""Mistakes in cutting rows into heads, and in joining them again."""
+"""Mistakes in cutting rows into heads, in sharing heads, and in joining them again."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
-from mhacli.attention.mistakes import head_replacements as replacedheads
-from mhacli.attention.mistakes.entry import Mistake, Way
+import torch
+from torch import Tensor
 
-HEADS = (
+from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.stages import (
+    Inapplicable,
+    Mistake,
+    MistakeVariant,
+    ReferenceLayer,
+    Rows,
+    Symptoms,
+    inputs_of,
+    out_of,
+)
+
+# --------------------------------------------------------------------------------------------------------------------- cutting
+
+
+def split_flat(*of: str) -> Callable[..., Tensor]:
+    """Rows read as heads without moving the axis, for some of q, k and v."""
+
+    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+        if n_heads == 1:
+            raise Inapplicable
+        if which not in of:
+            return stages.split(layer, rows, n_heads, which)
+        return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
+
+    return split
+
+
+def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
+    values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
+            raise Inapplicable
+        fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
+        sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
+        read = fused.reshape([sizes[axis] for axis in order])
+        return tuple(part.flatten(2) for part in read.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
+
+    return project
+
+
+def planes_split(*of: str) -> Callable[..., Tensor]:
+    """Planes of head and batch, head after head, where the others lie batch after batch, for some of q, k and v."""
+
+    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+        heads = stages.split(layer, rows, n_heads, which)
+        if rows.shape[0] == 1 or n_heads == 1:
+            raise Inapplicable
+        return heads.transpose(0, 1).reshape(heads.shape) if which in of else heads
+
+    return split
+
+
+_CUTTING = (
     Mistake(
         "split-without-transpose",
         "the projected rows are read as heads without moving the axis of the tokens",
@@ -17,35 +73,15 @@ HEADS = (
         "split",
         "q",
         (
-            Way(
-                "q, k and v are cut into heads by a reshape alone",
-                replacedheads.split_flat("q", "k", "v"),
-                (
-                    "q",
-                    "k",
-                    "v",
-                ),
+            MistakeVariant(
+                "q, k and v are cut into heads by a reshape alone", split_flat("q", "k", "v"), ("q", "k", "v")
             ),
-            Way("v is cut into heads by a reshape alone", replacedheads.split_flat("v"), ("v",)),
-            Way(
-                "q and k are cut into heads by a reshape alone",
-                replacedheads.split_flat("q", "k"),
-                (
-                    "q",
-                    "k",
-                ),
-            ),
-            Way(
-                "k and v are cut into heads by a reshape alone",
-                replacedheads.split_flat("k", "v"),
-                (
-                    "k",
-                    "v",
-                ),
-            ),
-            Way("q is cut into heads by a reshape alone", replacedheads.split_flat("q"), ("q",)),
-            Way("q and v are cut into heads by a reshape alone", replacedheads.split_flat("q", "v"), ("q", "v")),
-            Way("k is cut into heads by a reshape alone", replacedheads.split_flat("k"), ("k",)),
+            MistakeVariant("v is cut into heads by a reshape alone", split_flat("v"), ("v",)),
+            MistakeVariant("q and k are cut into heads by a reshape alone", split_flat("q", "k"), ("q", "k")),
+            MistakeVariant("k and v are cut into heads by a reshape alone", split_flat("k", "v"), ("k", "v")),
+            MistakeVariant("q is cut into heads by a reshape alone", split_flat("q"), ("q",)),
+            MistakeVariant("q and v are cut into heads by a reshape alone", split_flat("q", "v"), ("q", "v")),
+            MistakeVariant("k is cut into heads by a reshape alone", split_flat("k"), ("k",)),
         ),
     ),
     Mistake(
@@ -57,7 +93,7 @@ HEADS = (
         "project",
         "q",
         tuple(
-            Way(f"the fused projection is reshaped to [{axes}]", replacedheads.fused_read(order), is_rare=n > 0)
+            MistakeVariant(f"the fused projection is reshaped to [{axes}]", fused_read(order), is_rare=n > 0)
             for n, (order, axes) in enumerate(
                 (
                     ("b3htd", "batch, 3, head, length, d_head"),
@@ -79,15 +115,48 @@ HEADS = (
         "split",
         "q",
         tuple(
-            Way(
+            MistakeVariant(
                 f"the planes of {' and '.join(of)} lie head after head, those of the others batch after batch",
-                replacedheads.planes_split(*of),
+                planes_split(*of),
                 of,
                 is_rare=True,
             )
             for of in (("q",), ("k",), ("v",), ("q", "k"), ("q", "v"), ("k", "v"))
         ),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------- joining
+
+
+def merged_as(order: str) -> Callable[..., Tensor]:
+    """Heads read as rows with the axes in this order: `b` the batch, `h` heads, `t` tokens, `d` columns."""
+
+    def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
+        if z.shape[1] == 1:
+            raise Inapplicable
+        return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
+
+    return merge
+
+
+def planes_read(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Planes that lie batch after batch, each with its heads, read as heads, each with its batch."""
+    batch, n_heads = z.shape[:2]
+    if n_heads == 1 or batch == 1:
+        raise Inapplicable
+    return stages.merge(layer, z.reshape(n_heads, batch, *z.shape[2:]).transpose(0, 1))
+
+
+def planes_laid(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Planes that lie head after head, each with its batch, read as batches, each with its heads."""
+    if z.shape[0] == 1 or z.shape[1] == 1:
+        raise Inapplicable
+    return stages.merge(layer, z.transpose(0, 1).reshape(z.shape))
+
+
+_JOINING = (
     Mistake(
         "merge-without-transpose",
         "the heads are joined without moving their axis back behind the tokens",
@@ -97,9 +166,9 @@ HEADS = (
         "merge",
         "concat",
         (
-            Way(
+            MistakeVariant(
                 "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose",
-                replacedheads.merged_as("bhtd"),
+                merged_as("bhtd"),
             ),
         ),
     ),
@@ -112,7 +181,7 @@ HEADS = (
         "merge",
         "concat",
         tuple(
-            Way(f"the heads are read as rows in the order {axes}", replacedheads.merged_as(order), is_rare=True)
+            MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
             for order, axes in (
                 ("bhdt", "batch, head, column, query"),
                 ("btdh", "batch, query, column, head"),
@@ -130,18 +199,14 @@ HEADS = (
         "merge",
         "concat",
         (
-            Way(
-                "[batch · head, query, d_v] is read as [head, batch, query, d_v]",
-                replacedheads.planes_read,
-                is_rare=True,
+            MistakeVariant(
+                "[batch · head, query, d_v] is read as [head, batch, query, d_v]", planes_read, is_rare=True
             ),
-            Way(
-                "[head · batch, query, d_v] is read as [batch, head, query, d_v]",
-                replacedheads.planes_laid,
-                is_rare=True,
+            MistakeVariant(
+                "[head · batch, query, d_v] is read as [batch, head, query, d_v]", planes_laid, is_rare=True
             ),
             *(
-                Way(f"the heads are read as rows in the order {axes}", replacedheads.merged_as(order), is_rare=True)
+                MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
                 for order, axes in (
                     ("hbtd", "head, batch, query, column"),
                     ("htbd", "head, query, batch, column"),
@@ -151,6 +216,34 @@ HEADS = (
             ),
         ),
     ),
+)
+
+
+def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+    """`[batch, length, head, d]`, whose heads lie where tokens should: they attend to each other within a token."""
+    if layer.n_heads == 1 or layer.n_kv_heads != layer.n_heads or layer.interleaved_split:
+        raise Inapplicable
+    return rows.reshape(*rows.shape[:2], n_heads, -1)
+
+
+def tokens_side_by_side(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """`[batch, length, head, d]` with its heads side by side."""
+    return z.flatten(2)
+
+
+def tokens_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """`[batch, length, head, d]`, from which the axis of the tokens is moved before it is read as rows."""
+    return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
+
+
+def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+    """Values that are not cut: every head weighs whole rows."""
+    if n_heads == 1:
+        raise Inapplicable
+    return rows[:, None] if which == "v" else stages.split(layer, rows, n_heads, which)
+
+
+_NOT_CUT = (
     Mistake(
         "attention-over-heads",
         "the axis of the tokens stays before that of the heads: the heads of a token attend to each other",
@@ -160,16 +253,16 @@ HEADS = (
         "split",
         "q",
         (
-            Way(
+            MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads",
-                replacedheads.heads_as_tokens,
-                besides={"merge": replacedheads.tokens_side_by_side},
+                heads_as_tokens,
+                besides={"merge": tokens_side_by_side},
                 is_rare=True,
             ),
-            Way(
+            MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads, and transposed all the same when they are joined",
-                replacedheads.heads_as_tokens,
-                besides={"merge": replacedheads.tokens_moved},
+                heads_as_tokens,
+                besides={"merge": tokens_moved},
                 is_rare=True,
             ),
         ),
@@ -182,8 +275,35 @@ HEADS = (
         "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         "z",
-        (Way("each head weighs the whole rows of v", replacedheads.values_whole),),
+        (MistakeVariant("each head weighs the whole rows of v", values_whole),),
     ),
+)
+
+
+def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Heads made one by a mean or a sum, as wide as the output projection reads."""
+
+    def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
+        if z.shape[1] == 1:
+            raise Inapplicable
+        one = reduced(z)
+        wide = layer.weights is not None and layer.weights.out is not None
+        return one if not wide or out_of(layer).weight.shape[1] == one.shape[-1] else one.repeat(1, 1, z.shape[1])
+
+    return merge
+
+
+def mean_of_heads(z: Tensor) -> Tensor:
+    """`[batch, query, d_v]`."""
+    return z.mean(dim=1)
+
+
+def sum_of_heads(z: Tensor) -> Tensor:
+    """`[batch, query, d_v]`."""
+    return z.sum(dim=1)
+
+
+_REDUCED = (
     Mistake(
         "heads-averaged",
         "the mean of the heads takes the place of the heads side by side",
@@ -192,7 +312,7 @@ HEADS = (
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         "concat",
-        (Way("the heads are averaged instead of joined", replacedheads.heads_as(replacedheads.mean_of_heads)),),
+        (MistakeVariant("the heads are averaged instead of joined", heads_as(mean_of_heads)),),
     ),
     Mistake(
         "heads-summed",
@@ -202,8 +322,33 @@ HEADS = (
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         "concat",
-        (Way("the heads are added up instead of joined", replacedheads.heads_as(replacedheads.sum_of_heads)),),
+        (MistakeVariant("the heads are added up instead of joined", heads_as(sum_of_heads)),),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------- sharing
+
+
+def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callable[..., Tensor]:
+    """Another kv head for each query head, of keys, values or both."""
+
+    def share(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
+        if heads.shape[1] == 1:
+            raise Inapplicable
+        return chosen(heads, layer.n_heads) if which in of else stages.share(layer, heads, which)
+
+    return share
+
+
+def tiled(heads: Tensor, n_heads: int) -> Tensor:
+    """0 1 0 1 where 0 0 1 1 is right."""
+    if heads.shape[1] == n_heads:
+        raise Inapplicable
+    return heads.repeat(1, n_heads // heads.shape[1], 1, 1)
+
+
+_TILED = (
     Mistake(
         "gqa-tiled",
         "the kv heads are repeated as 0 1 0 1, where query heads share them as 0 0 1 1",
@@ -213,21 +358,67 @@ HEADS = (
         "share",
         "qk",
         (
-            Way(
-                "kv heads are tiled, head h reading kv head h mod n_kv_heads",
-                replacedheads.shared_as(replacedheads.tiled),
-            ),
+            MistakeVariant("kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)),
             *(
-                Way(
+                MistakeVariant(
                     f"the heads of the {name} alone are tiled, head h reading kv head h mod n_kv_heads",
-                    replacedheads.shared_as(replacedheads.tiled, letter),
+                    shared_as(tiled, letter),
                     (site,),
                     is_rare=True,
                 )
                 for letter, name, site in (("k", "keys", "qk"), ("v", "values", "z"))
             ),
         ),
+        operations=("repeat", "tile", "cat", "expand"),
     ),
+)
+
+
+def repeated_head(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Head 0 side by side with itself."""
+    if z.shape[1] == 1:
+        raise Inapplicable
+    return stages.merge(layer, z[:, :1].expand_as(z))
+
+
+def first_for_all(heads: Tensor, n_heads: int) -> Tensor:
+    """Head 0 for every query head."""
+    return heads[:, :1].expand(-1, n_heads, -1, -1)
+
+
+def last_for_all(heads: Tensor, n_heads: int) -> Tensor:
+    """The last head for every query head."""
+    return heads[:, -1:].expand(-1, n_heads, -1, -1)
+
+
+def asked_by_one(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """Products of one head's queries with the keys of all."""
+
+    def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
+        if q.shape[1] == 1:
+            raise Inapplicable
+        return chosen(q, q.shape[1]) @ k.mT
+
+    return products
+
+
+def patterns_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """One pattern for all heads."""
+
+    def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+        if pattern.shape[1] == 1:
+            raise Inapplicable
+        return chosen(pattern, pattern.shape[1])
+
+    return shares
+
+
+def mean_for_all(heads: Tensor, n_heads: int) -> Tensor:
+    """The mean of the heads for each."""
+    return heads.mean(dim=1, keepdim=True).expand(-1, n_heads, -1, -1)
+
+
+_SHARED = (
     Mistake(
         "head-repeated",
         "the output of one head stands in the place of every head",
@@ -236,7 +427,7 @@ HEADS = (
         "torch.cat([head(x) for head in self.heads], dim=-1)",
         "merge",
         "concat",
-        (Way("the output of head 0 is repeated for every head", replacedheads.repeated_head, is_rare=True),),
+        (MistakeVariant("the output of head 0 is repeated for every head", repeated_head, is_rare=True),),
     ),
     Mistake(
         "kv-head-shared-by-all",
@@ -246,7 +437,7 @@ HEADS = (
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "share",
         "qk",
-        (Way("every query head reads kv head 0", replacedheads.shared_as(replacedheads.first_for_all)),),
+        (MistakeVariant("every query head reads kv head 0", shared_as(first_for_all)),),
     ),
     *(
         Mistake(
@@ -258,8 +449,8 @@ HEADS = (
             stage,
             site,
             tuple(
-                Way(f"every head reads the {many} of head {name}", made(chosen), is_rare=True)
-                for name, chosen in (("0", replacedheads.first_for_all), ("n_heads − 1", replacedheads.last_for_all))
+                MistakeVariant(f"every head reads the {many} of head {name}", made(chosen), is_rare=True)
+                for name, chosen in (("0", first_for_all), ("n_heads − 1", last_for_all))
             ),
         )
         for one, many, looks_like, effect, fix, stage, site, made in (
@@ -271,7 +462,7 @@ HEADS = (
                 "pattern @ v",
                 "share",
                 "z",
-                functools.partial(replacedheads.shared_as, of="v"),
+                functools.partial(shared_as, of="v"),
             ),
             (
                 "key",
@@ -281,7 +472,7 @@ HEADS = (
                 "q @ k.transpose(-2, -1)",
                 "share",
                 "qk",
-                functools.partial(replacedheads.shared_as, of="k"),
+                functools.partial(shared_as, of="k"),
             ),
             (
                 "query",
@@ -291,7 +482,7 @@ HEADS = (
                 "q @ k.transpose(-2, -1)",
                 "products",
                 "qk",
-                replacedheads.asked_by_one,
+                asked_by_one,
             ),
         )
     ),
@@ -304,18 +495,37 @@ HEADS = (
         "shares",
         "z",
         (
-            Way(
-                "every head weighs by the pattern of head 0",
-                replacedheads.patterns_as(replacedheads.first_for_all),
-                is_rare=True,
-            ),
-            Way(
-                "every head weighs by the mean of all patterns",
-                replacedheads.patterns_as(replacedheads.mean_for_all),
-                is_rare=True,
-            ),
+            MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all), is_rare=True),
+            MistakeVariant("every head weighs by the mean of all patterns", patterns_as(mean_for_all), is_rare=True),
         ),
     ),
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- told by a probe
+
+
+def _as_wide_as_one_head(seen: Symptoms) -> str | None:
+    n_heads, layer = seen.n_heads, seen.layer
+    if n_heads == 1:
+        return None
+    if seen.query_width * n_heads == seen.d_in and seen.joins_heads and not seen.may_be_narrow:
+        made = f"{seen.query_name} makes {seen.query_width} columns of {seen.d_in}"
+        return f"{made}; {n_heads} heads of {seen.query_width} columns are {seen.d_in}"
+    is_exchanged = layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads
+    if layer is None or not is_exchanged or _never_cut(seen):
+        return None
+    told = f"{n_heads} heads of {layer.n_heads} columns are told"
+    return f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
+
+
+def _never_cut(seen: Symptoms) -> str | None:
+    if seen.n_heads == 1 or seen.layer is None or seen.layer.n_heads > 1 or not seen.joins_heads:
+        return None
+    return f"matches exactly if there is one head, where {seen.n_heads} are told"
+
+
+_WIDTHS = (
     Mistake(
         "head-width",
         "the projections are as wide as one head instead of all heads together",
@@ -324,6 +534,7 @@ HEADS = (
         "nn.Linear(d_model, n_heads * d_head)",
         None,
         "q",
+        symptom=_as_wide_as_one_head,
     ),
     Mistake(
         "heads-missing",
@@ -333,5 +544,9 @@ HEADS = (
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         None,
         "qk",
+        symptom=_never_cut,
     ),
 )
+
+
+HEADS = (*_CUTTING, *_JOINING, *_NOT_CUT, *_REDUCED, *_TILED, *_SHARED, *_WIDTHS)

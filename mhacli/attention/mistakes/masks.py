@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from mhacli.attention.mistakes import mask_replacements as replacedmasks
-from mhacli.attention.mistakes.entry import Mistake, Way
+import torch
+from torch import Tensor
 
-MASKS = (
+from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.stages import Inapplicable, Mistake, MistakeVariant, ReferenceLayer, Symptoms, Written
+
+MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
+"""The operations by which people mask scores, without the underscores of those in place."""
+
+
+# ------------------------------------------------------------------------------------------------------------------- causality
+
+
+def all_keys(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
+    """No causality."""
+    return torch.ones(q_len, k_len, dtype=torch.bool)
+
+
+def triangle(keep: str, shift: int) -> Callable[..., Tensor]:
+    """The past or the future of each query, shifted."""
+
+    def rule(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
+        ones = torch.ones(q_len, k_len, dtype=torch.bool)
+        return ones.tril(k_len - q_len + shift) if keep == "past" else ones.triu(k_len - q_len + shift)
+
+    return rule
+
+
+def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
+    """The first query stands at the first key."""
+    return torch.ones(q_len, k_len, dtype=torch.bool).tril()
+
+
+def without_own(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
+    """The layer's own rule is lost where the caller gives one."""
+    own, given, padding = rules
+    if own is None or (given is None and padding is None):
+        raise Inapplicable
+    return stages.together(layer, (None, given, padding))
+
+
+def _sees_later_tokens(seen: Symptoms) -> str | None:
+    """What is not understood and takes no mask that could make it causal."""
+    is_blind = seen.layer is None and not seen.takes_mask
+    is_seen = seen.expects_causal and is_blind and (seen.largest_future or 0) > 0
+    return seen.messages["causality"] if is_seen else None
+
+
+_CAUSALITY = (
     Mistake(
         "causal-missing",
         "nothing keeps a token from attending to later ones",
@@ -16,8 +62,10 @@ MASKS = (
         "scores.masked_fill(torch.ones(length, length).triu(1).bool(), float('-inf'))",
         "causal_rule",
         "scores",
-        (Way("every token sees every other", replacedmasks.all_keys),),
+        (MistakeVariant("every token sees every other", all_keys),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        applies=lambda hints, layer: hints.expects_causal,
+        symptom=_sees_later_tokens,
     ),
     Mistake(
         "causal-off-by-one",
@@ -28,10 +76,12 @@ MASKS = (
         "causal_rule",
         "scores",
         (
-            Way("a token does not see itself, only earlier ones", replacedmasks.triangle("past", -1)),
-            Way("a token also sees the next one", replacedmasks.triangle("past", 1)),
+            MistakeVariant("a token does not see itself, only earlier ones", triangle("past", -1)),
+            MistakeVariant("a token also sees the next one", triangle("past", 1)),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        operations=("tril", "triu"),
+        in_source=r"tril|triu",
     ),
     Mistake(
         "causal-transposed",
@@ -41,8 +91,10 @@ MASKS = (
         "masked_fill(torch.triu(ones, diagonal=1) == 1, float('-inf'))",
         "causal_rule",
         "scores",
-        (Way("a token sees itself and later ones only", replacedmasks.triangle("future", 0)),),
+        (MistakeVariant("a token sees itself and later ones only", triangle("future", 0)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        operations=("tril", "triu"),
+        in_source=r"tril|triu",
     ),
     Mistake(
         "causal-top-left",
@@ -52,8 +104,10 @@ MASKS = (
         "torch.ones(q_len, k_len).tril(diagonal=k_len - q_len)",
         "causal_rule",
         "scores",
-        (Way("the triangle begins at the first key when queries are fewer than keys", replacedmasks.from_top_left),),
+        (MistakeVariant("the triangle begins at the first key when queries are fewer than keys", from_top_left),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q_len, k_len).tril(k_len - q_len).bool())",
+        operations=("tril", "triu", "scaled_dot_product_attention"),
+        in_source=r"tril|triu|is_causal",
     ),
     Mistake(
         "causal-lost",
@@ -63,8 +117,32 @@ MASKS = (
         "mask = causal_mask & padding_mask  # True = may attend",
         "together",
         "scores",
-        (Way("a mask that is given takes the place of the causal one", replacedmasks.without_own),),
+        (MistakeVariant("a mask that is given takes the place of the causal one", without_own),),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------- which cells a mask allows
+
+
+def opposite(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
+    """What is allowed is forbidden."""
+    return ~allowed
+
+
+def everything(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
+    """The mask is not read."""
+    return torch.ones_like(allowed)
+
+
+def transposed_mask(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
+    """Queries and keys of the mask swapped."""
+    if allowed.shape[-1] != allowed.shape[-2]:
+        raise Inapplicable
+    return allowed.mT
+
+
+_CELLS = (
     Mistake(
         "mask-inverted",
         "the mask hides what it should show and shows what it should hide",
@@ -73,8 +151,9 @@ MASKS = (
         "scores.masked_fill(mask == 0, float('-inf'))  # where 1 means: may attend; mask == 1 where it means: hidden",
         "mask_rule",
         "scores",
-        (Way("the mask is read the other way round", replacedmasks.opposite),),
+        (MistakeVariant("the mask is read the other way round", opposite),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)  # True = may attend",
+        in_source=r"masked_fill|where\(",
     ),
     Mistake(
         "mask-inverted",
@@ -84,8 +163,9 @@ MASKS = (
         "scores.masked_fill(torch.tril(ones) == 0, float('-inf'))",
         "causal_rule",
         "scores",
-        (Way("the causal triangle is read the other way round", replacedmasks.triangle("future", 1)),),
+        (MistakeVariant("the causal triangle is read the other way round", triangle("future", 1)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        in_source=r"masked_fill|where\(",
     ),
     Mistake(
         "mask-ignored",
@@ -95,7 +175,7 @@ MASKS = (
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask_rule",
         "scores",
-        (Way("the mask is not read", replacedmasks.everything),),
+        (MistakeVariant("the mask is not read", everything),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # True = may attend",
     ),
     Mistake(
@@ -106,8 +186,35 @@ MASKS = (
         "scores.masked_fill(mask == 0, float('-inf'))  # mask is [query, key]",
         "mask_rule",
         "scores",
-        (Way("the mask is read with queries and keys swapped", replacedmasks.transposed_mask),),
+        (MistakeVariant("the mask is read with queries and keys swapped", transposed_mask),),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------- how a mask acts on scores
+
+
+def multiplied(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Forbidden scores are 0."""
+    return scores * keep
+
+
+def multiplied_hidden(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Allowed scores are 0."""
+    return scores * ~keep
+
+
+def added(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """1 is added to allowed scores."""
+    return scores + keep
+
+
+def lowered_by(value: float) -> Callable[..., Tensor]:
+    """A number is added to forbidden scores."""
+    return lambda layer, scores, keep: scores + (~keep).to(scores.dtype) * value
+
+
+_ACTIONS = (
     Mistake(
         "mask-multiplied",
         "the scores are multiplied by the mask, so that forbidden ones become 0 instead of −∞",
@@ -117,8 +224,8 @@ MASKS = (
         "mask",
         "scores",
         (
-            Way("forbidden scores become 0 before the softmax", replacedmasks.multiplied),
-            Way("allowed scores become 0 before the softmax", replacedmasks.multiplied_hidden),
+            MistakeVariant("forbidden scores become 0 before the softmax", multiplied),
+            MistakeVariant("allowed scores become 0 before the softmax", multiplied_hidden),
         ),
     ),
     Mistake(
@@ -130,11 +237,34 @@ MASKS = (
         "mask",
         "scores",
         (
-            Way("1 is added to allowed scores and nothing to the others", replacedmasks.added),
-            Way("1 is added to forbidden scores", replacedmasks.lowered_by(1.0)),
+            MistakeVariant("1 is added to allowed scores and nothing to the others", added),
+            MistakeVariant("1 is added to forbidden scores", lowered_by(1.0)),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
+)
+
+
+def repeated_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Planes of batch and head, masked in the order head, batch."""
+    batch, n_heads, q_len, k_len = scores.shape
+    if batch == 1 or n_heads == 1 or keep.shape[0] == 1:
+        raise Inapplicable
+    planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
+    return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
+
+
+def shared_by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Masks that serve the batch in turn, 0 1 0 1, serve neighbours instead, 0 0 1 1."""
+    batch = scores.shape[0]
+    periods = (n for n in range(2, batch) if keep.shape[0] == batch and batch % n == 0)
+    period = next((n for n in periods if torch.equal(keep, keep[:n].repeat(batch // n, 1, 1, 1))), None)
+    if period is None:
+        raise Inapplicable
+    return stages.mask(layer, scores, keep[:period].repeat_interleave(batch // period, dim=0))
+
+
+_ORDERS = (
     Mistake(
         "mask-head-order",
         "batch and heads are one axis, the batch outside, but the mask is repeated with the batch inside",
@@ -143,7 +273,7 @@ MASKS = (
         "mask.repeat_interleave(n_heads, dim=0)",
         "mask",
         "scores",
-        (Way("the mask is repeated for the heads in the other order than the scores", replacedmasks.repeated_inside),),
+        (MistakeVariant("the mask is repeated for the heads in the other order than the scores", repeated_inside),),
     ),
     Mistake(
         "mask-window-order",
@@ -153,8 +283,42 @@ MASKS = (
         "scores.view(batch // n_windows, n_windows, n_heads, n, n) + mask[None, :, None]",
         "mask",
         "scores",
-        (Way("each mask of a window serves neighbours in the batch", replacedmasks.shared_by_neighbours),),
+        (MistakeVariant("each mask of a window serves neighbours in the batch", shared_by_neighbours),),
+        shown_by=("windows",),
     ),
+)
+
+
+def erased(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    """Forbidden shares are erased after the softmax."""
+    return pattern if keep is None else stages.softmax(layer, scaled) * keep
+
+
+def erased_to_infinity(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    """Forbidden shares are −∞ after the softmax."""
+    return pattern if keep is None else stages.mask(layer, stages.softmax(layer, scaled), keep)
+
+
+def erased_to(value: float) -> Callable[..., Tensor]:
+    """Forbidden shares are a number after the softmax."""
+
+    def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+        return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
+
+    return shares
+
+
+def times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """0 · −∞ is NaN."""
+    return scores + (~keep).to(scores.dtype) * -math.inf
+
+
+def allowed_times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """The same the wrong way round."""
+    return scores + keep.to(scores.dtype) * -math.inf
+
+
+_ERASED = (
     Mistake(
         "mask-after-softmax",
         "the mask is applied after the softmax",
@@ -164,12 +328,11 @@ MASKS = (
         "shares",
         "pattern",
         (
-            Way(
-                "forbidden shares are erased after the softmax, and the rest is not made to sum to 1",
-                replacedmasks.erased,
+            MistakeVariant(
+                "forbidden shares are erased after the softmax, and the rest is not made to sum to 1", erased
             ),
-            Way("forbidden shares become −∞ after the softmax", replacedmasks.erased_to_infinity),
-            Way("forbidden shares become −10⁹ after the softmax", replacedmasks.erased_to(-1e9), is_rare=True),
+            MistakeVariant("forbidden shares become −∞ after the softmax", erased_to_infinity),
+            MistakeVariant("forbidden shares become −10⁹ after the softmax", erased_to(-1e9), is_rare=True),
         ),
     ),
     Mistake(
@@ -181,10 +344,43 @@ MASKS = (
         "mask",
         "scores",
         (
-            Way("mask · −∞ is added to the scores", replacedmasks.times_infinity),
-            Way("mask · −∞ is added to the scores, of those that are allowed", replacedmasks.allowed_times_infinity),
+            MistakeVariant("mask · −∞ is added to the scores", times_infinity),
+            MistakeVariant("mask · −∞ is added to the scores, of those that are allowed", allowed_times_infinity),
         ),
+        applies=lambda hints, layer: hints.may_be_infinite,
+        may_be_nan=True,
     ),
+)
+
+
+def filled_with(value: float) -> Callable[..., Tensor]:
+    """Forbidden scores are a number that real ones can fall below."""
+    return lambda layer, scores, keep: scores.masked_fill(~keep, value)
+
+
+def _of_sentinel(value: float) -> tuple[MistakeVariant, MistakeVariant]:
+    """A number in the place of −∞, and one that is added."""
+    return (
+        MistakeVariant(f"forbidden scores are set to {value:g}", filled_with(value)),
+        MistakeVariant(f"{value:g} is added to forbidden scores", lowered_by(value)),
+    )
+
+
+def _is_filled(written: Written) -> bool:
+    return any(operation.name.rstrip("_") in ("masked_fill", "where") for operation in written.operations)
+
+
+def _is_raised(written: Written) -> bool:
+    masking = (operation for operation in written.operations if operation.name.rstrip("_") in MASKING)
+    return any(bool(operation.output.isposinf().any()) for operation in masking)
+
+
+def _is_nan_behind_padding(seen: Symptoms) -> str | None:
+    rows = f"{seen.n_nan_rows} rows of the output are NaN when padding stands on the left"
+    return f"{rows}: its own causal mask leaves them no key" if seen.n_nan_rows else None
+
+
+_SENTINELS = (
     Mistake(
         "mask-sign",
         "forbidden scores are set to a huge positive number instead of a negative one",
@@ -194,9 +390,10 @@ MASKS = (
         "mask",
         "scores",
         (
-            Way("forbidden scores are set to 10⁹", replacedmasks.filled_with(1e9), is_rare=True),
-            Way("forbidden scores are set to +∞", replacedmasks.filled_with(math.inf), is_rare=True),
+            MistakeVariant("forbidden scores are set to 10⁹", filled_with(1e9), is_rare=True),
+            MistakeVariant("forbidden scores are set to +∞", filled_with(math.inf), is_rare=True),
         ),
+        rather_than={"mask-after-softmax": _is_raised},
     ),
     Mistake(
         "mask-sentinel-too-small",
@@ -208,20 +405,19 @@ MASKS = (
         "scores",
         (
             *(
-                way
+                variant
                 for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
-                for way in (
-                    Way(f"forbidden scores are set to {value:g}", replacedmasks.filled_with(value)),
-                    Way(f"{value:g} is added to forbidden scores", replacedmasks.lowered_by(value)),
-                )
+                for variant in _of_sentinel(value)
             ),
-            Way(
-                "forbidden scores are set to 0, or next to it such as 1e-9",
-                replacedmasks.filled_with(1e-9),
-                is_rare=True,
+            MistakeVariant(
+                "forbidden scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True
             ),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
+        operations=("masked_fill", "masked_fill_", "where"),
+        rather_than={"mask-multiplied": _is_filled},
+        shown_by=("large",),
+        with_number=_of_sentinel,
     ),
     Mistake(
         "fully-masked-row",
@@ -231,7 +427,35 @@ MASKS = (
         "pattern = scores.softmax(dim=-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
         None,
         "pattern",
+        symptom=_is_nan_behind_padding,
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------- padding
+
+
+def padding_seen(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """Padding like any token."""
+    return torch.ones_like(real)[:, None, None, :]
+
+
+def padding_alone(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """Only padding."""
+    return ~real[:, None, None, :]
+
+
+def padding_of_queries(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """Padding along the queries: it sees nothing, and is seen by all."""
+    return real[:, None, :, None]
+
+
+def padding_of_first(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """Every sequence as long as the first."""
+    return real[:1, None, None, :]
+
+
+_PADDING = (
     Mistake(
         "padding-ignored",
         "the padding that is given changes nothing: padding is attended to like any token",
@@ -240,7 +464,7 @@ MASKS = (
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         "scores",
-        (Way("padding is seen like any token", replacedmasks.padding_seen),),
+        (MistakeVariant("padding is seen like any token", padding_seen),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
@@ -251,7 +475,7 @@ MASKS = (
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))  # True = padding",
         "padding_rule",
         "scores",
-        (Way("real tokens are hidden and padding is seen", replacedmasks.padding_alone),),
+        (MistakeVariant("real tokens are hidden and padding is seen", padding_alone),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
@@ -262,7 +486,7 @@ MASKS = (
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         "scores",
-        (Way("padding hides queries instead of keys", replacedmasks.padding_of_queries),),
+        (MistakeVariant("padding hides queries instead of keys", padding_of_queries),),
     ),
     Mistake(
         "padding-of-first-sequence",
@@ -272,6 +496,9 @@ MASKS = (
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         "scores",
-        (Way("every sequence is taken to be padded like the first", replacedmasks.padding_of_first),),
+        (MistakeVariant("every sequence is taken to be padded like the first", padding_of_first),),
     ),
 )
+
+
+MASKS = (*_CAUSALITY, *_CELLS, *_ACTIONS, *_ORDERS, *_ERASED, *_SENTINELS, *_PADDING)

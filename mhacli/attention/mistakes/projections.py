@@ -1,20 +1,49 @@
-"""Mistakes in projections and rotations, in dropout, and in what is remembered."""
+"""Mistakes in projections, norms and rotary positions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import torch
+from torch import Tensor
 
-from mhacli.attention.mistakes import replacements as replaced
-from mhacli.attention.mistakes.entry import Mistake, Way
-from mhacli.attention.mistakes.replacements import OTHER_ORDERS
+from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.stages import (
+    Inapplicable,
+    Mistake,
+    MistakeVariant,
+    Pairing,
+    ReferenceLayer,
+    Rows,
+    inputs_of,
+    out_of,
+    rotated,
+)
 
 _USED_TWICE = tuple(permutations(("values", "keys", "queries"), 2))
 """What is taken from another's place, and whose: the likeliest first."""
 _PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v": "pattern @ v"}
 
-PROJECTIONS = (
+
+# ------------------------------------------------------------------------------------------------- which projection makes what
+
+
+OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(order) != "qkv")
+
+
+def order_of(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The projections that lie as q, k, v taken in another order: `order` says what each is taken for."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        laid = dict(zip(order, inputs_of(layer), strict=True))
+        return tuple(laid[letter](given) for letter, given in zip("qkv", rows[:3], strict=True))
+
+    return project
+
+
+_FUSED = (
     Mistake(
         "qkv-order",
         "queries, keys and values are taken from other projections than those that are named so",
@@ -24,10 +53,51 @@ PROJECTIONS = (
         "project",
         "q_proj",
         tuple(
-            Way(f"what is named {', '.join('qkv')} is used as {', '.join(order)}", replaced.order_of(order))
+            MistakeVariant(f"what is named {', '.join('qkv')} is used as {', '.join(order)}", order_of(order))
             for order in OTHER_ORDERS
         ),
+        operations=("chunk", "split", "unbind", "tensor_split"),
+        applies=lambda hints, layer: hints.is_order_known,
     ),
+)
+
+
+def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Projections by the letter of what each is used for, one of them twice: `qkk` makes values with that of the keys."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        named = dict(zip("qkv", inputs_of(layer), strict=True))
+        return tuple(named[letter](given) for letter, given in zip(letters, rows[:3], strict=True))
+
+    return project
+
+
+def not_projected(letter: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Rows as they are in the place of those that a projection makes of them."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        return tuple(
+            given if name == letter else projection(given)
+            for name, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True)
+        )
+
+    return project
+
+
+def taken_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Heads by the letter of what each is taken for: `qkk` weighs the keys. Heads that are shared by fewer cannot be taken for
+    those that are not."""
+
+    def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        if not {q.shape[1]} == {k.shape[1]} == {v.shape[1]}:
+            raise Inapplicable
+        named = {"q": q, "k": k, "v": v}
+        return tuple(named[letter] for letter in letters)
+
+    return take
+
+
+_EXCHANGED = (
     *(
         Mistake(
             f"{taker}-from-{giver}",
@@ -38,9 +108,9 @@ PROJECTIONS = (
             "project",
             f"{taker[0]}_proj",
             (
-                Way(
+                MistakeVariant(
                     f"the {taker} are made by the projection of the {giver}",
-                    replaced.used_as("qkv".replace(taker[0], giver[0])),
+                    used_as("qkv".replace(taker[0], giver[0])),
                     is_rare=taker != "values" or giver != "keys",
                 ),
             ),
@@ -57,9 +127,9 @@ PROJECTIONS = (
             "take",
             "z" if taker == "values" else "qk",
             (
-                Way(
+                MistakeVariant(
                     f"the {giver} take the place of the {taker}",
-                    replaced.taken_as("qkv".replace(taker[0], giver[0])),
+                    taken_as("qkv".replace(taker[0], giver[0])),
                     is_rare=True,
                 ),
             ),
@@ -75,10 +145,8 @@ PROJECTIONS = (
         "project",
         "q_proj",
         tuple(
-            Way(
-                f"queries, keys and values are made by the projection of the {name}",
-                replaced.used_as(name[0] * 3),
-                is_rare=True,
+            MistakeVariant(
+                f"queries, keys and values are made by the projection of the {name}", used_as(name[0] * 3), is_rare=True
             )
             for name in ("queries", "keys", "values")
         ),
@@ -92,10 +160,24 @@ PROJECTIONS = (
             f"{name[0]} = self.{name[0]}_proj(x)",
             "project",
             name[0],
-            (Way(f"the rows are taken for the {name} as they are", replaced.not_projected(name[0]), is_rare=True),),
+            (MistakeVariant(f"the rows are taken for the {name} as they are", not_projected(name[0]), is_rare=True),),
         )
         for name in ("values", "keys", "queries")
     ),
+)
+
+
+def rows_for(order: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Queries, keys and values made from other rows: `order` says from whose, "qkk" the values from those of the keys."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        given = dict(zip("qkv", rows[:3], strict=True))
+        return tuple(projection(given[letter]) for projection, letter in zip(inputs_of(layer), order, strict=True))
+
+    return project
+
+
+_ROWS = (
     Mistake(
         "values-of-queries",
         "the values are made from the querying rows instead of the context",
@@ -104,7 +186,7 @@ PROJECTIONS = (
         "v = self.v_proj(context)",
         "project",
         "v_proj",
-        (Way("the values come from the rows that ask", replaced.rows_for("qkq")),),
+        (MistakeVariant("the values come from the rows that ask", rows_for("qkq")),),
     ),
     Mistake(
         "values-of-keys",
@@ -114,7 +196,7 @@ PROJECTIONS = (
         "v = self.v_proj(value)",
         "project",
         "v_proj",
-        (Way("the values come from the rows of the keys", replaced.rows_for("qkk")),),
+        (MistakeVariant("the values come from the rows of the keys", rows_for("qkk")),),
     ),
     Mistake(
         "keys-of-values",
@@ -125,8 +207,8 @@ PROJECTIONS = (
         "project",
         "k_proj",
         (
-            Way("the keys come from the rows of the values", replaced.rows_for("qvv")),
-            Way("keys and values come from each other's rows", replaced.rows_for("qvk")),
+            MistakeVariant("the keys come from the rows of the values", rows_for("qvv")),
+            MistakeVariant("keys and values come from each other's rows", rows_for("qvk")),
         ),
     ),
     Mistake(
@@ -137,8 +219,51 @@ PROJECTIONS = (
         "k = self.k_proj(key)",
         "project",
         "k_proj",
-        (Way("the keys come from the rows that ask", replaced.rows_for("qqv")),),
+        (MistakeVariant("the keys come from the rows that ask", rows_for("qqv")),),
     ),
+)
+
+
+def unbiased(*of: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Projections, named by their letters, without their biases."""
+
+    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+        made = []
+        for letter, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True):
+            if letter in of and projection.bias is None:
+                raise Inapplicable
+            made.append((projection._replace(bias=None) if letter in of else projection)(given))
+        return tuple(made)
+
+    return project
+
+
+def out_unbiased(layer: ReferenceLayer, rows: Tensor) -> Tensor:
+    """The output projection without its bias."""
+    if out_of(layer).bias is None:
+        raise Inapplicable
+    return out_of(layer)._replace(bias=None)(rows)
+
+
+def rows_as_they_are(layer: ReferenceLayer, rows: Tensor) -> Tensor:
+    """The heads side by side as the output, although there is a projection."""
+    out_of(layer)
+    return rows
+
+
+def out_transposed(layer: ReferenceLayer, rows: Tensor) -> Tensor:
+    """The output projection applied the other way round."""
+    out = out_of(layer)
+    return out._replace(weight=out.weight.mT)(rows)
+
+
+def transposed_inputs(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    """Square projections of queries, keys and values, applied the other way round."""
+    rotated_round = [p._replace(weight=p.weight.mT) for p in inputs_of(layer)]
+    return tuple(projection(given) for projection, given in zip(rotated_round, rows[:3], strict=True))
+
+
+_WEIGHTS = (
     Mistake(
         "bias-missing",
         "a bias that the layer has is not added",
@@ -148,7 +273,7 @@ PROJECTIONS = (
         "project",
         "q_proj",
         tuple(
-            Way(f"the bias of {' and '.join(of)} is left out", replaced.unbiased(*of))
+            MistakeVariant(f"the bias of {' and '.join(of)} is left out", unbiased(*of))
             for of in (("q",), ("v",), ("q", "k", "v"), ("q", "v"), ("q", "k"), ("k", "v"), ("k",))
         ),
     ),
@@ -160,7 +285,7 @@ PROJECTIONS = (
         "self.out_proj(z)",
         "project_out",
         "out",
-        (Way("the bias of the output projection is left out", replaced.out_unbiased),),
+        (MistakeVariant("the bias of the output projection is left out", out_unbiased),),
     ),
     Mistake(
         "out-proj-missing",
@@ -170,7 +295,7 @@ PROJECTIONS = (
         "return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))",
         "project_out",
         "concat",
-        (Way("the heads side by side are returned as they are", replaced.rows_as_they_are),),
+        (MistakeVariant("the heads side by side are returned as they are", rows_as_they_are),),
     ),
     Mistake(
         "out-proj-transposed",
@@ -180,7 +305,7 @@ PROJECTIONS = (
         "z @ self.out_proj.weight.T",
         "project_out",
         "out",
-        (Way("the output projection's weight is applied transposed", replaced.out_transposed),),
+        (MistakeVariant("the output projection's weight is applied transposed", out_transposed),),
     ),
     Mistake(
         "projection-transposed",
@@ -190,29 +315,91 @@ PROJECTIONS = (
         "x @ self.q_proj.weight.T",
         "project",
         "q_proj",
-        (Way("the weights of queries, keys and values are applied transposed", replaced.transposed_inputs),),
+        (MistakeVariant("the weights of queries, keys and values are applied transposed", transposed_inputs),),
     ),
-    Mistake(
-        "rope-pairing",
-        "rotary positions pair columns in another way than their angles, or the weights, are made for",
-        "angles = torch.cat([a, a], -1) with x[..., ::2], x[..., 1::2] rotated",
-        "columns are turned by angles that are not theirs: scores no longer depend on the distance alone",
-        "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
-        "turn",
-        "q",
-        (
-            Way(
-                "neighbouring columns are turned by angles laid out for halves",
-                replaced.turned_as("interleaved", "interleaved", "half"),
-            ),
-            Way(
-                "halves are turned by angles laid out for neighbouring columns",
-                replaced.turned_as("half", "half", "interleaved"),
-            ),
-            Way("queries are turned by halves and keys by neighbours", replaced.turned_as("half", "interleaved", None)),
-            Way("queries are turned by neighbours and keys by halves", replaced.turned_as("interleaved", "half", None)),
-            Way("columns are paired in the other way than is meant", replaced.turned_other),
+)
+
+
+# ------------------------------------------------------------------------- rotary positions: which rows and columns are rotated
+
+
+def pairing_of(layer: ReferenceLayer) -> Pairing:
+    """How positions pair columns. Raises `Inapplicable` where they turn none."""
+    if layer.pairing is None:
+        raise Inapplicable
+    return layer.pairing
+
+
+def rotated_as(pairing_q: Pairing, pairing_k: Pairing, angles: Pairing | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Columns paired in one way, and the table of angles laid out in another."""
+
+    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        pairing_of(layer)
+        start = k.shape[2] - q.shape[2]
+        return rotated(q, layer, start, pairing_q, angles), rotated(k, layer, 0, pairing_k, angles)
+
+    return turn
+
+
+def rotated_other(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The other pairing than that which is meant."""
+    other: Pairing = "interleaved" if layer.pairing == "half" else "half"
+    return rotated_as(other, other, None)(layer, q, k)
+
+
+def rotated_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
+    """Values turned like keys."""
+    return rotated(v, layer, 0, pairing_of(layer))
+
+
+def rotated_queries(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys are not turned."""
+    pairing_of(layer)
+    return stages.turn(layer, q, k)[0], k
+
+
+def rotated_keys(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries are not turned."""
+    pairing_of(layer)
+    return q, stages.turn(layer, q, k)[1]
+
+
+def rotated_off_by(places: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Queries turned by the place of a neighbour."""
+
+    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        pairing, start = pairing_of(layer), k.shape[2] - q.shape[2]
+        return rotated(q, layer, start + places, pairing), rotated(k, layer, 0, pairing)
+
+    return turn
+
+
+_PAIRING = Mistake(
+    "rope-pairing",
+    "rotary positions pair columns in another way than their angles, or the weights, are made for",
+    "angles = torch.cat([a, a], -1) with x[..., ::2], x[..., 1::2] rotated",
+    "columns are turned by angles that are not theirs: scores no longer depend on the distance alone",
+    "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
+    "turn",
+    "q",
+    (
+        MistakeVariant(
+            "neighbouring columns are turned by angles laid out for halves",
+            rotated_as("interleaved", "interleaved", "half"),
         ),
+        MistakeVariant(
+            "halves are turned by angles laid out for neighbouring columns", rotated_as("half", "half", "interleaved")
+        ),
+        MistakeVariant("queries are turned by halves and keys by neighbours", rotated_as("half", "interleaved", None)),
+        MistakeVariant("queries are turned by neighbours and keys by halves", rotated_as("interleaved", "half", None)),
+    ),
+)
+_ROTATIONS = (
+    _PAIRING,
+    replace(
+        _PAIRING,
+        variants=(MistakeVariant("columns are paired in the other way than is meant", rotated_other),),
+        applies=lambda hints, layer: hints.is_pairing_stated,
     ),
     Mistake(
         "rope-of-values",
@@ -222,7 +409,7 @@ PROJECTIONS = (
         "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
         "turn_values",
         "v",
-        (Way("the values are turned too", replaced.turned_values),),
+        (MistakeVariant("the values are turned too", rotated_values),),
     ),
     Mistake(
         "rope-of-queries-only",
@@ -232,7 +419,7 @@ PROJECTIONS = (
         "q, k = apply_rotary(q), apply_rotary(k)",
         "turn",
         "k",
-        (Way("the keys are not turned", replaced.turned_queries),),
+        (MistakeVariant("the keys are not turned", rotated_queries),),
     ),
     Mistake(
         "rope-of-keys-only",
@@ -242,7 +429,7 @@ PROJECTIONS = (
         "q, k = apply_rotary(q), apply_rotary(k)",
         "turn",
         "q",
-        (Way("the queries are not turned", replaced.turned_keys),),
+        (MistakeVariant("the queries are not turned", rotated_keys),),
     ),
     Mistake(
         "rope-offset",
@@ -253,10 +440,29 @@ PROJECTIONS = (
         "turn",
         "q",
         (
-            Way("queries are turned one place too far", replaced.turned_off_by(1)),
-            Way("keys are turned one place too far", replaced.turned_off_by(-1)),
+            MistakeVariant("queries are turned one place too far", rotated_off_by(1)),
+            MistakeVariant("keys are turned one place too far", rotated_off_by(-1)),
         ),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------- norms of queries and keys
+
+
+def normed_as(of_q: str | None, of_k: str | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Queries and keys normed by the norm of queries or of keys, or by none."""
+
+    def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.q_norm is None or layer.k_norm is None or layer.q_norm is layer.k_norm:
+            raise Inapplicable
+        chosen = {"q": layer.q_norm, "k": layer.k_norm}
+        return q if of_q is None else chosen[of_q](q), k if of_k is None else chosen[of_k](k)
+
+    return norm
+
+
+_NORMS = (
     Mistake(
         "qk-norm-shared",
         "queries and keys are normed by one of the two norms, and the other is never used",
@@ -266,8 +472,8 @@ PROJECTIONS = (
         "norm",
         "q",
         (
-            Way("the keys are normed by the norm of the queries", replaced.normed_as("q", "q"), ("k",)),
-            Way("the queries are normed by the norm of the keys", replaced.normed_as("k", "k")),
+            MistakeVariant("the keys are normed by the norm of the queries", normed_as("q", "q"), ("k",)),
+            MistakeVariant("the queries are normed by the norm of the keys", normed_as("k", "k")),
         ),
     ),
     Mistake(
@@ -279,10 +485,57 @@ PROJECTIONS = (
         "norm",
         "q",
         (
-            Way("the keys are not normed", replaced.normed_as("q", None), ("k",)),
-            Way("the queries are not normed", replaced.normed_as(None, "k")),
+            MistakeVariant("the keys are not normed", normed_as("q", None), ("k",)),
+            MistakeVariant("the queries are not normed", normed_as(None, "k")),
         ),
     ),
+)
+
+
+# ---------------------------------------------------------------------------------------------- rotary positions: their angles
+
+
+def rotated_by_head(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of a head taken for a place."""
+    if layer.pairing is None or q.shape[1] == 1:
+        raise Inapplicable
+    q, k = (rotated(t.transpose(1, 2), layer, 0, layer.pairing).transpose(1, 2) for t in (q, k))
+    return q, k
+
+
+def rotated_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Other rates than theta^(−2j/d): `rates` makes them of the right ones."""
+
+    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.pairing is None or layer.rates is not None or q.shape[-1] < 4:
+            raise Inapplicable
+        d = q.shape[-1]
+        right = layer.theta ** -(torch.arange(0, d, 2, dtype=q.dtype, device=q.device) / d)
+        return stages.turn(replace(layer, rates=rates(right)), q, k)
+
+    return turn
+
+
+def rotated_back(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries turned one way, keys the other."""
+    return stages.turn(layer, q, k)[0], rotated(k, layer, 0, pairing_of(layer), sign=-1)
+
+
+def rotated_one_way(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Both columns of a pair get the sine of the other with the same sign: no rotation."""
+    pairing = pairing_of(layer)
+    start = k.shape[2] - q.shape[2]
+    return _one_signed(q, layer, start, pairing), _one_signed(k, layer, 0, pairing)
+
+
+def _one_signed(t: Tensor, layer: ReferenceLayer, start: int, pairing: Pairing) -> Tensor:
+    forth, back = rotated(t, layer, start, pairing), rotated(t, layer, start, pairing, sign=-1)
+    column = torch.arange(t.shape[-1], device=t.device)
+    is_first = column < t.shape[-1] // 2 if pairing == "half" else column % 2 == 0
+    return torch.where(is_first, back, forth)
+
+
+_ANGLES = (
     Mistake(
         "rope-axis",
         "rotary positions count heads instead of tokens",
@@ -291,7 +544,7 @@ PROJECTIONS = (
         "places = torch.arange(q.shape[-2])  # or turn before the transpose",
         "turn",
         "q",
-        (Way("the number of the head is taken for the place", replaced.turned_by_head),),
+        (MistakeVariant("the number of the head is taken for the place", rotated_by_head),),
     ),
     Mistake(
         "rope-rates",
@@ -302,8 +555,8 @@ PROJECTIONS = (
         "turn",
         "q",
         (
-            Way("the angles grow from pair to pair by theta^(2j/d)", replaced.turned_with(torch.reciprocal)),
-            Way("all pairs are turned by one angle", replaced.turned_with(torch.ones_like)),
+            MistakeVariant("the angles grow from pair to pair by theta^(2j/d)", rotated_with(torch.reciprocal)),
+            MistakeVariant("all pairs are turned by one angle", rotated_with(torch.ones_like)),
         ),
     ),
     Mistake(
@@ -314,7 +567,7 @@ PROJECTIONS = (
         "t * cos + rotate(t) * sin for both",
         "turn",
         "k",
-        (Way("keys are turned backwards", replaced.turned_back),),
+        (MistakeVariant("keys are turned backwards", rotated_back),),
     ),
     Mistake(
         "rope-without-minus",
@@ -324,34 +577,9 @@ PROJECTIONS = (
         "rotate_half: torch.cat([-x2, x1], dim=-1)",
         "turn",
         "q",
-        (Way("no column of a pair is turned with a minus", replaced.turned_one_way, is_rare=True),),
-    ),
-    Mistake(
-        "dropout-in-eval",
-        "dropout acts although the module is in evaluation",
-        "F.dropout(pattern, self.p)  # or F.scaled_dot_product_attention(…, dropout_p=self.p)",
-        "the same input gives another output each time",
-        "F.dropout(pattern, self.p, training=self.training)",
-        None,
-        "pattern",
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)",
-    ),
-    Mistake(
-        "dropout-not-rescaled",
-        "what dropout keeps is not divided by 1 − p",
-        "pattern * (torch.rand_like(pattern) > p)",
-        "outputs in training are smaller than in evaluation by 1 − p",
-        "F.dropout(pattern, p, training=self.training)",
-        None,
-        "pattern",
-    ),
-    Mistake(
-        "state-kept-between-calls",
-        "the module remembers earlier calls: the same input gives another output later",
-        "self.cache = torch.cat([self.cache, k], dim=1)",
-        "what one text gives depends on what was asked before",
-        "pass the cache in and out: forward(x, past) -> out, past",
-        None,
-        "k",
+        (MistakeVariant("no column of a pair is turned with a minus", rotated_one_way, is_rare=True),),
     ),
 )
+
+
+PROJECTIONS = (*_FUSED, *_EXCHANGED, *_ROWS, *_WEIGHTS, *_ROTATIONS, *_NORMS, *_ANGLES)

@@ -2,10 +2,62 @@
 
 from __future__ import annotations
 
-from mhacli.attention.mistakes import replacements as replaced
-from mhacli.attention.mistakes.entry import Mistake, Way
+import ast
+import math
+from collections.abc import Callable, Sequence
 
-SCORES = (
+import torch
+from torch import Tensor
+
+from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.stages import (
+    Inapplicable,
+    Mistake,
+    MistakeVariant,
+    ReferenceLayer,
+    Written,
+    WrittenOperation,
+)
+
+# ---------------------------------------------------------------------------------------------------- products and their scale
+
+
+def swapped(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
+    """`k qᵀ`."""
+    return k @ q.mT
+
+
+def assigned_names(source: str) -> list[str]:
+    """The names that a line assigns."""
+    try:
+        parsed = ast.parse(source.strip())
+    except SyntaxError:
+        return []
+    statement = parsed.body[0] if parsed.body else None
+    if not isinstance(statement, ast.Assign):
+        return []
+    target = statement.targets[0]
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [name.id for name in names if isinstance(name, ast.Name)]
+
+
+def unpacks_in_order(operations: Sequence[WrittenOperation], order: str) -> bool | None:
+    """Whether the line that cuts a fused projection names its parts in the order that the projection has; None where no such
+    line is seen."""
+    for operation in operations:
+        if operation.name in ("chunk", "split", "unbind", "tensor_split", "getitem") and operation.source:
+            letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(operation.source))
+            if sorted(letters) == sorted(order):
+                return letters == order
+    return None
+
+
+def _is_unpacked_in_order(written: Written) -> bool:
+    in_order = unpacks_in_order(written.operations, written.order or "qkv")
+    return bool(in_order) or (in_order is None and written.order is None)
+
+
+_PRODUCTS = (
     Mistake(
         "qk-swapped",
         "queries and keys are swapped: the table of scores is transposed",
@@ -14,8 +66,76 @@ SCORES = (
         "q @ k.transpose(-2, -1)",
         "products",
         "qk",
-        (Way("the scores are k qᵀ instead of q kᵀ", replaced.swapped),),
+        (MistakeVariant("the scores are k qᵀ instead of q kᵀ", swapped),),
+        applies=lambda hints, layer: hints.is_order_known,
+        rather_than={"qkv-order": _is_unpacked_in_order},
     ),
+)
+
+
+def scaled_by(factor: Callable[[ReferenceLayer, int, float | Tensor], float | Tensor]) -> Callable[..., Tensor]:
+    """Products times a factor of the layer, d_head and the right scale. Inapplicable where that is the right one."""
+
+    def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+        right = d_head**-0.5 if layer.scale is None else layer.scale
+        taken = factor(layer, d_head, right)
+        if torch.allclose(torch.as_tensor(taken), torch.as_tensor(right), rtol=1e-9):
+            raise Inapplicable
+        return qk * taken
+
+    return scale
+
+
+def by_model_width(layer: ReferenceLayer, d_head: int, right: float | Tensor) -> float:
+    """1 / √d_model; of heads that come cut, d_model is their widths together."""
+    return float((d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]) ** -0.5)
+
+
+def by_whole_model_width(layer: ReferenceLayer, d_head: int, right: float | Tensor) -> float | Tensor:
+    """1 / d_model; of one head that is 1 / d_head, another mistake."""
+    return right if layer.n_heads == 1 else by_model_width(layer, d_head, right) ** 2
+
+
+def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
+    """Products times a power of the size of one of their axes: heads, queries or keys. Inapplicable where that is the right
+    scale, or there is but one."""
+
+    def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+        taken = float(qk.shape[axis]) ** power
+        return scaled_by(lambda layer, d, right: right if qk.shape[axis] == 1 else taken)(layer, qk, d_head)
+
+    return scale
+
+
+def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    """Shares of unscaled scores, scaled."""
+    if layer.scale is None and layer.d_head is None:
+        raise Inapplicable
+    right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
+    unscaled = scaled / right
+    return stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep)) * right
+
+
+def _scalings(written: Written) -> list[WrittenOperation]:
+    """The operations that scale scores: by a number, or in a fused kernel, and not those of two tables."""
+    scaling = ("mul", "div", "mul_", "div_", "scaled_dot_product_attention")
+    return [
+        operation for operation in written.operations
+        if operation.name in scaling and sum(t.numel() > 1 for t in operation.inputs) != 2
+    ]  # fmt: skip
+
+
+def _is_scaled_twice(written: Written) -> bool:
+    return len(_scalings(written)) > 1
+
+
+def _speaks_of_the_model(written: Written) -> bool:
+    lines = " ".join(operation.source for operation in _scalings(written))
+    words = ("d_model", "embed", "n_embd", "hidden", "emb", "dim")
+    return any(word in lines for word in words) and "head" not in lines
+
+
+_SCALES = (
     Mistake(
         "scale-missing",
         "the scores are not divided by √d_head",
@@ -24,7 +144,7 @@ SCORES = (
         "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         "scaled",
-        (Way("the scores are not scaled at all", replaced.scaled_by(lambda layer, d, right: 1.0)),),
+        (MistakeVariant("the scores are not scaled at all", scaled_by(lambda layer, d, right: 1.0)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -36,14 +156,11 @@ SCORES = (
         "scale",
         "scaled",
         (
-            Way("the scores are divided by √d_model", replaced.scaled_by(replaced.by_model_width)),
-            Way(
-                "the scores are divided by d_model",
-                replaced.scaled_by(replaced.by_whole_model_width),
-                is_rare=True,
-            ),
+            MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
+            MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
+        rather_than={"scale-not-root": _speaks_of_the_model},
     ),
     Mistake(
         "scale-not-root",
@@ -53,7 +170,7 @@ SCORES = (
         "scores / math.sqrt(d_head)",
         "scale",
         "scaled",
-        (Way("the scores are divided by d_head", replaced.scaled_by(lambda layer, d, right: 1 / d)),),
+        (MistakeVariant("the scores are divided by d_head", scaled_by(lambda layer, d, right: 1 / d)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -64,8 +181,9 @@ SCORES = (
         "q @ k.transpose(-2, -1) * d_head ** -0.5  # once, on q or on the scores",
         "scale",
         "scaled",
-        (Way("the scores are scaled twice", replaced.scaled_by(lambda layer, d, right: right * right)),),
+        (MistakeVariant("the scores are scaled twice", scaled_by(lambda layer, d, right: right * right)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
+        rather_than={"scale-not-root": _is_scaled_twice, "scale-d-model": _is_scaled_twice},
     ),
     Mistake(
         "scale-one-side",
@@ -76,9 +194,8 @@ SCORES = (
         "scale",
         "scaled",
         (
-            Way(
-                "the scores are divided by the fourth root of d_head",
-                replaced.scaled_by(lambda layer, d, right: d**-0.25),
+            MistakeVariant(
+                "the scores are divided by the fourth root of d_head", scaled_by(lambda layer, d, right: d**-0.25)
             ),
         ),
     ),
@@ -91,7 +208,7 @@ SCORES = (
         "scale",
         "scaled",
         tuple(
-            Way(f"the scores are divided by {said}", replaced.scaled_by_size(axis, power), is_rare=True)
+            MistakeVariant(f"the scores are divided by {said}", scaled_by_size(axis, power), is_rare=True)
             for said, axis, power in (
                 ("√k_len", -1, -0.5),
                 ("√q_len", -2, -0.5),
@@ -110,10 +227,8 @@ SCORES = (
         "scale",
         "scaled",
         (
-            Way(
-                "the scores are divided by the root of the size of the batch",
-                replaced.scaled_by_size(0, -0.5),
-                is_rare=True,
+            MistakeVariant(
+                "the scores are divided by the root of the size of the batch", scaled_by_size(0, -0.5), is_rare=True
             ),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
@@ -126,7 +241,7 @@ SCORES = (
         "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
         "scale",
         "scaled",
-        (Way("the scores are divided by √n_heads", replaced.scaled_by_size(1, -0.5), is_rare=True),),
+        (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5), is_rare=True),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -137,7 +252,7 @@ SCORES = (
         "scores / math.sqrt(d_head)",
         "scale",
         "scaled",
-        (Way("the scores are multiplied by √d_head", replaced.scaled_by(lambda layer, d, right: d**0.5)),),
+        (MistakeVariant("the scores are multiplied by √d_head", scaled_by(lambda layer, d, right: d**0.5)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
@@ -148,8 +263,38 @@ SCORES = (
         "(scores / math.sqrt(d_head)).softmax(dim=-1)",
         "shares",
         "pattern",
-        (Way("the softmax is over unscaled scores, and its result is scaled", replaced.scaled_late),),
+        (MistakeVariant("the softmax is over unscaled scores, and its result is scaled", scaled_late),),
     ),
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------- the cap
+
+
+def _cap_of(layer: ReferenceLayer) -> float:
+    if layer.softcap is None:
+        raise Inapplicable
+    return layer.softcap
+
+
+def capped_late(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
+    """Forbidden scores are −c."""
+    c = _cap_of(layer)
+    return c * torch.tanh((scores if keep is None else scores.masked_fill(~keep, -math.inf)) / c), False
+
+
+def capped_small(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
+    """Scores within ±1."""
+    return torch.tanh(scores / _cap_of(layer)), True
+
+
+def not_capped(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
+    """Scores as they are."""
+    _cap_of(layer)
+    return scores, True
+
+
+_CAPS = (
     Mistake(
         "softcap-after-mask",
         "the cap on the scores is applied after the mask",
@@ -158,7 +303,8 @@ SCORES = (
         "(c * torch.tanh(scores / c)).masked_fill(mask, float('-inf'))",
         "cap",
         "scores",
-        (Way("forbidden scores are capped like the others", replaced.capped_late),),
+        (MistakeVariant("forbidden scores are capped like the others", capped_late),),
+        shown_by=("large",),
     ),
     Mistake(
         "softcap-not-scaled-back",
@@ -168,7 +314,7 @@ SCORES = (
         "c * torch.tanh(scores / c)",
         "cap",
         "scaled",
-        (Way("tanh(score / c) stands without the factor c", replaced.capped_small),),
+        (MistakeVariant("tanh(score / c) stands without the factor c", capped_small),),
     ),
     Mistake(
         "softcap-missing",
@@ -178,8 +324,34 @@ SCORES = (
         "c * torch.tanh(scores / c)",
         "cap",
         "scaled",
-        (Way("the scores are not capped", replaced.not_capped),),
+        (MistakeVariant("the scores are not capped", not_capped),),
     ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- what is added to scores
+
+
+def bias_reversed(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
+    """A bonus for distance instead of a penalty."""
+    return scores - bias
+
+
+def bias_unmoved(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
+    """A table `[query, key, head]` read as `[head, query, key]`."""
+    if bias.shape[1] == 1:
+        raise Inapplicable
+    return scores + bias[0].permute(1, 2, 0).reshape(bias.shape)
+
+
+def bias_repeated_inside(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
+    """Batch and heads one axis, the batch outside in the scores and inside in the bias."""
+    if bias.shape[1] == 1 or scores.shape[0] == 1:
+        raise Inapplicable
+    return scores + bias[0].repeat_interleave(scores.shape[0], dim=0).reshape(scores.shape[0], *bias.shape[1:])
+
+
+_BIASES = (
     Mistake(
         "bias-reversed",
         "the penalty for distance is a bonus: far keys score higher than near ones",
@@ -188,7 +360,7 @@ SCORES = (
         "scores - slopes * (q_place - k_place).abs()",
         "add_bias",
         "scores",
-        (Way("the penalty for distance is added instead of subtracted", replaced.bias_reversed),),
+        (MistakeVariant("the penalty for distance is added instead of subtracted", bias_reversed),),
     ),
     Mistake(
         "bias-head-order",
@@ -198,7 +370,7 @@ SCORES = (
         "table[index].view(length, length, n_heads).permute(2, 0, 1)",
         "add_bias",
         "scores",
-        (Way("the bias is reshaped to [head, query, key] without a permute", replaced.bias_unmoved),),
+        (MistakeVariant("the bias is reshaped to [head, query, key] without a permute", bias_unmoved),),
     ),
     Mistake(
         "bias-head-order",
@@ -209,12 +381,40 @@ SCORES = (
         "add_bias",
         "scores",
         (
-            Way(
-                "the bias is repeated for the sequences in the other order than the scores",
-                replaced.bias_repeated_inside,
+            MistakeVariant(
+                "the bias is repeated for the sequences in the other order than the scores", bias_repeated_inside
             ),
         ),
     ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------- the softmax
+
+
+def over(axis: int) -> Callable[..., Tensor]:
+    """Shares over another axis than the keys."""
+    return lambda layer, scores: scores.softmax(dim=axis)
+
+
+def over_planes(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Shares over the planes of batch and head."""
+    return scores.flatten(0, 1).softmax(dim=0).view_as(scores)
+
+
+def over_both(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Shares over queries and keys together."""
+    return scores.flatten(-2).softmax(dim=-1).view_as(scores)
+
+
+def pattern_transposed(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
+    """Each key weighs the values by what the queries give it."""
+    if pattern.shape[-1] != pattern.shape[-2]:
+        raise Inapplicable
+    return pattern.mT @ v
+
+
+_AXES = (
     Mistake(
         "softmax-axis",
         "the softmax runs over another axis than the keys",
@@ -224,11 +424,11 @@ SCORES = (
         "softmax",
         "pattern",
         (
-            Way("the softmax runs over queries instead of keys", replaced.over(-2)),
-            Way("the softmax runs over heads instead of keys", replaced.over(1)),
-            Way("the softmax runs over the sequences of the batch instead of keys", replaced.over(0)),
-            Way("the softmax runs over the planes of batch and head", replaced.over_planes, is_rare=True),
-            Way("the softmax runs over queries and keys together", replaced.over_both, is_rare=True),
+            MistakeVariant("the softmax runs over queries instead of keys", over(-2)),
+            MistakeVariant("the softmax runs over heads instead of keys", over(1)),
+            MistakeVariant("the softmax runs over the sequences of the batch instead of keys", over(0)),
+            MistakeVariant("the softmax runs over the planes of batch and head", over_planes, is_rare=True),
+            MistakeVariant("the softmax runs over queries and keys together", over_both, is_rare=True),
         ),
     ),
     Mistake(
@@ -239,8 +439,26 @@ SCORES = (
         "pattern @ v",
         "weigh",
         "z",
-        (Way("the values are weighed by the transposed pattern", replaced.pattern_transposed, is_rare=True),),
+        (MistakeVariant("the values are weighed by the transposed pattern", pattern_transposed, is_rare=True),),
     ),
+)
+
+
+def sink_kept(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """The sink's column taken for the last key's, and the first key's dropped."""
+    if layer.sinks is None:
+        raise Inapplicable
+    return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
+
+
+def sink_left_out(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """The shares of the keys made to sum to 1 again, so that the sink takes nothing."""
+    if layer.sinks is None:
+        raise Inapplicable
+    return scores.softmax(dim=-1)
+
+
+_SINKS = (
     Mistake(
         "sink-dropped-wrongly",
         "the sink takes part in the softmax, and another column than its own is dropped",
@@ -249,7 +467,7 @@ SCORES = (
         "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
         "pattern",
-        (Way("the column of the first key is dropped instead of the sink's", replaced.sink_kept),),
+        (MistakeVariant("the column of the first key is dropped instead of the sink's", sink_kept),),
     ),
     Mistake(
         "sink-without-effect",
@@ -259,8 +477,33 @@ SCORES = (
         "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
         "pattern",
-        (Way("the sink takes no part", replaced.sink_left_out),),
+        (MistakeVariant("the sink takes no part", sink_left_out),),
     ),
+)
+
+
+def no_softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Scores as shares."""
+    return scores
+
+
+def softmax_twice(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Shares of shares."""
+    return stages.softmax(layer, scores).softmax(dim=-1)
+
+
+def softmax_first(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+    """Shares as the scores, which are masked and given to the softmax again."""
+    return stages.scale(layer, qk, d_head).softmax(dim=-1)
+
+
+def without_maximum(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """Exponentials as they are."""
+    powers = scores.exp()
+    return powers / powers.sum(dim=-1, keepdim=True)
+
+
+_SOFTMAXES = (
     Mistake(
         "softmax-missing",
         "there is no softmax: scores are taken for shares",
@@ -269,7 +512,7 @@ SCORES = (
         "scores.softmax(dim=-1) @ v",
         "softmax",
         "pattern",
-        (Way("the scores themselves weigh the values", replaced.no_softmax),),
+        (MistakeVariant("the scores themselves weigh the values", no_softmax),),
     ),
     Mistake(
         "softmax-twice",
@@ -279,7 +522,7 @@ SCORES = (
         "scores.softmax(dim=-1)",
         "softmax",
         "pattern",
-        (Way("the softmax is applied to its own result", replaced.softmax_twice),),
+        (MistakeVariant("the softmax is applied to its own result", softmax_twice),),
     ),
     Mistake(
         "softmax-twice",
@@ -289,7 +532,7 @@ SCORES = (
         "scores.masked_fill(mask, float('-inf')).softmax(dim=-1)",
         "scale",
         "scaled",
-        (Way("the softmax is applied to the scores before the mask too", replaced.softmax_first, is_rare=True),),
+        (MistakeVariant("the softmax is applied to the scores before the mask too", softmax_first, is_rare=True),),
     ),
     Mistake(
         "softmax-overflow",
@@ -299,6 +542,11 @@ SCORES = (
         "scores.softmax(dim=-1)",
         "softmax",
         "pattern",
-        (Way("exponentials are taken of the scores as they are", replaced.without_maximum),),
+        (MistakeVariant("exponentials are taken of the scores as they are", without_maximum),),
+        shown_by=("large",),
+        may_be_nan=True,
     ),
 )
+
+
+SCORES = (*_PRODUCTS, *_SCALES, *_CAPS, *_BIASES, *_AXES, *_SINKS, *_SOFTMAXES)

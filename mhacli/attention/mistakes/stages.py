@@ -1,15 +1,15 @@
-"""Attention cut into stages, so that one can be exchanged: the reference that somebody's attention is compared with.
+"""Attention cut into stages, so that one can be exchanged: the reference that a user's attention is compared with.
 
-With every stage as it should be this is `mhacli.attention.core.attend` between its projections, and is tested against it.
-`mhacli.attention.mistakes` holds what people put in a stage's place.
+With every stage as it should be this is `mhacli.attention.core.attend` between its projections, and is tested against it. A
+`Mistake` puts another function in a stage's place; the files beside this one hold the catalogue of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Projections(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class ReferenceLayer:
     """What a layer is told besides its input. Without `weights`, rows come cut into heads and nothing is projected.
 
     `pairing`: how rotary positions pair columns, None without them; `rates` are the radians by which each pair of the first
@@ -100,83 +100,83 @@ class Result(NamedTuple):
 # ------------------------------------------------------------------------------------------------------- stages as they should be
 
 
-def project(layer: Layer, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of queries, keys and values, `[batch, length, head·d]`."""
     assert layer.weights is not None
     return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
 
 
-def split(layer: Layer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
     """`[batch, length, head·d]` cut into heads, `[batch, head, length, d]`; `which` says q, k or v."""
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
 
 
-def norm(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys of each head, normed where the layer norms them."""
     return q if layer.q_norm is None else layer.q_norm(q), k if layer.k_norm is None else layer.k_norm(k)
 
 
-def turn(layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys turned by their places; queries are the last of the keys."""
     if layer.pairing is None:
         return q, k
-    return turned(q, layer, k.shape[2] - q.shape[2], layer.pairing), turned(k, layer, 0, layer.pairing)
+    return rotated(q, layer, k.shape[2] - q.shape[2], layer.pairing), rotated(k, layer, 0, layer.pairing)
 
 
-def turn_values(layer: Layer, v: Tensor) -> Tensor:
+def turn_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
     """Values are not turned."""
     return v
 
 
-def take(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What is taken for queries, keys and values in the products."""
     return q, k, v
 
 
-def share(layer: Layer, heads: Tensor, which: str) -> Tensor:
+def share(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
     """Keys or values, `which` says k or v, with each kv head repeated for the query heads that share it: 0 0 1 1."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
 
 
-def products(layer: Layer, q: Tensor, k: Tensor) -> Tensor:
+def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
     """`q kᵀ`, `[batch, head, query, key]`."""
     return q @ k.mT
 
 
-def scale(layer: Layer, qk: Tensor, d_head: int) -> Tensor:
+def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
     """The products times the scale."""
     return qk * (d_head**-0.5 if layer.scale is None else layer.scale)
 
 
-def cap(layer: Layer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
+def cap(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
     """The scores within ±softcap, where there is one, and whether the mask is still to come."""
     c = layer.softcap
     return scores if c is None else c * torch.tanh(scores / c), True
 
 
-def add_bias(layer: Layer, scores: Tensor, bias: Tensor) -> Tensor:
+def add_bias(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
     """The scores with their bias, `[1, head, query, key]`."""
     return scores + bias
 
 
-def causal_rule(layer: Layer, q_len: int, k_len: int) -> Tensor:
+def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
     """`[query, key]`, True where the key is no later than the query; queries are the last of the keys."""
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
 
 
-def mask_rule(layer: Layer, allowed: Tensor) -> Tensor:
+def mask_rule(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
     """What the caller's mask allows."""
     return allowed
 
 
-def padding_rule(layer: Layer, real: Tensor) -> Tensor:
+def padding_rule(layer: ReferenceLayer, real: Tensor) -> Tensor:
     """`[batch, 1, 1, key]`: what the caller calls padding is seen by nobody."""
     return real[:, None, None, :]
 
 
-def together(layer: Layer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
+def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
     """The cells that causality, mask and padding all allow."""
     keep = None
     for rule in rules:
@@ -185,41 +185,41 @@ def together(layer: Layer, rules: tuple[Tensor | None, Tensor | None, Tensor | N
     return keep
 
 
-def mask(layer: Layer, scores: Tensor, keep: Tensor) -> Tensor:
+def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores that are not allowed are −∞."""
     return scores.masked_fill(~keep, -math.inf)
 
 
-def softmax(layer: Layer, scores: Tensor) -> Tensor:
+def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """Shares over the keys, and a sink where there is one; a query without an allowed key gets zeros."""
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     filled = scores.masked_fill(empty, 0.0)
     return with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
 
-def with_sinks(layer: Layer, scores: Tensor) -> Tensor:
+def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """The scores, and behind those of the keys the sink's, where there is one."""
     if layer.sinks is None:
         return scores
     return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
-def shares(layer: Layer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
     """What the values are weighted by: the pattern. `scaled` are the scores before the mask."""
     return pattern
 
 
-def weigh(layer: Layer, pattern: Tensor, v: Tensor) -> Tensor:
+def weigh(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
     """`[batch, head, query, d_v]`: the values, weighted."""
     return pattern @ v
 
 
-def merge(layer: Layer, z: Tensor) -> Tensor:
+def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """The heads side by side, `[batch, query, head·d_v]`."""
     return z.permute(0, 2, 3, 1).flatten(2) if layer.interleaved_merge else z.transpose(1, 2).flatten(2)
 
 
-def project_out(layer: Layer, rows: Tensor) -> Tensor:
+def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     """The heads mixed, where there is a projection for it."""
     return rows if layer.weights is None or layer.weights.out is None else layer.weights.out(rows)
 
@@ -254,7 +254,7 @@ class Stages:
 RIGHT = Stages()
 
 
-def run(stages: Stages, layer: Layer, asked: Rows, tap: Tap = no_tap) -> Result:
+def run(stages: Stages, layer: ReferenceLayer, asked: Rows, tap: Tap = no_tap) -> Result:
     """The output of a layer with these stages. Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`."""
     rows = asked
     if layer.before is not None:
@@ -267,7 +267,7 @@ def run(stages: Stages, layer: Layer, asked: Rows, tap: Tap = no_tap) -> Result:
     return Result(finished(stages, layer, (q, k, v), keep, bias, asked.queries, tap), keep)
 
 
-def heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
+def heads(stages: Stages, layer: ReferenceLayer, rows: Rows, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[batch, head, length, d]`: projected, cut into heads, normed and turned."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
@@ -285,7 +285,7 @@ def heads(stages: Stages, layer: Layer, rows: Rows, tap: Tap = no_tap) -> tuple[
     return q, k, v
 
 
-def _seen(stages: Stages, layer: Layer, rows: Rows, q_len: int, k_len: int) -> Tensor | None:
+def _seen(stages: Stages, layer: ReferenceLayer, rows: Rows, q_len: int, k_len: int) -> Tensor | None:
     own = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
     given = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
     padding = None if rows.real is None else stages.padding_rule(layer, rows.real)
@@ -295,7 +295,7 @@ def _seen(stages: Stages, layer: Layer, rows: Rows, q_len: int, k_len: int) -> T
 
 def finished(
     stages: Stages,
-    layer: Layer,
+    layer: ReferenceLayer,
     made: tuple[Tensor, Tensor, Tensor],
     keep: Tensor | None,
     bias: Tensor | None,
@@ -315,7 +315,7 @@ def finished(
 
 def _mixed(
     stages: Stages,
-    layer: Layer,
+    layer: ReferenceLayer,
     made: tuple[Tensor, Tensor, Tensor],
     keep: Tensor | None,
     bias: Tensor | None,
@@ -339,8 +339,8 @@ def _mixed(
 # ---------------------------------------------------------------------------------------------------------------- rotation
 
 
-def turned(
-    t: Tensor, layer: Layer, start: int, pairing: Pairing, angles: Pairing | None = None, *, sign: int = 1
+def rotated(
+    t: Tensor, layer: ReferenceLayer, start: int, pairing: Pairing, angles: Pairing | None = None, *, sign: int = 1
 ) -> Tensor:
     """Heads `[batch, head, length, d]` turned by their places, which begin at `start`: pair `j` by place · theta^(−2j/d), or by
     place · rate where the layer has rates; columns without a rate stay as they are.
@@ -356,11 +356,172 @@ def turned(
     angle = place[:, None] * rates.to(t)
     laid = torch.cat([angle, angle], dim=-1) if (angles or pairing) == "half" else angle.repeat_interleave(2, dim=-1)
     part, rest = t[..., : laid.shape[-1]], t[..., laid.shape[-1] :]
-    return torch.cat([part * laid.cos() + sign * _quarter_turn(part, pairing) * laid.sin(), rest], dim=-1)
+    return torch.cat([part * laid.cos() + sign * _rotated_by_90_degrees(part, pairing) * laid.sin(), rest], dim=-1)
 
 
-def _quarter_turn(t: Tensor, pairing: Pairing) -> Tensor:
+def _rotated_by_90_degrees(t: Tensor, pairing: Pairing) -> Tensor:
     if pairing == "half":
         a, b = t.chunk(2, dim=-1)
         return torch.cat([-b, a], dim=-1)
     return torch.stack([-t[..., 1::2], t[..., 0::2]], dim=-1).flatten(-2)
+
+
+# -------------------------------------------------------------------------------------------------- mistakes in a stage's place
+
+
+class Inapplicable(Exception):
+    """A mistake that cannot be made in this layer, such as leaving out a bias that is not there."""
+
+
+def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection]:
+    """The projections of queries, keys and values. Raises `Inapplicable` where nothing is projected."""
+    if layer.weights is None:
+        raise Inapplicable
+    return layer.weights.q, layer.weights.k, layer.weights.v
+
+
+def out_of(layer: ReferenceLayer) -> Projection:
+    """The output projection. Raises `Inapplicable` where there is none."""
+    if layer.weights is None or layer.weights.out is None:
+        raise Inapplicable
+    return layer.weights.out
+
+
+class SourceHints(NamedTuple):
+    """What an author's documentation and source say of an attention: that it is to be causal, how rotary positions pair columns,
+    that scores may be infinite, and which of the projections is whose."""
+
+    expects_causal: bool = False
+    is_pairing_stated: bool = False
+    may_be_infinite: bool = True
+    is_order_known: bool = True
+
+
+@runtime_checkable
+class WrittenOperation(Protocol):
+    """An operation of a run that was watched: its name in torch, its tensors, and the author's line that asked for it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def inputs(self) -> tuple[Tensor, ...]: ...  # noqa: D102
+    @property
+    def output(self) -> Tensor: ...  # noqa: D102
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+
+class Written(NamedTuple):
+    """What an author has written: the operations of a run, and the order of the letters q, k and v in the name of a fused
+    projection, None where there is none."""
+
+    operations: Sequence[WrittenOperation]
+    order: str | None = None
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """What probes show of a user's attention, for mistakes that are found without a proof.
+
+    `messages` are those of all probes, by their names. `n_nan_rows` are rows that are NaN where padding stands on the left of
+    its own causal mask; `largest_future` is the largest relative move of an output by a later token. `layer` is the one that
+    it was found to be, None where it is not understood. `n_heads` is how many heads it is told to have, 1 where nothing says
+    so or a width of heads is given; `query_width` columns of queries are made by `query_name`; with `may_be_narrow` a number
+    among its arguments may make it narrower inside.
+    """
+
+    messages: Mapping[str, str]
+    is_random: bool | None = None
+    is_random_with_dropout: bool | None = None
+    is_rescaled: bool | None = None
+    keeps_state: bool | None = None
+    remembers_masks: bool = False
+    largest_future: float | None = None
+    n_nan_rows: int = 0
+    expects_causal: bool = False
+    takes_mask: bool = False
+    layer: ReferenceLayer | None = None
+    n_heads: int = 1
+    d_in: int = 0
+    query_width: int = 0
+    query_name: str = ""
+    may_be_narrow: bool = False
+
+    @property
+    def joins_heads(self) -> bool:
+        """Whether an output projection reads the heads, or that is not known."""
+        return self.layer is None or (self.layer.weights is not None and self.layer.weights.out is not None)
+
+
+@dataclass(frozen=True)
+class MistakeVariant:
+    """One way to make a mistake: the function in the stage's place. `description` ends the sentence "matches exactly if …".
+
+    `sites` are those that it spoils, where that is not the one of the mistake; `besides` are functions in the places of further
+    stages. `is_rare`: not tried together with another mistake.
+    """
+
+    description: str
+    replacement: Callable[..., Any]
+    sites: tuple[str, ...] = ()
+    besides: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    is_rare: bool = False
+
+
+def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:
+    return True
+
+
+_MASKED = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_rule", "softmax")
+"""The stages whose mistakes show when a mask is given."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An entry of the catalogue: a mistake with its stable `code`, and everything that `mha check` knows of it.
+
+    `stage` is the one of `Stages` that it changes, in each of its `variants`, None where a probe finds it; `site` is what is made
+    there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the result, `fix`
+    the corrected expression; `fix_in_torch` the same where torch's own fused function computes the stage.
+
+    Its line is that of the first of its `operations`, whatever their result, or else one that looks like `in_source`, a regular
+    expression, or else the one that makes its site. `applies` tells whether it is a mistake in a layer at all. Of mistakes that
+    give the same numbers, this one is chosen `rather_than` the one of a code where the function of that code is true, and that
+    one where it is not. `shown_by` are kinds of inputs that show it besides plain ones and those with masks. `may_be_nan`: it
+    may leave nothing but NaN. `with_number` makes more variants of a number that the author uses in masks. `symptom` gives the
+    evidence where probes show it, None where they do not.
+    """
+
+    code: str
+    message: str
+    looks_like: str
+    effect: str
+    fix: str
+    stage: str | None = None
+    site: str | None = None
+    variants: tuple[MistakeVariant, ...] = ()
+    fix_in_torch: str = ""
+    operations: tuple[str, ...] = ()
+    in_source: str = ""
+    applies: Callable[[SourceHints, ReferenceLayer], bool] = _always
+    rather_than: Mapping[str, Callable[[Written], bool]] = field(default_factory=dict)
+    shown_by: tuple[Literal["large", "windows"], ...] = ()
+    may_be_nan: bool = False
+    with_number: Callable[[float], tuple[MistakeVariant, ...]] | None = None
+    symptom: Callable[[Symptoms], str | None] | None = None
+
+    @property
+    def is_shown_by_masks(self) -> bool:
+        """Whether an input with a mask, or with padding, may show it."""
+        return self.stage in _MASKED
+
+    def may_be_made(self, hints: SourceHints, layer: ReferenceLayer) -> bool:
+        """Whether it is to be tried in a layer: its stage has something to do there."""
+        return self.stage not in _idle_stages(layer) and self.applies(hints, layer)
+
+
+def _idle_stages(layer: ReferenceLayer) -> set[str]:
+    """The stages that have nothing to do in a layer."""
+    idle = {"project", "split", "merge", "project_out"} if layer.weights is None else set()
+    idle |= {"add_bias"} if layer.bias is None else set()
+    return idle | ({"turn", "turn_values"} if layer.pairing is None else set())

@@ -17,13 +17,13 @@ import mhacli
 from mhacli.adapters.usercode.call.docs import documented_meaning
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.user_attention import Built, MaskForm, UserAttention
-from mhacli.attention.mistakes.stages import RIGHT
+from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.diagnosis.candidates import Candidate, candidates, meant_by, source_of
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known, diagnose, stated
 from mhacli.compute.check.diagnosis.evidence import observe
-from mhacli.compute.check.diagnosis.hypotheses import difference, stages_with
+from mhacli.compute.check.diagnosis.hypotheses import difference, may_be_nan, stages_with
 from mhacli.compute.check.findings import findings_of
 from mhacli.compute.check.modes import together
 from mhacli.compute.check.prepare import with_own_weights
@@ -118,9 +118,7 @@ def _known(
     is_documented = _BACKWARD.search(built.documentation) is not None and facts.visible != "full"
     is_own = facts.visible in ("other", "itself only") or is_documented
     return Known(
-        expects_causal,
-        is_pairing_known,
-        "inf" in source_of(built).lower(),
+        SourceHints(expects_causal, is_pairing_known, "inf" in source_of(built).lower()),
         facts.influence if is_own else None,
         _stated(subject.mask_forms, built, request),
         _stated(subject.padding_forms, built, request),
@@ -217,8 +215,8 @@ def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | No
     if diagnosis.candidate is None or not diagnosis.scenes:
         return None
     scenes = diagnosis.scenes
-    stages = stages_with(diagnosis.made)
-    gaps = [(difference(diagnosis.candidate.layer, stages, scene), scene.tolerance) for scene in scenes]
+    layer, stages, is_nan = diagnosis.candidate.layer, stages_with(diagnosis.made), may_be_nan(diagnosis.made)
+    gaps = [(difference(layer, stages, scene, may_be_nan=is_nan), scene.tolerance) for scene in scenes]
     largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
     dtype = str(subject.dtype).removeprefix("torch.")
     return Comparison("reference", dtype, len(scenes), largest if math.isfinite(largest) else None, tolerance)
@@ -228,7 +226,7 @@ def _closest(diagnosis: Diagnosis) -> str | None:
     """The hypothesis that came closest, where it came close: within a tenth of the output."""
     if diagnosis.closest is None or not diagnosis.unexplained or not diagnosis.closest.made:
         return None
-    made = " and if ".join(one.way.said for one in diagnosis.closest.made)
+    made = " and if ".join(one.variant.description for one in diagnosis.closest.made)
     scene = diagnosis.scenes[0]
     gap, finite = diagnosis.closest.error * scene.tolerance, scene.answer[scene.answer.isfinite()].abs()
     if not finite.numel() or gap > 0.1 * finite.max().item():

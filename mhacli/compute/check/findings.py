@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import UserAttention
-from mhacli.attention.mistakes import BY_CODE, Mistake
+from mhacli.adapters.usercode.weights.parameters import parts_of
+from mhacli.attention.mistakes import MISTAKES, Mistake
+from mhacli.attention.mistakes.stages import Symptoms, Written
 from mhacli.compute.check.diagnosis.candidates import told_heads
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis, Known
 from mhacli.compute.check.diagnosis.evidence import Line, Observed, observe, smallest
@@ -26,7 +28,7 @@ def findings_of(
     """Every mistake that was found, the proven ones first."""
     proven = list(_proven(diagnosis, examined.subject, request))
     codes = {finding.code for finding in proven}
-    seen = [one for one in _from_probes(diagnosis, probed, examined, known, request) if one.code not in codes]
+    seen = [one for one in _from_symptoms(diagnosis, probed, examined, known, request) if one.code not in codes]
     return (*proven, *seen)
 
 
@@ -38,16 +40,18 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         scene = _scene_of(diagnosis, made)
         observed = _observed(diagnosis, subject, scene)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
-        settled = by_source(alike, observed, None if candidate.reading is None else candidate.reading.order)
-        sites = settled.way.sites or ((settled.mistake.site,) if settled.mistake.site else ())
-        line, *more = observed.lines_for(settled.mistake.code, sites, subject.built)
+        order = None if candidate.reading is None else candidate.reading.order
+        settled = by_source(alike, Written(observed.operations, order))
+        sites = settled.variant.sites or ((settled.mistake.site,) if settled.mistake.site else ())
+        line, *more = observed.lines_for(settled.mistake, sites, subject.built)
         error, tolerance, scenes = diagnosis.proofs[made.mistake.code]
         where = ", ".join(one.name for one in scenes)
         others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
         others_alone = stages_with(one for one in diagnosis.made if one is not made)
         small = smallest(subject, candidate.layer, others_alone, scene, request.of.seed)
         lines = [
-            f"matches exactly if {settled.way.said}: largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
+            f"matches exactly if {settled.variant.description}: "
+            f"largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
         ]
         if small is not None:
             lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
@@ -104,61 +108,46 @@ def _finding(
 # ----------------------------------------------------------------------------------------------------------- without a proof
 
 
-def _from_probes(
+def _from_symptoms(
     diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
 ) -> Iterator[Finding]:
-    """Mistakes that a probe alone shows."""
-    subject = examined.subject
-    facts, told = probed.facts, {probe.name: probe.message for probe in probed.probes}
-
-    def seen(code: str, evidence: str) -> Finding:
-        observed = Observed((), {})
-        if diagnosis.scenes and diagnosis.candidate is not None:
-            observed = _observed(diagnosis, subject, diagnosis.scenes[0])
-        site = BY_CODE[code].site
-        line = observed.lines_for(code, (site,) if site else (), subject.built)[0]
-        return _finding(BY_CODE[code], evidence, line)
-
-    yield from _of_widths(diagnosis, subject, request, seen)
-    if diagnosis.n_nan_rows:
-        rows = f"{diagnosis.n_nan_rows} rows of the output are NaN when padding stands on the left"
-        yield seen("fully-masked-row", f"{rows}: its own causal mask leaves them no key")
-    if examined.keeps_state:
-        remembered = told["determinism"] if facts.keeps_state else "the mask of one call still acts in the next one"
-        yield seen("state-kept-between-calls", remembered)
-    if facts.is_random or facts.is_random_with_dropout:
-        name = "determinism" if facts.is_random else "dropout in eval"
-        yield seen("dropout-in-eval", told[name])
-    if facts.is_rescaled is False:
-        yield seen("dropout-not-rescaled", told["dropout in training"])
-    is_blind = diagnosis.candidate is None and not subject.mask_forms
-    if known.expects_causal and is_blind and (facts.largest_future or 0) > 0:
-        yield seen("causal-missing", told["causality"])
+    """Mistakes that probes alone show; those first of which there is no other proof."""
+    subject, observed = examined.subject, Observed((), {})
+    seen = _symptoms(diagnosis, probed, examined, known, request)
+    found = [(mistake, mistake.symptom(seen)) for mistake in MISTAKES if mistake.symptom is not None]
+    shown = [(mistake, evidence) for mistake, evidence in found if evidence is not None]
+    if shown and diagnosis.scenes and diagnosis.candidate is not None:
+        observed = _observed(diagnosis, subject, diagnosis.scenes[0])
+    for mistake, evidence in sorted(shown, key=lambda one: one[0].stage is not None):
+        line = observed.lines_for(mistake, (mistake.site,) if mistake.site else (), subject.built)[0]
+        yield _finding(mistake, evidence, line)
 
 
-def _of_widths(
-    diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest, seen: Callable[[str, str], Finding]
-) -> Iterator[Finding]:
-    """Projections as wide as one head, and heads that are never cut."""
-    built, module = subject.built, subject.built.module
-    n_heads, d_in = next(iter(told_heads(built, module, request)), 1), subject.sizes.d_in
-    if n_heads == 1 or stated(built.arguments, "d_head") is not None or subject.is_function:
-        return
+def _symptoms(
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+) -> Symptoms:
+    facts, subject, candidate = probed.facts, examined.subject, diagnosis.candidate
     width, name = _width_of_queries(diagnosis, subject)
-    candidate = diagnosis.candidate
-    layer = None if candidate is None else candidate.layer
-    has_output = layer is None or (layer.weights is not None and layer.weights.out is not None)
-    if width * n_heads == d_in and has_output and not _may_be_narrow(subject):
-        yield seen(
-            "head-width", f"{name} makes {width} columns of {d_in}; {n_heads} heads of {width} columns are {d_in}"
-        )
-    elif layer is not None and layer.n_heads == 1 and has_output:
-        yield seen("heads-missing", f"matches exactly if there is one head, where {n_heads} are told")
-    elif layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads:
-        told = f"{n_heads} heads of {layer.n_heads} columns are told"
-        yield seen(
-            "head-width", f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
-        )
+    is_told = not subject.is_function and stated(subject.built.arguments, "d_head") is None
+    n_heads = next(iter(told_heads(subject.built, subject.built.module, request)), 1) if is_told else 1
+    return Symptoms(
+        {probe.name: probe.message for probe in probed.probes},
+        is_random=facts.is_random,
+        is_random_with_dropout=facts.is_random_with_dropout,
+        is_rescaled=facts.is_rescaled,
+        keeps_state=examined.keeps_state and facts.keeps_state,
+        remembers_masks=examined.keeps_state and not facts.keeps_state,
+        largest_future=facts.largest_future,
+        n_nan_rows=diagnosis.n_nan_rows,
+        expects_causal=known.hints.expects_causal,
+        takes_mask=bool(subject.mask_forms),
+        layer=None if candidate is None else candidate.layer,
+        n_heads=n_heads,
+        d_in=subject.sizes.d_in,
+        query_width=width,
+        query_name=name,
+        may_be_narrow=_may_be_narrow(subject),
+    )
 
 
 def _may_be_narrow(subject: UserAttention) -> bool:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
+from mhacli.attention.mistakes import BY_CODE
+from mhacli.attention.mistakes.stages import Written
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
-from mhacli.compute.check.diagnosis.evidence import MASKING, Observed, unpacks_in_order
 from mhacli.compute.check.diagnosis.hypotheses import Made, tried
 from mhacli.compute.check.inputs import core_scenes
 from mhacli.compute.check.prepare import with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.compute.check.traits.traits import traits_of
 from mhacli.requests.user_code import CheckRequest
-
-_BY_SOURCE = ("scale-not-root", "scale-twice", "scale-d-model")
 
 
 def by_other_sizes(
@@ -60,41 +59,26 @@ def _other_heads(built: Built) -> Iterator[dict[str, int]]:
             return
 
 
-def by_source(alike: Sequence[Made], observed: Observed, order: str | None) -> Made:
-    """The one that the author's lines show."""
+def by_source(alike: Sequence[Made], written: Written) -> Made:
+    """The one that the author's lines show: the entries of the catalogue tell two of them from each other."""
     codes = {made.mistake.code: made for made in alike}
-    if {"qk-swapped", "qkv-order"} <= codes.keys():
-        in_order = unpacks_in_order(observed.operations, order or "qkv")
-        is_named_apart = in_order is None and order is None
-        return codes["qk-swapped" if in_order or is_named_apart else "qkv-order"]
-    if {"mask-sign", "mask-after-softmax"} <= codes.keys():  # what is left of both is NaN
-        is_raised = any(op.output.isposinf().any() for op in observed.operations if op.name.rstrip("_") in MASKING)
-        return codes["mask-sign" if is_raised else "mask-after-softmax"]
-    if {"mask-multiplied", "mask-sentinel-too-small"} <= codes.keys():
-        is_filled = any(op.name.rstrip("_") in ("masked_fill", "where") for op in observed.operations)
-        return codes["mask-sentinel-too-small" if is_filled else "mask-multiplied"]
-    if len(codes.keys() & set(_BY_SOURCE)) > 1:
-        return _scale_that_is_written(alike, observed)
-    return alike[0]
+    rivals = [made for made in codes.values() if _rules(made, codes)]
+    chosen, *others = rivals or alike[:1]
+    for other in others:
+        chosen = _preferred(chosen, other, written)
+    return chosen
 
 
-def _scale_that_is_written(alike: Sequence[Made], observed: Observed) -> Made:
-    """By how often products are scaled on their way to the softmax, and by the words in those lines."""
-    by_code = {made.mistake.code: made for made in alike}
-    scalings = [
-        op
-        for op in observed.operations
-        if op.name in ("mul", "div", "mul_", "div_", "scaled_dot_product_attention") and _is_by_number(op.inputs)
-    ]
-    if len(scalings) > 1 and "scale-twice" in by_code:
-        return by_code["scale-twice"]
-    text = " ".join(op.source for op in scalings)
-    is_of_model = (
-        any(word in text for word in ("d_model", "embed", "n_embd", "hidden", "emb", "dim")) and "head" not in text
-    )
-    return by_code.get("scale-d-model" if is_of_model else "scale-not-root", alike[0])
+def _rules(made: Made, codes: Collection[str]) -> bool:
+    """Whether an entry tells a mistake from another of these codes."""
+    others = (BY_CODE[code] for code in codes if code != made.mistake.code)
+    return any(made.mistake.code in other.rather_than or other.code in made.mistake.rather_than for other in others)
 
 
-def _is_by_number(inputs: tuple[object, ...]) -> bool:
-    """Whether an operation is by a number, or fused attention, not of two tables."""
-    return len([t for t in inputs if getattr(t, "numel", lambda: 1)() > 1]) != 2
+def _preferred(one: Made, other: Made, written: Written) -> Made:
+    """Which of two mistakes the lines show; the first where nothing tells them apart."""
+    for first, second in ((one, other), (other, one)):
+        is_first = first.mistake.rather_than.get(second.mistake.code)
+        if is_first is not None:
+            return first if is_first(written) else second
+    return one

@@ -14,8 +14,16 @@ import torch.nn.functional as F
 from support.mutants import MUTANTS, OrdinaryAttention, Settings
 
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
-from mhacli.attention.mistakes.replacements import Inapplicable
-from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
+from mhacli.attention.mistakes.stages import (
+    RIGHT,
+    Inapplicable,
+    Projection,
+    Projections,
+    ReferenceLayer,
+    Rows,
+    Stages,
+    run,
+)
 from mhacli.compute.check.diagnosis.hypotheses import Made, stages_with
 
 NAMED = """split-without-transpose merge-without-transpose softmax-axis scale-missing scale-d-model scale-not-root scale-twice
@@ -38,7 +46,7 @@ PROBED = {
 """Codes without a stage: what a probe sees, not what the reference can be made to do."""
 SITES = {"q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out"}
 ENTRIES = [pytest.param(entry, id=f"{entry.code}-{number}") for number, entry in enumerate(MISTAKES)]
-WAYS = {f"{entry.code}: {way.said}": (entry, way) for entry in MISTAKES for way in entry.ways}
+WAYS = {f"{entry.code}: {way.description}": (entry, way) for entry in MISTAKES for way in entry.variants}
 
 
 # ------------------------------------------------------------------------------------------------------------ what it says
@@ -54,25 +62,25 @@ def test_an_entry_says_everything_in_the_words_of_the_house(entry):
     assert entry.looks_like.strip()
     assert entry.fix.strip()
     assert entry.fix != entry.looks_like
-    for way in entry.ways:
-        assert way.said[0].islower() or not way.said[0].isalpha()
-        assert not way.said.endswith(".")
+    for way in entry.variants:
+        assert way.description[0].islower() or not way.description[0].isalpha()
+        assert not way.description.endswith(".")
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_entry_changes_a_stage_that_exists_or_is_found_by_a_probe(entry):
     assert entry.site in SITES
-    assert all(set(way.sites) <= SITES for way in entry.ways)
+    assert all(set(way.sites) <= SITES for way in entry.variants)
     if entry.stage is None:
         assert entry.code in PROBED
-        assert entry.ways == ()
+        assert entry.variants == ()
     else:
         assert entry.stage in {field.name for field in fields(Stages)}
-        assert entry.ways
+        assert entry.variants
 
 
 def test_no_two_ways_are_told_in_the_same_words():
-    said = [way.said for entry in MISTAKES for way in entry.ways]
+    said = [way.description for entry in MISTAKES for way in entry.variants]
     assert sorted(said) == sorted(set(said))
 
 
@@ -97,7 +105,7 @@ def test_a_code_stands_for_its_first_entry():
 class Asked(NamedTuple):
     """A layer, and what it is asked."""
 
-    layer: Layer
+    layer: ReferenceLayer
     rows: Rows
 
 
@@ -120,7 +128,7 @@ def layer_of(n_heads=4, n_kv_heads=4, d_head=2, d_in=8, **told):
         projection(n_kv_heads * d_head, d_in),
         projection(d_in, n_heads * d_head),
     )
-    return Layer(n_heads, n_kv_heads, weights=weights, **told)
+    return ReferenceLayer(n_heads, n_kv_heads, weights=weights, **told)
 
 
 def with_output(layer, width):
@@ -188,7 +196,7 @@ def everything_that_can_go_wrong():
         "no output": Asked(without_output(ordinary), rows_of()),
         "large": Asked(ordinary, large),
         "large and mask": Asked(ordinary, large._replace(allowed=one_each)),
-        "a function": Asked(Layer(3, 3), heads_of()),
+        "a function": Asked(ReferenceLayer(3, 3), heads_of()),
     }
     bias = drawn(1, 4, 5, 5)
     cases["a bias"] = Asked(replace(ordinary, bias=lambda rows: bias), rows_of())
@@ -477,7 +485,7 @@ def test_a_mistake_is_the_one_that_an_ordinary_layer_makes_with_the_same_stage_m
     (layer, rows), made_of, asked = twins_asked(twin.asked)
     mutant = next(mutant for mutant in MUTANTS if mutant.name == twin.mutant)
     mistaken = type(mutant.name, (Plain,), {mutant.stage: mutant.replacement})
-    entry, way = next(one for one in WAYS.values() if one[1].said == twin.way)
+    entry, way = next(one for one in WAYS.values() if one[1].description == twin.way)
     right = Plain(*made_of)(rows.queries, **asked)[0]
     wrong = mistaken(*made_of)(rows.queries, **asked)[0]
     ours = run(replace(RIGHT, **{entry.stage: way.replacement}), layer, rows).out

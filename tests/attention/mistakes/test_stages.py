@@ -14,7 +14,7 @@ from torch import nn
 
 from mhacli.attention import attend, masks
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, Stages, run
+from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceLayer, Rows, Stages, run
 
 BATCH, D_IN, D_CONTEXT = 2, 5, 7
 SITES = ["q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out"]
@@ -44,7 +44,7 @@ SHAPES = {
 class Drawn(NamedTuple):
     """A layer, what it is asked, and its weights by the names that the oracle reads."""
 
-    layer: Layer
+    layer: ReferenceLayer
     rows: Rows
     weights: dict[str, list]
 
@@ -67,7 +67,9 @@ def drawn(shape, normal, *, biases="qkvo", out=True, context=True, **told):
     weights = Projections(made["q"], made["k"], made["v"], made["o"] if out else None)
     queries = normal(BATCH, shape.q_len, D_IN)
     keys = normal(BATCH, shape.k_len, D_CONTEXT) if context else queries
-    return Drawn(Layer(shape.n_heads, shape.n_kv_heads, weights=weights, **told), Rows(queries, keys, keys), named)
+    return Drawn(
+        ReferenceLayer(shape.n_heads, shape.n_kv_heads, weights=weights, **told), Rows(queries, keys, keys), named
+    )
 
 
 def expected(case, **how):
@@ -242,22 +244,22 @@ def test_rotary_positions_agree_with_loops_over_the_formula(shape, pairing, thet
 def test_a_rotation_worked_out_by_hand():
     """Base 4 and four columns: pairs turn by place · 1 and place · 1/2. At place 2 that is by 2 and by 1."""
     row = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64).expand(1, 1, 3, 4)
-    layer = Layer(1, 1, theta=4.0)
+    layer = ReferenceLayer(1, 1, theta=4.0)
     two, one = (math.cos(2), math.sin(2)), (math.cos(1), math.sin(1))
     halves = [1 * two[0] - 3 * two[1], 2 * one[0] - 5 * one[1], 3 * two[0] + 1 * two[1], 5 * one[0] + 2 * one[1]]
     neighbours = [1 * two[0] - 2 * two[1], 2 * two[0] + 1 * two[1], 3 * one[0] - 5 * one[1], 5 * one[0] + 3 * one[1]]
     for pairing, right in (("half", halves), ("interleaved", neighbours)):
-        turned = stages.turned(row, layer, 0, pairing)[0, 0]
+        turned = stages.rotated(row, layer, 0, pairing)[0, 0]
         assert turned[0].tolist() == [1.0, 2.0, 3.0, 5.0]
         assert turned[2].tolist() == pytest.approx(right, abs=1e-14)
-        assert torch.equal(stages.turned(row[:, :, :1], layer, 2, pairing)[0, 0, 0], turned[2])
+        assert torch.equal(stages.rotated(row[:, :, :1], layer, 2, pairing)[0, 0, 0], turned[2])
 
 
 def test_a_table_of_angles_may_be_laid_out_otherwise_than_columns_are_paired():
     """With d = 4 the table for halves is [a, b, a, b], for neighbours [a, a, b, b]; here a = place, b = place / 2."""
     row = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64).expand(1, 1, 3, 4)
     a, b = 2.0, 1.0
-    mixed = stages.turned(row, Layer(1, 1, theta=4.0), 0, "interleaved", "half")[0, 0, 2]
+    mixed = stages.rotated(row, ReferenceLayer(1, 1, theta=4.0), 0, "interleaved", "half")[0, 0, 2]
     right = [1 * math.cos(a) - 2 * math.sin(a), 2 * math.cos(b) + 1 * math.sin(b)]
     right += [3 * math.cos(a) - 5 * math.sin(a), 5 * math.cos(b) + 3 * math.sin(b)]
     assert mixed.tolist() == pytest.approx(right, abs=1e-14)
@@ -266,8 +268,8 @@ def test_a_table_of_angles_may_be_laid_out_otherwise_than_columns_are_paired():
 def test_turning_backwards_undoes_turning(normal):
     heads = normal(2, 3, 4, 6)
     for pairing in ("half", "interleaved"):
-        there = stages.turned(heads, Layer(3, 3), 2, pairing)
-        back = stages.turned(there, Layer(3, 3), 2, pairing, sign=-1)
+        there = stages.rotated(heads, ReferenceLayer(3, 3), 2, pairing)
+        back = stages.rotated(there, ReferenceLayer(3, 3), 2, pairing, sign=-1)
         assert not torch.allclose(there, heads)
         assert torch.allclose(back, heads, rtol=0, atol=EXACT)
 
@@ -277,16 +279,16 @@ def test_turning_backwards_undoes_turning(normal):
 
 def test_heads_are_columns_side_by_side_or_every_nth_column():
     row = torch.arange(6.0, dtype=torch.float64).expand(1, 2, 6)
-    beside = stages.split(Layer(2, 2), row, 2, "q")
-    every = stages.split(Layer(2, 2, interleaved_split=True), row, 2, "q")
+    beside = stages.split(ReferenceLayer(2, 2), row, 2, "q")
+    every = stages.split(ReferenceLayer(2, 2, interleaved_split=True), row, 2, "q")
     assert beside[0, :, 1].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert every[0, :, 1].tolist() == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_heads_are_joined_side_by_side_or_column_by_column():
     z = torch.arange(12.0, dtype=torch.float64).view(1, 2, 2, 3)
-    assert stages.merge(Layer(2, 2), z).tolist() == [[[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]]
-    joined = stages.merge(Layer(2, 2, interleaved_merge=True), z)
+    assert stages.merge(ReferenceLayer(2, 2), z).tolist() == [[[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]]
+    joined = stages.merge(ReferenceLayer(2, 2, interleaved_merge=True), z)
     assert joined.tolist() == [[[0, 6, 1, 7, 2, 8], [3, 9, 4, 10, 5, 11]]]
 
 
@@ -316,7 +318,7 @@ def test_heads_without_projections_give_what_attend_gives(shape, told, normal):
     k = normal(BATCH, size.n_kv_heads, size.k_len, size.d_head)
     v = normal(BATCH, size.n_kv_heads, size.k_len, size.d_v)
     real = torch.arange(size.k_len)[None] < torch.tensor([max(1, size.k_len - 1), size.k_len])[:, None]
-    layer = Layer(size.n_heads, size.n_kv_heads, causal=True, **told)
+    layer = ReferenceLayer(size.n_heads, size.n_kv_heads, causal=True, **told)
     z = run(RIGHT, layer, Rows(q, k, v, real=real)).out
     rule = masks.both(masks.causal(size.k_len - size.q_len), masks.padding(real.sum(dim=1)))
     assert worst(z, attend(q, k, v, allowed=rule, **told).numpy()) <= EXACT
@@ -350,7 +352,7 @@ def test_a_layer_shows_its_sites_in_order_with_the_numbers_of_the_formula(normal
 
 def test_heads_without_projections_have_no_sites_of_projections(normal):
     rows = Rows(normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 6))
-    assert [site for site, _ in tapped(Layer(3, 3), rows)] == SITES[3:-2]
+    assert [site for site, _ in tapped(ReferenceLayer(3, 3), rows)] == SITES[3:-2]
 
 
 def test_queries_and_keys_are_shown_as_turned(normal):
@@ -404,4 +406,4 @@ def test_a_sink_takes_the_share_of_a_key_whose_score_is_its_logit(normal):
 
 def test_the_width_of_a_head_is_known_where_there_are_weights(normal):
     assert drawn(SHAPES["six heads share two"], normal).layer.d_head == 4
-    assert Layer(6, 2).d_head is None
+    assert ReferenceLayer(6, 2).d_head is None

@@ -12,12 +12,13 @@ from support.attention_zoo import WRONG
 from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, Operation, Sizes
-from mhacli.attention.mistakes import MISTAKES
-from mhacli.attention.mistakes.stages import RIGHT, Layer, Projection, Projections, Rows, run
+from mhacli.attention.mistakes import BY_CODE, MISTAKES
+from mhacli.attention.mistakes.scores import unpacks_in_order
+from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceLayer, Rows, run
 from mhacli.compute.base.user_module import ready
 from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
-from mhacli.compute.check.diagnosis.evidence import Observed, line_in_source, observe, smallest, unpacks_in_order
-from mhacli.compute.check.diagnosis.hypotheses import Made, difference, singles, stages_with, ways_of
+from mhacli.compute.check.diagnosis.evidence import Observed, line_in_source, observe, smallest
+from mhacli.compute.check.diagnosis.hypotheses import Made, difference, singles, stages_with, variants_of
 from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes
 from mhacli.compute.check.prepare import randomised
 from mhacli.requests.user_code import CheckRequest, TargetRequest
@@ -34,7 +35,7 @@ class Found(NamedTuple):
     """A wrong attention, the layer that it should be, its mistake, and an input that shows it."""
 
     subject: object
-    layer: Layer
+    layer: ReferenceLayer
     made: Made
     scene: Scene
 
@@ -49,7 +50,7 @@ def found(name) -> Found:
     subject = subject.of(module, torch.float64)
     meant = meant_by(subject.built, module, request, ("causal" in case.sees.split(),))
     layers = [one.layer for one in candidates(subject, module, {}, meant, request)][:20]
-    pool = ways_of(one for one in MISTAKES if one.code == case.code)
+    pool = variants_of(one for one in MISTAKES if one.code == case.code)
     for scene in (
         *core_scenes(subject, 0),
         *mask_scenes(subject, 0, subject.mask_forms),
@@ -66,8 +67,8 @@ def test_a_mistake_is_found_at_its_line(name):
     case = next(case for case in WRONG if case.name == name)
     subject, layer, made, scene = found(name)
     observed = observe(subject, layer, stages_with((made,)), scene)
-    sites = made.way.sites or (made.mistake.site,)
-    line = observed.lines_for(made.mistake.code, sites, subject.built)[0]
+    sites = made.variant.sites or (made.mistake.site,)
+    line = observed.lines_for(made.mistake, sites, subject.built)[0]
     assert line.file == str(case.path)
     assert abs(line.number - case.line) <= 2
     assert line.source == case.path.read_text().splitlines()[line.number - 1].strip()
@@ -98,7 +99,7 @@ def test_nothing_departs_where_the_mistake_is_in_the_reference_too():
 
 def test_without_operations_there_is_one_line_and_it_is_unknown():
     subject, _, made, _ = found("TranslationAttention")
-    (line,) = Observed((), {}).lines_for(made.mistake.code, (made.mistake.site,), subject.built)
+    (line,) = Observed((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
     assert (line.file, line.number, line.source) == (None, None, "")
 
 
@@ -107,7 +108,7 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
     q, k = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in "qk")
     made = (operation("view", q, 7, "q = …"), operation("view", k, 9, "k = …"))
     observed = Observed(made, {"q": q, "k": k})
-    lines = observed.lines_for("split-without-transpose", ("q", "k", "q"), subject.built)
+    lines = observed.lines_for(BY_CODE["split-without-transpose"], ("q", "k", "q"), subject.built)
     assert [line.number for line in lines] == [7, 9]
 
 
@@ -121,14 +122,14 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
 )
 def test_a_line_can_be_found_in_the_source_alone(name, code):
     case = next(case for case in WRONG if case.name == name)
-    line = line_in_source(found(name).subject.built, code)
+    line = line_in_source(found(name).subject.built, BY_CODE[code])
     assert abs(line.number - case.line) <= 2
     assert line.source in case.source
 
 
 def test_comments_and_other_codes_have_no_line_in_the_source():
     subject = found("EpisodeAttention").subject
-    assert line_in_source(subject.built, "scale-missing").number is None
+    assert line_in_source(subject.built, BY_CODE["scale-missing"]).number is None
 
 
 # ----------------------------------------------------------------------------------------------------------- operations alone
@@ -220,7 +221,7 @@ def drawn(*shape):
 class Mistaken:
     """An attention that makes one mistake; `least` tokens are the fewest that it takes."""
 
-    layer: Layer
+    layer: ReferenceLayer
     made: tuple[Made, ...]
     least: int = 1
     is_function: bool = False
@@ -240,9 +241,9 @@ class Mistaken:
 
 
 def mistaken(said, *, causal=False, **more):
-    made = next(one for one in ways_of(MISTAKES) if one.way.said == said)
+    made = next(one for one in variants_of(MISTAKES) if one.variant.description == said)
     biases = (Projection(drawn(6, 6), drawn(6)) for _ in range(3))
-    layer = Layer(3, 3, weights=Projections(*biases, Projection(drawn(6, 6), drawn(6))), causal=causal)
+    layer = ReferenceLayer(3, 3, weights=Projections(*biases, Projection(drawn(6, 6), drawn(6))), causal=causal)
     return Mistaken(layer, (made,), **more)
 
 

@@ -84,7 +84,7 @@ def row(code: str) -> str:
         if finding.proven
     )
     if not cases:
-        proofs = dict.fromkeys(way.said for entry in MISTAKES if entry.code == code for way in entry.ways)
+        proofs = dict.fromkeys(way.description for entry in MISTAKES if entry.code == code for way in entry.variants)
     entry = BY_CODE[code]
     cells = (f"`{code}`", entry.message, f"`{entry.looks_like}`", ", ".join(failed) or "–", "; ".join(proofs) or "–")
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

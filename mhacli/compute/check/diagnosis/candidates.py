@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import Role, role_of
 from mhacli.adapters.usercode.projections import Reading, Widths, is_norm, parts_of, read_name, readings
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
-from mhacli.attention.mistakes.stages import Layer, Pairing, Rows, split
+from mhacli.adapters.usercode.weights.parameters import is_norm, parts_of, read_name
+from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
+from mhacli.attention.mistakes.stages import Pairing, ReferenceLayer, Rows, split
 from mhacli.compute.check.diagnosis.documented import documented_pairing, documented_scales, documented_widths
 from mhacli.compute.check.traits.norms import Norm, unlike
 from mhacli.compute.check.traits.traits import NOTHING_READ, Traits
@@ -33,7 +35,7 @@ class Candidate:
     """A layer that it may be meant to be, and what another author would have done otherwise. `reading` is where its weights come
     from, None for a function."""
 
-    layer: Layer
+    layer: ReferenceLayer
     choices: tuple[Choice, ...] = ()
     reading: Reading | None = None
 
@@ -105,7 +107,7 @@ def _with_norms(base: Candidate, traits: Traits) -> Iterator[Candidate]:
             yield replace(base, layer=normed, choices=(*base.choices, said))
 
 
-def _normed_in_run(layer: Layer, fitting: Sequence[Norm], rows: Rows | None) -> tuple[Norm, Norm] | None:
+def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], rows: Rows | None) -> tuple[Norm, Norm] | None:
     """The last norm that was seen of this layer's queries, and of its keys; None where one of them was seen of neither."""
     if layer.weights is None or rows is None:
         return None
@@ -194,7 +196,7 @@ def _bases(
     subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
 ) -> Iterator[Candidate]:
     if subject.is_function:
-        yield Candidate(Layer(subject.n_heads, subject.n_heads))
+        yield Candidate(ReferenceLayer(subject.n_heads, subject.n_heads))
         return
     parts = parts_of(module, tensors)
     sizes = subject.sizes
@@ -205,7 +207,7 @@ def _bases(
 
 def _of(reading: Reading) -> list[Candidate]:
     """A reading with heads cut in one way and joined in either."""
-    layer = Layer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
+    layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
     said = reading.choices + (
         () if reading.weights.out is not None else (Choice("no-out-proj", "there is no output projection"),)
     )

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.signature import role_of
 from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
-from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake, Way
-from mhacli.attention.mistakes import replacements as replaced
-from mhacli.attention.mistakes.mask_replacements import filled_with, lowered_by
+from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
+from mhacli.attention.mistakes.masks import filled_with
+from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.check.diagnosis.candidates import Candidate
 from mhacli.compute.check.diagnosis.evidence import observe
-from mhacli.compute.check.diagnosis.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, ways_of
+from mhacli.compute.check.diagnosis.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, variants_of
 from mhacli.compute.check.diagnosis.surroundings import with_its_surroundings
 from mhacli.compute.check.inputs import Scene, core_scenes, large_scene, mask_scenes, padding_scenes, windows_scene
 from mhacli.results.check import Choice
@@ -24,22 +24,18 @@ from mhacli.results.check import Choice
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
 """How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
 _FINITE = Made(
-    Mistake("", "", "", "", "", stage="mask", site="scores"), Way("forbidden scores are −10⁹", filled_with(-1e9))
+    Mistake("", "", "", "", "", stage="mask", site="scores"),
+    MistakeVariant("forbidden scores are −10⁹", filled_with(-1e9)),
 )
 """No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""
-_ACTING = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_rule", "softmax")
-"""The stages whose mistakes show when a mask is given."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before: whether it is meant to be causal, whether its documentation pairs the columns of rotary positions,
-    whether its source speaks of infinity, which token moves which output, None where that is one of the usual patterns, the
-    forms of masks that agree with what is stated of them, and whether its source speaks of windows."""
+    """What is known before: what the source says, which token moves which output, None where that is one of the usual patterns,
+    the forms of masks that agree with what is stated of them, and whether the source speaks of windows."""
 
-    expects_causal: bool = False
-    is_pairing_known: bool = False
-    may_be_infinite: bool = True
+    hints: SourceHints = field(default_factory=SourceHints)
     sees: Tensor | None = None
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
@@ -126,19 +122,9 @@ def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
 
 def _pool(known: Known, candidate: Candidate) -> list[Made]:
     """The mistakes that can be told from what another author would have chosen."""
-    left_out = set()
-    if not known.expects_causal:
-        left_out.add("causal-missing")
-    if not known.may_be_infinite:
-        left_out.add("mask-not-finite")
-    if any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices):
-        left_out |= {"qkv-order", "qk-swapped"}
-    idle = {"project", "split", "merge", "project_out"} if candidate.layer.weights is None else set()
-    idle |= {"add_bias"} if candidate.layer.bias is None else set()
-    ways = [m for m in ways_of(MISTAKES) if m.mistake.code not in left_out and m.mistake.stage not in idle]
-    if candidate.layer.pairing is None:
-        return [made for made in ways if made.mistake.stage not in ("turn", "turn_values")]
-    return [made for made in ways if known.is_pairing_known or made.way.replacement is not replaced.turned_other]
+    is_order_known = not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices)
+    hints = known.hints._replace(is_order_known=is_order_known)
+    return variants_of(mistake for mistake in MISTAKES if mistake.may_be_made(hints, candidate.layer))
 
 
 # --------------------------------------------------------------------------------------------------------- without masks
@@ -170,7 +156,7 @@ def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -
 def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: Known) -> bool:
     """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
     causal does not count."""
-    if known.sees is None or (known.expects_causal and bool(known.sees.triu(1).any())):
+    if known.sees is None or (known.hints.expects_causal and bool(known.sees.triu(1).any())):
         return False
     scenes = result.scenes[:1]
     if not scenes[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
@@ -244,7 +230,7 @@ def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) ->
             result.choices.append(Choice("mask-form", scene.name))
             result.closest = None
             return
-    pool = [made for made in _pool(known, candidate) if made.mistake.stage in _ACTING]
+    pool = [made for made in _pool(known, candidate) if made.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for scene in scenes:
             matching = [h for h in search([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
@@ -263,7 +249,7 @@ def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> No
     scene = windows_scene(subject, seed, masked.form)
     if scene is None or tried(candidate.layer, result.made, [scene]).matches:
         return
-    pool = [made for made in ways_of(MISTAKES) if made.mistake.code == "mask-window-order"]
+    pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
     matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
     if matching:
         result.scenes.append(scene)
@@ -293,22 +279,18 @@ def _explain_large(result: Diagnosis, subject: UserAttention, scene: Scene) -> N
     bases = (result.made, (*result.made, _FINITE))
     if any(tried(candidate.layer, base, [scene]).matches for base in bases):
         return
-    sentinel = BY_CODE["mask-sentinel-too-small"]
     written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-4.0)
-    ways = [
-        way
-        for value in written
-        for way in (
-            Way(f"forbidden scores are set to {value:g}", filled_with(value)),
-            Way(f"{value:g} is added to forbidden scores", lowered_by(value)),
-        )
-    ]
-    pool = [made for made in ways_of(MISTAKES) if made.mistake.code in ("softcap-after-mask", "softmax-overflow")]
-    pool += [Made(sentinel, way) for way in (*ways, *sentinel.ways)]
+    pool = [made for mistake in MISTAKES if "large" in mistake.shown_by for made in _variants_with(mistake, written)]
     matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if h.matches]
     if matching:
         result.scenes.append(scene)
         _settle(result, candidate, matching, [scene])
+
+
+def _variants_with(mistake: Mistake, numbers: Iterable[float]) -> list[Made]:
+    """The ways to make a mistake, those with the numbers that the author uses first."""
+    more = () if mistake.with_number is None else tuple(variant for n in numbers for variant in mistake.with_number(n))
+    return variants_of([replace(mistake, variants=(*more, *mistake.variants))])
 
 
 def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]:

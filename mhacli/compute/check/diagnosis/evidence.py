@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 import re
@@ -16,7 +15,12 @@ from torch import Tensor
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.projections import read_name
 from mhacli.adapters.usercode.user_attention import Built, Inputs, Operation, UserAttention
-from mhacli.attention.mistakes.stages import Layer, Stages, run
+from mhacli.adapters.usercode.watch.operations import watch
+from mhacli.adapters.usercode.weights.parameters import read_name
+from mhacli.attention.mistakes import Mistake
+from mhacli.attention.mistakes.masks import MASKING
+from mhacli.attention.mistakes.scores import assigned_names
+from mhacli.attention.mistakes.stages import ReferenceLayer, Stages, run
 from mhacli.compute.check.diagnosis.hypotheses import difference
 from mhacli.compute.check.inputs import HIDDEN, Draw, Play, Scene, ask, make_scene
 from mhacli.results.check import Departure
@@ -35,32 +39,9 @@ _SHAPING = (
     "contiguous",
     "einsum",
 )
-_CUTTING = ("chunk", "split", "unbind", "tensor_split", "getitem")
 _PREFERRED: Mapping[str, tuple[str, ...]] = {
     "q": _SHAPING[:3], "k": _SHAPING[:3], "v": _SHAPING[:3], "concat": (*_SHAPING[:4], "cat", "mean", "sum"),
 }  # fmt: skip
-_OPERATIONS: Mapping[str, tuple[str, ...]] = {
-    "dropout-in-eval": ("dropout", "scaled_dot_product_attention"),
-    "dropout-not-rescaled": ("bernoulli", "bernoulli_", "rand_like", "rand", "dropout"),
-    "causal-off-by-one": ("tril", "triu"),
-    "causal-transposed": ("tril", "triu"),
-    "causal-top-left": ("tril", "triu", "scaled_dot_product_attention"),
-    "mask-sentinel-too-small": ("masked_fill", "masked_fill_", "where"),
-    "gqa-tiled": ("repeat", "tile", "cat", "expand"),
-    "qkv-order": ("chunk", "split", "unbind", "tensor_split"),
-}
-"""The operations that a mistake is made by, whatever their result."""
-MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
-_IN_SOURCE = {
-    "causal-off-by-one": r"tril|triu",
-    "causal-transposed": r"tril|triu",
-    "causal-top-left": r"tril|triu|is_causal",
-    "mask-inverted": r"masked_fill|where\(",
-    "dropout-in-eval": r"dropout\(",
-    "dropout-not-rescaled": r"rand|bernoulli",
-    "state-kept-between-calls": r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",
-}
-"""What to look for in the source where no operation tells, such as a mask that was made beforehand."""
 
 
 class Line(NamedTuple):
@@ -97,12 +78,12 @@ class Observed:
         found = next((op for name in names for op in placed if op.name == name), None)
         return Line() if found is None else Line(found.file, found.line, found.source)
 
-    def lines_for(self, code: str, sites: Sequence[str], built: Built) -> list[Line]:
+    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[Line]:
         """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
-        by_name = self.line_by(_OPERATIONS.get(code, ()))
+        by_name = self.line_by(mistake.operations)
         if by_name.number is not None:
             return [by_name]
-        in_source = line_in_source(built, code)
+        in_source = line_in_source(built, mistake)
         if in_source.number is not None or not sites:
             return [in_source]
         return list(dict.fromkeys(self.line_of(site) for site in sites))
@@ -123,7 +104,7 @@ class Observed:
         if site in _PREFERRED and not preferred:
             preferred = [op for op in making if op.name in _SHAPING]
         if site in ("q_proj", "k_proj", "v_proj"):  # of two that are made alike, the one that is named so
-            preferred = [op for op in making if site[0] in (read_name(name)[0] for name in _targets(op.source))]
+            preferred = [op for op in making if site[0] in (read_name(name)[0] for name in assigned_names(op.source))]
         return next(iter(preferred or making), None)
 
     def departure(self) -> Departure:
@@ -165,7 +146,7 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
-def observe(subject: UserAttention, layer: Layer, stages: Stages, scene: Scene) -> Observed:
+def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, scene: Scene) -> Observed:
     """One run of a scene's input, watched, beside the reference's own."""
     files = [] if subject.built.file is None else [subject.built.file]
     _, operations = watch(lambda: ask(subject, scene.inputs, scene.form, scene.padding), files)
@@ -178,9 +159,8 @@ def observe(subject: UserAttention, layer: Layer, stages: Stages, scene: Scene) 
     return Observed(operations, sites)
 
 
-def line_in_source(built: Built, code: str) -> Line:
-    """The line of its source that looks like a mistake of this code, in what is called first; nothing where none does."""
-    pattern = _IN_SOURCE.get(code)
+def line_in_source(built: Built, mistake: Mistake) -> Line:
+    """The line of its source that looks like a mistake, in what is called first; nothing where none does."""
     for part in (getattr(built.thing, "forward", None), built.thing):
         try:
             lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
@@ -188,34 +168,10 @@ def line_in_source(built: Built, code: str) -> Line:
             continue
         for number, line in enumerate(lines, first):
             plain = line.split("#")[0]
-            if pattern and not plain.lstrip().startswith(("def ", "class ", '"')) and re.search(pattern, plain):
+            is_code = not plain.lstrip().startswith(("def ", "class ", '"'))
+            if mistake.in_source and is_code and re.search(mistake.in_source, plain):
                 return Line(built.file, number, line.strip())
     return Line()
-
-
-def unpacks_in_order(operations: Sequence[Operation], order: str) -> bool | None:
-    """Whether the line that cuts a fused projection names its parts in the order that the projection has; None where no such
-    line is seen."""
-    for operation in operations:
-        if operation.name in _CUTTING and operation.source:
-            names = _targets(operation.source)
-            letters = "".join(name.lower().lstrip("x_")[:1] for name in names)
-            if sorted(letters) == sorted(order):
-                return letters == order
-    return None
-
-
-def _targets(source: str) -> list[str]:
-    """The names that a line assigns."""
-    try:
-        parsed = ast.parse(source.strip())
-    except SyntaxError:
-        return []
-    statement = parsed.body[0] if parsed.body else None
-    if not isinstance(statement, ast.Assign):
-        return []
-    target = statement.targets[0]
-    return [one.id for one in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(one, ast.Name)]
 
 
 class Smallest(NamedTuple):
@@ -231,7 +187,7 @@ class Smallest(NamedTuple):
 _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
 
 
-def smallest(subject: UserAttention, layer: Layer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
+def smallest(subject: UserAttention, layer: ReferenceLayer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
     """The smallest input, of the kind of a scene, whose output is not that of the layer with these stages; None where none of a
     few small ones is. What raises on an input does not count."""
     is_other = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]

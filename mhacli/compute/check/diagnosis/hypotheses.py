@@ -11,18 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.attention.mistakes import Mistake, Way
-from mhacli.attention.mistakes import mask_replacements as replacedmasks
-from mhacli.attention.mistakes import replacements as replaced
-from mhacli.attention.mistakes.stages import RIGHT, Layer, Stages, run
+from mhacli.attention.mistakes import Mistake, MistakeVariant
+from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
 from mhacli.compute.check.inputs import Scene
 
 
 class Made(NamedTuple):
-    """A mistake, and the way in which it is made."""
+    """A mistake in one of its variants."""
 
     mistake: Mistake
-    way: Way
+    variant: MistakeVariant
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Hypothesis:
     """A layer with no mistake or some; `error` is the largest difference from what was answered, relative to the tolerance
     of each scene: 1 or less is a match."""
 
-    layer: Layer
+    layer: ReferenceLayer
     made: tuple[Made, ...] = ()
     error: float = math.inf
 
@@ -49,12 +47,18 @@ def stages_with(made: Iterable[Made]) -> Stages:
     """The right stages, with those of the mistakes in their place."""
     places: dict[str, Any] = {}
     for one in made:
-        places |= {str(one.mistake.stage): one.way.replacement, **one.way.besides}
+        places |= {str(one.mistake.stage): one.variant.replacement, **one.variant.besides}
     return replace(RIGHT, **places)
 
 
-def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
-    """The largest difference from what was answered; infinite where shapes or NaN differ, or the mistake cannot be made.
+def may_be_nan(made: Iterable[Made]) -> bool:
+    """Whether one of the mistakes may leave nothing but NaN."""
+    return any(one.mistake.may_be_nan for one in made)
+
+
+def difference(layer: ReferenceLayer, stages: Stages, scene: Scene, *, may_be_nan: bool = False) -> float:
+    """The largest difference from what was answered; infinite where shapes or NaN differ, the mistake cannot be made, or
+    nothing but NaN is left, unless it `may_be_nan`.
 
     Rows that are not counted, and queries that may attend to nothing, are left out: there is no right answer to them.
     """
@@ -72,11 +76,7 @@ def difference(layer: Layer, stages: Stages, scene: Scene) -> float:
     gap = (mine - theirs)[~mine.isnan()].abs()
     if gap.numel():
         return gap.max().item()
-    return 0.0 if stages.mask in _MAKING_NAN or stages.softmax in _MAKING_NAN else math.inf
-
-
-_MAKING_NAN = (replacedmasks.times_infinity, replacedmasks.allowed_times_infinity, replaced.without_maximum)
-"""The mistakes that may be told by NaN alone."""
+    return 0.0 if may_be_nan else math.inf
 
 
 def _counted(scene: Scene, keep: Tensor | None, out: Tensor) -> Tensor:
@@ -90,23 +90,25 @@ def _counted(scene: Scene, keep: Tensor | None, out: Tensor) -> Tensor:
     return counted
 
 
-def tried(layer: Layer, made: tuple[Made, ...], scenes: Sequence[Scene], enough: float = math.inf) -> Hypothesis:
+def tried(
+    layer: ReferenceLayer, made: tuple[Made, ...], scenes: Sequence[Scene], enough: float = math.inf
+) -> Hypothesis:
     """A hypothesis with its error over all scenes; given up when a scene is further off than `enough`."""
     stages, worst = stages_with(made), 0.0
     for scene in scenes:
-        worst = max(worst, difference(layer, stages, scene) / scene.tolerance)
+        worst = max(worst, difference(layer, stages, scene, may_be_nan=may_be_nan(made)) / scene.tolerance)
         if worst > enough:
             break
     return Hypothesis(layer, made, worst)
 
 
-def ways_of(mistakes: Iterable[Mistake]) -> list[Made]:
-    """Every mistake in every way that changes a stage."""
-    return [Made(mistake, way) for mistake in mistakes if mistake.stage for way in mistake.ways]
+def variants_of(mistakes: Iterable[Mistake]) -> list[Made]:
+    """Every mistake in every variant that changes a stage."""
+    return [Made(mistake, variant) for mistake in mistakes if mistake.stage for variant in mistake.variants]
 
 
 def singles(
-    layers: Iterable[Layer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
+    layers: Iterable[ReferenceLayer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
 ) -> Iterator[Hypothesis]:
     """Each layer with the mistakes of `base` and one more."""
     taken = {one.mistake.stage for one in base}
@@ -117,11 +119,11 @@ def singles(
 
 
 def pairs(
-    layers: Iterable[Layer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
+    layers: Iterable[ReferenceLayer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
 ) -> Iterator[Hypothesis]:
     """Each layer with the mistakes of `base` and two more, at two stages."""
     taken = {one.mistake.stage for one in base}
-    free = [made for made in pool if made.mistake.stage not in taken and not made.way.is_rare]
+    free = [made for made in pool if made.mistake.stage not in taken and not made.variant.is_rare]
     for layer in layers:
         for first, second in combinations(free, 2):
             if first.mistake.stage != second.mistake.stage:

@@ -16,7 +16,7 @@ from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.stepwise import CacheSizes, Stepped, Stepping, grows, is_kept, steppings
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
-from mhacli.attention.mistakes import Way
+from mhacli.attention.mistakes import MistakeVariant
 from mhacli.attention.mistakes.caching import TOP_LEFT_CHUNKS, UNMASKED
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.diagnosis.candidates import counts_of
@@ -210,14 +210,14 @@ def _wrong(
     if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
         return _of_one_token(stepping, error)
     probe = Probe("cache", f"steps give something else than one call ({stepping.told})", error, False)
-    told: list[tuple[str, Way | None]] = [*made] or [(seen.likeliest(failing), None)]
-    findings = tuple(seen.finding(code, way, failing, made) for code, way in told)
+    told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
+    findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
     return Stepwise(findings, (), (probe,), stepping.names)
 
 
-def _is_left_to_the_caller(way: Way, seen: Explainer, outcome: Outcome) -> bool:
+def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: Outcome) -> bool:
     """Whether steps of several tokens are not masked at all, or by torch's own causal mask, which is meant for a first call."""
-    return way is UNMASKED or (way is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
+    return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
 
 
 def _of_one_token(stepping: Stepping, error: float) -> Stepwise:

@@ -13,16 +13,14 @@ from torch import Tensor
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.stepwise import Stepping
 from mhacli.adapters.usercode.user_attention import Operation
-from mhacli.attention.mistakes import BY_CODE, Way
-from mhacli.attention.mistakes.caching import ARRANGEMENTS, UNMASKED
-from mhacli.attention.mistakes.decoding import Step, Text, answered, arranged, text_of
+from mhacli.adapters.usercode.watch.operations import watch
+from mhacli.attention.mistakes import BY_CODE, MistakeVariant
+from mhacli.attention.mistakes.caching import ARRANGEMENTS, UNMASKED, Step, Text, answered, arranged, text_of
+from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.check.diagnosis.diagnose import Diagnosis
 from mhacli.compute.check.diagnosis.evidence import Line
 from mhacli.compute.check.diagnosis.hypotheses import stages_with
 from mhacli.results.check import Finding
-
-_PLACING = re.compile(r"(?i)freqs|rope|rota|\bcos|\bsin|pos|offset|angle|arange|start")
-_JOINING = re.compile(r"(?i)cache|past|prev|mem|kept|state|update|\bbuf|\bkeys?\b|\bvalues?\b")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Explainer:
     is_causal: bool
     errors: dict[str, float] = field(default_factory=dict)
 
-    def explained(self, outcomes: Sequence[Outcome]) -> list[tuple[str, Way]]:
+    def explained(self, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
         """The mistakes that together give every answer, the fewest; nothing where none do. Where single steps are wrong they
         alone are explained if chunks are not, or are only unmasked besides."""
         candidate = self.diagnosis.candidate
@@ -86,19 +84,20 @@ class Explainer:
                 return []
             return self._fewest(text, outcomes)
 
-    def _fewest(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, Way]]:
+    def _fewest(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
         made = self._found(text, outcomes)
-        is_more = len(made) > 1 and UNMASKED in [way for _, way in made]
+        is_more = len(made) > 1 and UNMASKED in [variant for _, variant in made]
         if (not made or is_more) and any(not outcome.is_right for outcome in single):
             return self._found(text, single) or made
         return made
 
-    def _found(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, Way]]:
+    def _found(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
         room = self._room(outcomes[0])
-        all_ways = [(code, way) for code, ways in ARRANGEMENTS.items() for way in ways]
-        is_turned = text.layer.pairing is not None
-        pool = [(code, way) for code, way in all_ways if is_turned or code != "cache-position"]
+        pool = [
+            (code, variant) for code, variants in ARRANGEMENTS.items() for variant in variants
+            if BY_CODE[code].applies(SourceHints(), text.layer)
+        ]  # fmt: skip
         matching = [[one] for one in pool if self._matches(text, [one], outcomes, room)]
         if matching:
             return self._settled(matching, room)
@@ -106,27 +105,29 @@ class Explainer:
         return next((made for made in pairs if self._matches(text, made, outcomes, room)), [])
 
     def _matches(
-        self, text: Text, made: Sequence[tuple[str, Way]], outcomes: Sequence[Outcome], room: int | None
+        self, text: Text, made: Sequence[tuple[str, MistakeVariant]], outcomes: Sequence[Outcome], room: int | None
     ) -> bool:
         """Whether every step answers what it would with these mistakes."""
-        order = {"cache-order": 0, "cache-position": 1, "cache-mask": 2}
+        order = list(ARRANGEMENTS)
         worst = 0.0
         for outcome in sorted(outcomes, key=lambda one: one.is_right):
             for step, answer in zip(outcome.steps(is_causal=self.is_causal), outcome.answers, strict=True):
                 laid = arranged(step)
                 try:
-                    for _, way in sorted(made, key=lambda one: order[one[0]]):
-                        laid = way.replacement(replace(step, room=room), laid)
+                    for _, variant in sorted(made, key=lambda one: order.index(one[0])):
+                        laid = variant.replacement(replace(step, room=room), laid)
                     gap = gap_of(answered(text, step, laid), answer)
                 except (ValueError, IndexError, RuntimeError):  # an arrangement that cannot be made here
                     return False
                 worst = max(worst, gap)
                 if gap > outcome.tolerance:
                     return False
-        self.errors["+".join(way.said for _, way in made)] = worst
+        self.errors["+".join(variant.description for _, variant in made)] = worst
         return True
 
-    def _settled(self, matching: list[list[tuple[str, Way]]], room: int | None) -> list[tuple[str, Way]]:
+    def _settled(
+        self, matching: list[list[tuple[str, MistakeVariant]]], room: int | None
+    ) -> list[tuple[str, MistakeVariant]]:
         """Of several that give the same numbers the one that agrees with how many keys the scores have: all of them speak for a
         mask, fewer for rows that are not read."""
         end = self.rows.shape[1]
@@ -169,13 +170,18 @@ class Explainer:
         if room is not None and room < self.rows.shape[1]:
             return "cache-order"
         operations = self._watched(single)
+        placing = re.compile(BY_CODE["cache-position"].in_source)
         is_placed = any(
-            _PLACING.search(operation.source) for operation in operations if operation.name not in ("view", "reshape")
+            placing.search(operation.source) for operation in operations if operation.name not in ("view", "reshape")
         )
         return "cache-position" if is_placed else "cache-order"
 
     def finding(
-        self, code: str, way: Way | None, failing: Sequence[Outcome], made: Sequence[tuple[str, Way]]
+        self,
+        code: str,
+        variant: MistakeVariant | None,
+        failing: Sequence[Outcome],
+        made: Sequence[tuple[str, MistakeVariant]],
     ) -> Finding:
         """The mistake with its proof, and the smallest text that shows it."""
         mistake, first = BY_CODE[code], min(failing, key=lambda outcome: (len(outcome.ends), outcome.ends))
@@ -185,18 +191,19 @@ class Explainer:
         shown = f"after {start} tokens a step of {brought} is {gap:.3g} off ({self.stepping.told}), "
         shown += f"in an output whose largest number is {float(first.wanted[number].abs().max()):.3g}"
         line = self._line(code, first)
-        error = None if way is None else self.errors["+".join(one.said for _, one in made)]
-        if way is not None:
-            shown = f"matches exactly if {way.said}: largest difference {error:.2g}, tolerance {first.tolerance:.2g}\n{shown}"
+        error = None if variant is None else self.errors["+".join(other.description for _, other in made)]
+        if variant is not None:
+            match = f"largest difference {error:.2g}, tolerance {first.tolerance:.2g}"
+            shown = f"matches exactly if {variant.description}: {match}\n{shown}"
         return Finding(
             code=code,
             message=mistake.message,
             evidence=shown,
             fix=(line.is_fused and mistake.fix_in_torch) or mistake.fix,
             effect=mistake.effect,
-            proven=way is not None,
+            proven=variant is not None,
             error=error,
-            tolerance=None if way is None else first.tolerance,
+            tolerance=None if variant is None else first.tolerance,
             together_with=tuple(other for other, _ in made if other != code),
             file=line.file,
             line=line.number,
@@ -205,23 +212,10 @@ class Explainer:
 
     def _line(self, code: str, outcome: Outcome) -> Line:
         """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
-        names: dict[str, tuple[str, ...]] = {
-            "cache-order": ("cat", "setitem", "copy_", "index_copy_", "slice_scatter", "stack", "getitem", "narrow"),
-            "cache-mask": (
-                "tril",
-                "triu",
-                "masked_fill",
-                "masked_fill_",
-                "where",
-                "scaled_dot_product_attention",
-                "softmax",
-            ),
-            "cache-position": ("getitem", "arange", "index_select", "narrow", "embedding", "mul", "cos", "sin"),
-        }
-        pattern = {"cache-order": _JOINING, "cache-position": _PLACING}.get(code)
+        mistake = BY_CODE[code]
         lines = [operation for operation in self._watched(outcome) if operation.line is not None]
-        for name in names[code]:
+        for name in mistake.operations:
             for operation in lines:
-                if operation.name == name and (pattern is None or pattern.search(operation.source)):
+                if operation.name == name and re.search(mistake.in_source, operation.source):
                     return Line(operation.file, operation.line, operation.source)
         return Line(self.stepping.caller.built.file)
