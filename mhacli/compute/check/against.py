@@ -1,14 +1,16 @@
-"""Two implementations of attention side by side: the same weights, the same inputs, and how far apart they are."""
+"""Two implementations of attention side by side: the same weights, the same inputs, how far apart they are, and from where on."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +21,13 @@ from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import Reading, Widths, parts_of, readings
 from mhacli.adapters.usercode.target import find_target
-from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, UserAttention
+from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation, UserAttention
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
-from mhacli.compute.check.diagnosis.candidates import head_counts
-from mhacli.compute.check.first_difference import Forms, departure
-from mhacli.compute.check.inputs import TOLERANCE, Draw, ask
-from mhacli.compute.check.prepare import randomised
+from mhacli.compute.check.candidates import head_counts
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, Draw, ask, inputs_for, randomised
+from mhacli.compute.user_trace.dataflow import Flow
+from mhacli.compute.user_trace.trace import Pass, watched
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding
@@ -34,6 +36,13 @@ _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
 """What the other is built with too where the first has it by default: rows must fit both."""
 _MOST_TRANSFERS = 24
 """In how many ways weights are carried over before the two are said to differ."""
+
+
+class MaskForms(NamedTuple):
+    """How one of the two writes the mask and the padding of the inputs."""
+
+    mask: MaskForm | None = None
+    padding: MaskForm | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class _Gap:
     tolerance: float
     shape: tuple[int, ...] = ()
     inputs: Inputs | None = None
-    forms: tuple[Forms, Forms] = (Forms(), Forms())
+    forms: tuple[MaskForms, MaskForms] = (MaskForms(), MaskForms())
 
     @property
     def ok(self) -> bool:
@@ -292,7 +301,8 @@ def _least(
 ) -> _Gap:
     """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
     gaps = [
-        _gap(name, one, other, inputs, (Forms(**{how: a}), Forms(**{how: b}))) for a, b in product(mine[:4], theirs[:4])
+        _gap(name, one, other, inputs, (MaskForms(**{how: a}), MaskForms(**{how: b})))
+        for a, b in product(mine[:4], theirs[:4])
     ]
     return min(gaps, key=lambda gap: gap.difference)
 
@@ -302,7 +312,7 @@ def _gap(
     one: UserAttention,
     other: UserAttention,
     inputs: Inputs,
-    forms: tuple[Forms, Forms] = (Forms(), Forms()),
+    forms: tuple[MaskForms, MaskForms] = (MaskForms(), MaskForms()),
 ) -> _Gap:
     try:
         a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
@@ -382,3 +392,165 @@ def _words(gap: _Gap) -> str:
     if math.isinf(gap.difference):
         return f"other shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
     return f"largest difference {gap.difference:.3g}, tolerance {gap.tolerance:.2g}"
+
+
+# ------------------------------------------------------------------------------------------------------- where they part
+
+
+Site = Literal["q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out"]
+_SCORING: tuple[Site, ...] = ("q", "k", "qk", "scores")
+_BEFORE: tuple[Site, ...] = ("q", "k", "v", "qk", "scores", "pattern", "z")
+_BEHIND: tuple[Site, ...] = ("concat", "out")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What one of the two makes at a site: a tensor for each loop over heads, and the operations that led to the first of them,
+    the last one first."""
+
+    tensors: tuple[Tensor, ...]
+    history: tuple[Operation, ...]
+
+
+def departure(
+    one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[MaskForms, MaskForms], seed: int
+) -> Departure | None:
+    """The first site, in the order of execution, from which on the two differ; None where their sites cannot be told. Raises
+    what either raises.
+
+    A difference that a later site takes back is none, such as queries that are scaled in place of scores; and of scores
+    that are a multiple of the other's, the site is that at which the factor came in.
+    """
+    mine, theirs = (
+        _sites(watched(subject, inputs_for(subject, inputs), seed, mask=form.mask, padding=form.padding))
+        for subject, form in zip((one, other), forms, strict=True)
+    )
+    factors = {site: factor_of(mine[site].tensors, theirs[site].tensors) for site in mine if site in theirs}
+    site = first_apart(factors)
+    if site is None:
+        return None
+    before = [name for name in list(factors)[: list(factors).index(site)] if factors[name] == 1.0]
+    here, there = _makers(mine[site], theirs[site])
+    own = (None, None, "") if here is None else (here.file, here.line, here.source)
+    others = (None, None, "") if there is None else (there.file, there.line, there.source)
+    return Departure(site, before[-1] if before else None, *own, *others)
+
+
+def _makers(mine: _Made, theirs: _Made) -> tuple[Operation | None, Operation | None]:
+    """The operations that make a site; where both stand at one line, such as of a helper that both call, those before it."""
+    for here, there in zip(mine.history, theirs.history, strict=False):
+        if (here.file, here.line) != (there.file, there.line):
+            return here, there
+    return next(iter(mine.history), None), next(iter(theirs.history), None)
+
+
+def first_apart(factors: Mapping[Site, float | None]) -> Site | None:
+    """The site at which two computations part, from how their sites compare: 1 where they are the same, another number where
+    one is that multiple of the other, None where they differ. What one of the two does not make is absent.
+
+    >>> first_apart({"q": 0.5, "qk": 0.5, "scores": 1.0, "pattern": None, "z": None, "out": None})
+    'pattern'
+    """
+
+    def differs(site: Site) -> bool:
+        return site in factors and factors[site] != 1.0
+
+    if factors.get("z") == 1.0:
+        return next((site for site in _BEHIND if differs(site)), None)
+    for site in _BEFORE:
+        if _is_taken_on(site, factors) if site in _SCORING else differs(site):
+            return site
+    return next((site for site in _BEHIND if differs(site)), None)
+
+
+def _is_taken_on(site: Site, factors: Mapping[Site, float | None]) -> bool:
+    """Whether a difference before the softmax is still there in what the softmax reads: as it is, or as the same factor."""
+    if factors.get(site, 1.0) == 1.0 or factors.get("pattern") == 1.0:
+        return False
+    end = factors.get("scores", factors.get("qk", math.nan))
+    own = factors[site]
+    if own is None or end is None:
+        return own is None and end != 1.0
+    return math.isclose(own, end, rel_tol=1e-3) if not math.isnan(end) else False
+
+
+# -------------------------------------------------------------------------------------------------------------- the sites
+
+
+def _sites(one: Pass) -> dict[Site, _Made]:
+    """What was made at each site that can be told, in the order of execution."""
+    flow, found = one.flow, one.roles.attentions
+    joined: list[int | None] = [index for index, site in one.roles.sites.items() if site == "concat"]
+    places: dict[Site, list[int | None]] = {
+        "q": [a.q for a in found],
+        "k": [a.k for a in found],
+        "v": [a.v for a in found],
+        "qk": [a.qk for a in found if a.softmax != a.z],
+        "scores": [flow.made_by[a.softmax][0] for a in found if a.softmax != a.z],
+        "pattern": [a.pattern for a in found],
+        "z": [a.z for a in found],
+        "concat": joined[-1:],
+    }
+    made: dict[Site, _Made] = {}
+    for site, indexes in places.items():
+        known = [index for index in dict.fromkeys(indexes) if index is not None]
+        if known:
+            made[site] = _Made(tuple(flow.operations[index].output for index in known), _history(flow, known[0]))
+    made["out"] = _Made((one.answer.out,), _history(flow, len(flow.operations) - 1))
+    return made
+
+
+def _history(flow: Flow, index: int | None) -> tuple[Operation, ...]:
+    """The operation, that which made the first of its inputs that depends on the rows, and so on."""
+    found: list[Operation] = []
+    while index is not None and index >= 0:
+        found.append(flow.operations[index])
+        index = next((made for made in flow.made_by[index] if made is not None and flow.live[made]), None)
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------------- the numbers
+
+
+def factor_of(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float | None:
+    """The factor between what two computations make at a site, 1 where that is the same; None where there is none.
+
+    Axes may be in another order. Where heads are folded, looped over or repeated, only the numbers are compared, in any order.
+    """
+    if len(mine) == len(theirs) == 1 and sorted(_shape(mine[0])) == sorted(_shape(theirs[0])):
+        factors = [_factor(_plain(mine[0]), turned) for turned in _turned(_plain(theirs[0]), _shape(mine[0]))]
+        return 1.0 if 1.0 in factors else next((one for one in factors if one is not None), None)
+    a, b = (torch.cat([_plain(tensor).flatten() for tensor in some]).sort().values for some in (mine, theirs))
+    few, many = sorted((a.numel(), b.numel()))
+    if not few or many % few:
+        return None
+    a, b = (numbers.repeat_interleave(many // numbers.numel()) for numbers in (a, b))
+    return _factor(a, b)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """In float64 on the CPU without axes of size 1, masked numbers as −∞."""
+    numbers = tensor.detach().to("cpu", torch.float64).squeeze()
+    return numbers.masked_fill(numbers < HIDDEN, -math.inf)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.squeeze().shape)
+
+
+def _turned(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """The tensor with its axes in every order that gives a shape."""
+    for order in itertools.permutations(range(tensor.ndim)):
+        if tuple(tensor.shape[axis] for axis in order) == shape:
+            yield tensor.permute(order)
+
+
+def _factor(mine: Tensor, theirs: Tensor) -> float | None:
+    if not torch.equal(mine.isfinite(), theirs.isfinite()):
+        return None
+    a, b = mine[mine.isfinite()], theirs[theirs.isfinite()]
+    largest = max((t.abs().max().item() for t in (a, b) if t.numel()), default=0.0)
+    if largest == 0.0 or (a - b).abs().max().item() <= TOLERANCE * largest:
+        return 1.0
+    factor = ((a * b).sum() / b.square().sum().clamp(min=1e-300)).item()
+    return factor if factor and (a - factor * b).abs().max().item() <= TOLERANCE * a.abs().max().item() else None

@@ -1,17 +1,21 @@
-"""What somebody's attention is asked, and what it answered: inputs that bring one thing after another into play."""
+"""What a user's attention is asked, and what it answered: inputs that bring one thing after another into play."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import cast_dtype
-from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, UserAttention
+from mhacli.adapters.usercode.asker import cast, cast_dtype
+from mhacli.adapters.usercode.operations import watch
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.attention.mistakes.stages import Rows
+from mhacli.compute.check.probes.catalogue import Probed
 
 Play = Literal["core", "mask", "padding", "large"]
 TOLERANCE = 1e-5
@@ -216,3 +220,214 @@ def _written(form: MaskForm) -> str:
     return (
         f"{form.parameter} [{', '.join(form.axes)}], {kind} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
     )
+
+
+# ---------------------------------------------------------------------------------------------------- weights of our own
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A subject that was made ready: with weights of our own, without dropout, a fresh one for each call where it keeps state."""
+
+    subject: UserAttention
+    module: nn.Module | None
+    tensors: Mapping[str, Tensor]
+    keeps_state: bool = False
+
+
+def with_own_weights(subject: UserAttention, probed: Probed, seed: int) -> Examined:
+    """The subject with random weights and biases: those of a new module hide what a bias of zero, or a small weight, does."""
+    module = _pristine(subject.built, probed)
+    if module is None:
+        tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
+        return Examined(subject, None, tensors)
+    module = cast(randomised(module, seed), subject.dtype)
+    asked, forgetful = subject.of(module, subject.dtype), Anew(subject.of(module, subject.dtype), module)
+    keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
+    plain = cast(copy.deepcopy(module), torch.float64, "cpu")
+    return Examined(forgetful if keeps_state else asked, plain, {}, keeps_state)
+
+
+def _pristine(built: Built, probed: Probed) -> nn.Module | None:
+    """The module; where it is random, or has kept something of earlier calls, built anew, without dropout."""
+    facts = probed.facts
+    if built.module is None or not (facts.is_random or facts.keeps_state):
+        return built.module
+    try:
+        return built.rebuild(dict.fromkeys(facts.dropout_names, 0.0)).module
+    except Exception:  # a constructor that does not want it
+        return built.module
+
+
+def _remembers_masks(subject: UserAttention, forgetful: Anew, seed: int) -> bool:
+    """Whether the mask of one call is still there in the next one."""
+    draw = Draw(subject, seed)
+    inputs = draw.inputs(other=subject.takes_context)
+    for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
+        is_padding = form in subject.padding_forms
+        given = (
+            inputs._replace(real=draw.real(inputs)) if is_padding else inputs._replace(allowed=draw.allowed(inputs)[:1])
+        )
+        first = given._replace(
+            allowed=None if given.allowed is None else torch.ones_like(given.allowed),
+            real=None if given.real is None else torch.ones_like(given.real),
+        )
+        how = {"padding": form} if is_padding else {"mask": form}
+        try:
+            used = forgetful.inner.of(copy.deepcopy(forgetful.module), subject.dtype)
+            ask(used, first, **how)
+            second, alone = (_seeded(one, given, how) for one in (used, forgetful))
+        except Exception:  # a form that these sizes do not fit
+            continue
+        if not torch.equal(second.nan_to_num(), alone.nan_to_num()):
+            return True
+    return False
+
+
+def _seeded(subject: UserAttention, inputs: Inputs, how: Mapping[str, MaskForm]) -> Tensor:
+    """An answer in which what is random is the same each time."""
+    with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return ask(subject, inputs, **how)
+
+
+def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
+    """The weights of what is no module: those that a call is given, or that an instance holds."""
+    given = dict(getattr(subject, "tensors", {}))
+    held = getattr(subject.built.call, "__dict__", {})
+    return given or {n: value for n, value in held.items() if isinstance(value, Tensor) and value.is_floating_point()}
+
+
+def randomised(module: nn.Module, seed: int) -> nn.Module:
+    """A copy with normal weights, scaled so that queries and keys are of size one, and biases that are not zero."""
+    made, generator = copy.deepcopy(module), torch.Generator().manual_seed(seed + 1)
+    for parameter in made.parameters():
+        if not parameter.is_floating_point() or parameter.numel() == 1:
+            continue
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter.ndim == 1:
+            drawn = drawn * 0.5 if not _is_gain(parameter) else (1 + drawn * 0.2).abs()
+        elif _is_gain(parameter):
+            drawn = (1 + drawn * 0.2).abs()
+        else:
+            drawn = drawn * 1.2 * sorted(parameter.shape)[-1] ** -0.5
+        parameter.data.copy_(drawn)
+    return made
+
+
+def _is_gain(parameter: Tensor) -> bool:
+    """Whether it is all ones, as the gain of a norm is before training, or a temperature."""
+    return bool((parameter.detach() == 1).all())
+
+
+@dataclass(frozen=True)
+class Anew:
+    """A subject that forgets: every call asks a fresh copy."""
+
+    inner: UserAttention
+    module: nn.Module
+
+    def __getattr__(self, name: str) -> Any:
+        """What the subject has."""
+        return getattr(self.inner, name)
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+    ) -> Answer:
+        """Asks a copy that has not been asked before."""
+        fresh = self.inner.of(copy.deepcopy(self.module), self.inner.dtype)
+        return fresh(inputs, mask=mask, padding=padding, training=training)
+
+
+# ----------------------------------------------------------------------------------------------------- two runs, watched
+
+
+class Unreadable(Exception):
+    """What cannot be read from a run, such as one that takes other steps with other rows."""
+
+
+class Step(NamedTuple):
+    """One operation, in both runs."""
+
+    first: Operation
+    second: Operation
+
+    def fixed_inputs(self) -> list[bool]:
+        """Of each input, whether it is the same in both runs."""
+        return [same(a, b) for a, b in zip(self.first.inputs, self.second.inputs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The steps of two runs of the same sizes; `rows` are those of the first."""
+
+    steps: tuple[Step, ...]
+    batch: int
+    q_len: int
+    k_len: int
+    rows: Rows
+
+    @cached_property
+    def learned(self) -> frozenset[int]:
+        """The tensors of the first run, by their ids, that are made from parameters."""
+        found: set[int] = set()
+        for op, _ in self.steps:
+            if any(isinstance(t, nn.Parameter) or id(t) in found for t in op.inputs):
+                found.add(id(op.output))
+        return frozenset(found)
+
+    def is_learned(self, tensor: Tensor) -> bool:
+        """Whether a tensor of the first run is a parameter, or made from parameters."""
+        return isinstance(tensor, nn.Parameter) or id(tensor) in self.learned
+
+    def moving(self) -> Iterator[tuple[int, Step]]:
+        """The steps whose result depends on the rows, numbered."""
+        return ((n, step) for n, step in enumerate(self.steps) if not same(step.first.output, step.second.output))
+
+    def as_scores(self, tensor: Tensor, shape: torch.Size) -> Tensor | None:
+        """A tensor that goes with scores of this shape as `[batch, head, query, key]`; None where these are no scores."""
+        places = [axis for axis, size in enumerate(shape) if size == self.k_len]
+        if not places or tensor.ndim > len(shape):
+            return None
+        key = places[-1]
+        queries = [axis for axis, size in enumerate(shape) if size == self.q_len and axis != key]
+        if not queries or shape.numel() % (self.batch * self.q_len * self.k_len):
+            return None
+        wide = tensor.detach().to("cpu", torch.float64).expand(shape).movedim((queries[-1], key), (-2, -1))
+        return wide.reshape(self.batch, -1, self.q_len, self.k_len)
+
+
+def runs_of(
+    subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
+) -> Runs:
+    """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
+    the same steps, and what the subject raises."""
+    files = [] if subject.built.file is None else [subject.built.file]
+    asked = [Draw(subject, seed + number).inputs(other=other, q_len=q_len, k_len=k_len) for number in range(2)]
+    first, second = (watch(partial(ask, subject, inputs), files)[1] for inputs in asked)
+    if [_kind(op) for op in first] != [_kind(op) for op in second]:
+        raise Unreadable
+    rows = rows_of(subject, asked[0])
+    steps = tuple(Step(*pair) for pair in zip(first, second, strict=True))
+    return Runs(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
+
+
+def _kind(operation: Operation) -> tuple[object, ...]:
+    shapes = tuple(t.shape for t in operation.inputs)
+    return operation.name, operation.line, operation.output.shape, shapes
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN in the same places."""
+    return a is b or bool(a.shape == b.shape and torch.equal(a, b)) or _same_but_nan(a, b)
+
+
+def _same_but_nan(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not a.is_floating_point() or not a.isnan().any():
+        return False
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())

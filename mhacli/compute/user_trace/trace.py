@@ -1,18 +1,20 @@
-"""The walkthrough of somebody's own attention: every tensor that it makes, its axes named from its sizes, beside its line."""
+"""The walkthrough of a user's attention: every tensor that it makes, its axes named from its sizes, beside its line."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.operations import address_of, watch
@@ -20,18 +22,39 @@ from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.compute.base.devices import environment
+from mhacli.compute.base.taps import summarise
 from mhacli.compute.base.user_module import arguments_of, ready
-from mhacli.compute.user_trace.axes import Measured, axes_of, known_words, name_of, sizes_of, told_apart
-from mhacli.compute.user_trace.dataflow import Flow, Roles, flow_of, roles_of
-from mhacli.compute.user_trace.describe import variable_of
-from mhacli.compute.user_trace.sizes import Asked, asked_of, expected_of, other_heads, other_lengths, other_widths
-from mhacli.compute.user_trace.steps import Walked, steps_of
+from mhacli.compute.user_trace.axes import (
+    Asked,
+    Measured,
+    asked_of,
+    axes_of,
+    expected_of,
+    known_words,
+    name_of,
+    other_heads,
+    other_lengths,
+    other_widths,
+    sizes_of,
+    told_apart,
+)
+from mhacli.compute.user_trace.dataflow import (
+    Flow,
+    Roles,
+    flops_of,
+    flow_of,
+    formula_of,
+    meaning_of,
+    remark_of,
+    roles_of,
+)
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.measures import SelfCheck
+from mhacli.results.record.measures import Parameter, SelfCheck, Values
 from mhacli.results.record.record import Record
 from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.steps import Step
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 
@@ -387,3 +410,165 @@ def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
     is_same_otherwise = bool((torch.isfinite(watched) == torch.isfinite(unwatched)).all())
     error = float((watched - unwatched)[both].abs().amax()) if bool(both.any()) else 0.0
     return SelfCheck(error, tolerance, is_same_otherwise and error <= tolerance)
+
+
+# ------------------------------------------------------------------------------------------------------------- the steps
+
+
+_GIVEN: Mapping[str, str] = {
+    "x": "what attention is asked about: a row of random numbers for each token",
+    "context": "other rows, from which keys and values are made",
+    "q": "queries, cut into heads, as the function is given them",
+    "k": "keys, cut into heads",
+    "v": "values, cut into heads",
+    "mask": "what says which keys a query may see",
+}
+_MAX_STEPS = 400
+
+
+class Walked(NamedTuple):
+    """What a walk is told from: the operations of the call, with their sites, places and axes; the tensors that were given,
+    with their axes; and what each place that was passed several times was repeated for."""
+
+    flow: Flow
+    roles: Roles
+    sites: Mapping[int, str]
+    places: Sequence[object]
+    axes: Mapping[int, tuple[str, ...]]
+    given: Sequence[tuple[str, Tensor, tuple[str, ...]]]
+    repeated: Mapping[object, str]
+
+
+def steps_of(walked: Walked, *, values: bool) -> tuple[Step, ...]:
+    """The tensors that were given, then a step for each place, in the order in which they were first passed."""
+    of_place: dict[object, list[int]] = {}
+    for index, place in enumerate(walked.places):
+        of_place.setdefault(place, []).append(index)
+    steps = [_given_step(name, tensor, axes, values=values) for name, tensor, axes in walked.given]
+    steps += [_step(walked, place, indices, values=values) for place, indices in of_place.items()]
+    return tuple(steps[:_MAX_STEPS])
+
+
+def _given_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: bool) -> Step:
+    return Step(
+        site=name,
+        axes=axes,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        formula=f"{name} = " + ("True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"),
+        meaning=_GIVEN[name],
+        layout="copy",
+        strides=tuple(tensor.stride()),
+        flops=0,
+        bytes=tensor.numel() * tensor.element_size(),
+        values=_values(tensor) if values else None,
+    )
+
+
+def _step(walked: Walked, place: object, indices: Sequence[int], *, values: bool) -> Step:
+    flow, index = walked.flow, indices[0]
+    operation, site, axes = flow.operations[index], walked.sites[index], walked.axes[index]
+    output = operation.output
+    view_of = _view_of(walked, index)
+    is_attention = any(one.softmax == index and (one.qk is not None or one.z is not None)
+                       for one in walked.roles.attentions)  # fmt: skip
+    made_by = flow.made_by[index][0] if flow.made_by[index] else None
+    before = () if made_by is None else walked.axes[made_by]
+    remark = remark_of(operation, before, axes, is_attention=is_attention)
+    return Step(
+        site=site,
+        axes=axes,
+        shape=tuple(output.shape),
+        dtype=str(output.dtype).removeprefix("torch."),
+        formula=f"{site} = {formula_of(flow, index, walked.sites, walked.axes)}",
+        meaning="" if remark else meaning_of(site, axes),
+        layout="copy" if view_of is None else "view",
+        strides=tuple(output.stride()),
+        flops=sum(flops_of(flow, one) for one in indices),
+        bytes=sum(flow.operations[one].output.numel() * output.element_size() for one in indices),
+        view_of=view_of,
+        parameters=tuple(dict.fromkeys(p for one in indices for p in _parameters(flow, one))),
+        values=_values(output) if values else None,
+        operation=operation.name,
+        file=operation.file,
+        line=operation.line,
+        source=operation.source,
+        remark=remark,
+        repeats=len(indices),
+        repeats_of=walked.repeated.get(place, ""),
+    )
+
+
+def _view_of(walked: Walked, index: int) -> str | None:
+    """The first input whose memory an operation's result lies in; what is written into, for what is done in place."""
+    operation = walked.flow.operations[index]
+    if operation.name == "setitem" or operation.name.endswith("_"):
+        return walked.flow.name_of(index, 0, walked.sites)
+    address = address_of(operation.output)
+    for place, tensor in enumerate(operation.inputs):
+        if address and address_of(tensor) == address:
+            return walked.flow.name_of(index, place, walked.sites)
+    return None
+
+
+def _parameters(flow: Flow, index: int) -> list[Parameter]:
+    """The weights that an operation reads, also where they were turned or cut before."""
+    operation: Operation = flow.operations[index]
+    if not flow.live[index]:
+        return []
+    found: list[Parameter] = []
+    for place, tensor in enumerate(operation.inputs):
+        made = flow.made_by[index][place]
+        if id(tensor) in flow.parameters and _is_weight(tensor):
+            found.append(Parameter(flow.names[id(tensor)], tuple(tensor.shape)))
+        while made is not None and not flow.live[made]:
+            first = flow.operations[made].inputs[:1]
+            if first and id(first[0]) in flow.parameters and _is_weight(first[0]):
+                found.append(Parameter(flow.names[id(first[0])], tuple(tensor.shape)))
+            made = flow.made_by[made][0] if flow.made_by[made] else None
+    return found
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether it is learned, which a buffer, such as a triangle of ones, is not."""
+    return isinstance(tensor, nn.Parameter) or tensor.requires_grad
+
+
+def _values(tensor: Tensor) -> Values:
+    return summarise(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+
+
+# ---------------------------------------------------------------------------------------------------------- the source
+
+
+def variable_of(operation: Operation) -> str | None:
+    """The variable on the left of the line that asked for it, where it is one alone; of several, that of its part."""
+    if operation.file is None or operation.line is None:
+        return None
+    targets = _targets(operation.file).get(operation.line, ())
+    part = operation.arguments.get("output")
+    if isinstance(part, int) and part < len(targets):
+        return targets[part]
+    return targets[0] if len(targets) == 1 and part is None else None
+
+
+@lru_cache(maxsize=64)
+def _targets(file: str) -> Mapping[int, tuple[str, ...]]:
+    """For each line of a file, the names that the assignment there gives."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            target = node.target
+        else:
+            continue
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = tuple(ast.unparse(part) for part in parts if isinstance(part, (ast.Name, ast.Attribute)))
+        if len(names) == len(parts):
+            found |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), names)
+    return found

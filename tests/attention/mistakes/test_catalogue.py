@@ -24,7 +24,7 @@ from mhacli.attention.mistakes.stages import (
     Stages,
     run,
 )
-from mhacli.compute.check.diagnosis.hypotheses import Made, stages_with
+from mhacli.compute.check.hypotheses import Made, stages_with
 
 NAMED = """split-without-transpose merge-without-transpose softmax-axis scale-missing scale-d-model scale-not-root scale-twice
 qk-swapped causal-missing causal-off-by-one causal-transposed causal-top-left mask-inverted mask-multiplied mask-added-as-01

@@ -11,7 +11,7 @@ from torch import nn
 
 from mhacli.compute.check import against
 from mhacli.compute.check.against import compare
-from mhacli.compute.check.prepare import randomised
+from mhacli.compute.check.inputs import randomised
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from mhacli.adapters.usercode.user_attention import Built, Sizes
-from mhacli.compute.check.diagnosis.candidates import (
+from mhacli.compute.check.candidates import (
     candidates,
+    documented_pairing,
+    documented_scales,
     head_counts,
     meant_by,
     told_heads,
 )
-from mhacli.compute.check.diagnosis.documented import documented_pairing, documented_scales
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 REQUEST = CheckRequest(TargetRequest("mine.py:Attention"))

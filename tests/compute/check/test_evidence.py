@@ -16,11 +16,19 @@ from mhacli.attention.mistakes import BY_CODE, MISTAKES
 from mhacli.attention.mistakes.scores import unpacks_in_order
 from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceLayer, Rows, run
 from mhacli.compute.base.user_module import ready
-from mhacli.compute.check.diagnosis.candidates import candidates, meant_by
-from mhacli.compute.check.diagnosis.evidence import Observed, line_in_source, observe, smallest
-from mhacli.compute.check.diagnosis.hypotheses import Made, difference, singles, stages_with, variants_of
-from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes
-from mhacli.compute.check.prepare import randomised
+from mhacli.compute.check.candidates import candidates, meant_by
+from mhacli.compute.check.hypotheses import (
+    Made,
+    Observed,
+    difference,
+    line_in_source,
+    observe,
+    singles,
+    smallest,
+    stages_with,
+    variants_of,
+)
+from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes, randomised
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 # ---------------------------------------------------------------------------------------------------------- lines of a file

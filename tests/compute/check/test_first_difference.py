@@ -7,8 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from mhacli.compute.check.against import compare
-from mhacli.compute.check.first_difference import factor_of, first_apart
+from mhacli.compute.check.against import compare, factor_of, first_apart
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 

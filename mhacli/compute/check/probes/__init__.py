@@ -1,1 +1,298 @@
-"""The probes of `mha check`: what an attention does with each input."""
+"""Asking a user's attention with rows of our own making, again and again, and measuring what moved its answer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, UserAttention
+from mhacli.requests.user_code import CheckRequest
+from mhacli.results.check import Probe
+
+Visible = Literal[
+    "full",
+    "causal",
+    "without itself",
+    "plus the next",
+    "transposed",
+    "top-left",
+    "bottom-right",
+    "itself only",
+    "other",
+]
+"""Which keys move an output: all; those up to its own place; those before it; one more; those from its own place on; of fewer
+queries than keys those up to its own number, or all but as many as come after it; its own alone; or something else."""
+
+
+class Reading(NamedTuple):
+    """What a way to write a mask does, read one way. `changes` is the largest change that it makes to the output, relative to
+    the output's size; `leaked` the share of what it hides that moves an output all the same, `seen` the share of what it leaves
+    visible that moves one; `nonfinite` counts numbers of the output that it turned into NaN or infinity."""
+
+    form: MaskForm
+    changes: float
+    leaked: float
+    seen: float
+    nonfinite: int
+
+    @property
+    def works(self) -> bool:
+        """Whether it hides what it is to hide, and nothing but that."""
+        return self.leaked == 0 and self.seen > 0.5 and not self.nonfinite
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the probes measured, for a diagnosis. None, or nothing, is what was not measured.
+
+    `is_random`: the same input gives another output in eval mode, and the same again after torch is seeded anew;
+    `keeps_state`: it gives another one because of earlier calls. `is_random_with_dropout`: random in eval mode when it is built
+    with dropout `dropout_p`, by the arguments `dropout_names`. `influence` `[query, key]`: whether the token at key, of the
+    output's own rows (of a function, of as many keys as queries), moves the output at query; on the diagonal: by its value, not
+    by its query. `influence_cross`: the same for keys of their own, of another number. `visible`, `visible_cross` name them;
+    `largest_future` is the largest relative move of an output by a later token. `is_causal_by_mask`: not by itself, but
+    with a causal mask in its mask argument. `has_positions`: its names speak of positions. `order_matters`: keys in another order
+    give another output. `batch_leaks`: a sequence moves another one's output. `heads_mix`: of a function, a head moves another.
+    `masks` and `paddings` are the readings of the forms that were tried; `mask` and `padding` the first that works.
+    `row_sum_error`: how far the rows of the returned pattern are from summing to one. `empty_row`: what a query without any
+    allowed key answers; `spreads_nan`: it spoils the other rows too. `overflows`: NaN or infinity at scores × 1000;
+    `leaks_when_large`: what is hidden is visible then. `unused`: parameters that the output does not depend on.
+    `dropout_slope`: how the mean output in training grows with the output in eval, ± `dropout_slope_error` (1 where dropout is
+    rescaled, 1 − p where it is not); `is_rescaled` is the verdict, None where the numbers allow none.
+    `call_s` is what a call takes, `nonfinite_queries` are those whose output has NaN or infinity, of ordinary rows.
+    """
+
+    call_s: float = 0.0
+    nonfinite_queries: tuple[int, ...] = ()
+    is_random: bool | None = None
+    keeps_state: bool | None = None
+    is_random_with_dropout: bool | None = None
+    dropout_p: float | None = None
+    dropout_names: tuple[str, ...] = ()
+    influence: Bool[Tensor, "query key"] | None = None
+    influence_cross: Bool[Tensor, "query key"] | None = None
+    visible: Visible | None = None
+    visible_cross: Visible | None = None
+    largest_future: float | None = None
+    is_causal_by_mask: bool | None = None
+    has_positions: bool | None = None
+    order_matters: bool | None = None
+    batch_leaks: bool | None = None
+    heads_mix: bool | None = None
+    masks: tuple[Reading, ...] = ()
+    mask: MaskForm | None = None
+    paddings: tuple[Reading, ...] = ()
+    padding: MaskForm | None = None
+    row_sum_error: float | None = None
+    empty_row: Literal["zeros", "mean", "nan", "constant", "other"] | None = None
+    spreads_nan: bool | None = None
+    overflows: bool | None = None
+    leaks_when_large: bool | None = None
+    unused: tuple[str, ...] = ()
+    dropout_slope: float | None = None
+    dropout_slope_error: float | None = None
+    is_rescaled: bool | None = None
+
+
+class Told(NamedTuple):
+    """The answer of a probe, and the fields of `Facts` that it measured."""
+
+    probe: Probe
+    facts: dict[str, object]
+
+
+def told(name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object) -> Told:
+    """A probe's answer; a value that is no finite number is left out."""
+    known = None if value is None or not math.isfinite(value) else float(value)
+    return Told(Probe(name, message, known, ok), facts)
+
+
+_MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
+_MOVES_16 = 2e-2
+_TIMED_S = 0.15
+_LARGEST_COPY = 100_000_000
+
+
+class Context:
+    """Somebody's attention, and what the probes so far have measured of it: `facts`, which their driver keeps up to date.
+
+    Every call begins with the same state of torch's global generator, so that what is random answers alike when it is asked
+    alike; what keeps state is asked as a fresh copy each time. `stage` is called before every call.
+    """
+
+    def __init__(self, subject: UserAttention, request: CheckRequest, *, expects_causal: bool) -> None:
+        self.subject, self.request, self.expects_causal = subject, request, expects_causal
+        self.facts = Facts()
+        self.stage: Callable[[], None] = lambda: None
+        self._pristine = _copied(subject.built.module)
+        self._generator = torch.Generator()
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts the drawing of rows anew: each probe begins with the same ones."""
+        self._generator.manual_seed(self.request.of.seed % 2**63)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative change from which on an output moved."""
+        return _MOVES.get(self.subject.dtype, _MOVES_16)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys can be given apart from queries."""
+        return self.subject.is_function or self.subject.takes_context
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return "the function" if self.subject.is_function else "the module"
+
+    def ask(
+        self,
+        inputs: Inputs,
+        *,
+        mask: MaskForm | None = None,
+        padding: MaskForm | None = None,
+        training: bool = False,
+        of: UserAttention | None = None,
+        seed: int | None = 0,
+    ) -> Answer:
+        """One call; torch's global generator is seeded with `seed` before it, and afterwards as it was. None: not seeded."""
+        asked = of or self.subject
+        if of is None and self.facts.keeps_state and self._pristine is not None:
+            asked = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
+        self.stage()
+        if seed is None:
+            with torch.no_grad():
+                return asked(inputs, mask=mask, padding=padding, training=training)
+        devices = [asked.device] if asked.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed) if devices else torch.default_generator.manual_seed(
+                seed
+            )  # which is ten times as quick
+            return asked(inputs, mask=mask, padding=padding, training=training)
+
+    def fresh(self) -> nn.Module | None:
+        """A copy of the module as it was before it was asked anything, None where there is none."""
+        return None if self._pristine is None else copy.deepcopy(self._pristine)
+
+    def timed(self, inputs: Inputs) -> float:
+        """How many seconds a call takes: the shortest of five, fewer where they take long."""
+        found: list[float] = []
+        while len(found) < 5 and sum(found) < _TIMED_S:
+            begun = time.perf_counter()
+            self.ask(inputs)
+            found.append(time.perf_counter() - begun)
+        return min(found)
+
+    def rows(self, *shape: int) -> Tensor:
+        """Standard normal numbers, the same in every run."""
+        drawn = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+        return drawn.to(self.subject.device, self.subject.dtype)
+
+    def square(self, length: int | None = None, *, batch: int | None = None, factor: float = 1.0) -> Inputs:
+        """As many keys as queries: the queries' own rows, of a function q, k and v."""
+        length, batch = length or self.subject.sizes.q_len, batch or self.subject.sizes.batch
+        if self.subject.is_function:
+            return self._heads(batch, length, length, factor)
+        sizes = self.subject.sizes
+        queries = self.rows(batch, length, sizes.d_in) * factor
+        if sizes.d_in == sizes.d_context:
+            return Inputs(queries)
+        return Inputs(
+            queries, self.rows(batch, length, sizes.d_context) * factor
+        )  # which cannot be the queries' own rows
+
+    def oblong(
+        self, q_len: int | None = None, k_len: int | None = None, *, batch: int | None = None, factor: float = 1.0
+    ) -> Inputs:
+        """Keys of their own, of another number than the queries."""
+        sizes = self.subject.sizes
+        q_len, k_len, batch = q_len or sizes.q_len, k_len or sizes.k_len, batch or sizes.batch
+        if self.subject.is_function:
+            return self._heads(batch, q_len, k_len, factor)
+        queries = self.rows(batch, q_len, sizes.d_in) * factor
+        return Inputs(queries, self.rows(batch, k_len, sizes.d_context) * factor)
+
+    def _heads(self, batch: int, q_len: int, k_len: int, factor: float) -> Inputs:
+        n_heads, width = self.subject.n_heads, self.subject.sizes.d_in
+        q, k, v = (self.rows(batch, n_heads, length, width) for length in (q_len, k_len, k_len))
+        return Inputs(q * factor, k * factor, v * factor)
+
+    def replaced(
+        self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0
+    ) -> Inputs:
+        """With the rows of some keys, and their values, drawn anew, or all of one number; of own rows the queries' too."""
+
+        def anew(rows: Tensor) -> Tensor:
+            shape = (*rows.shape[:-2], len(places), rows.shape[-1])
+            changed = rows.clone()
+            changed[..., list(places), :] = self.rows(*shape) * factor if by is None else by
+            return changed
+
+        if inputs.keys is None:
+            return inputs._replace(queries=anew(inputs.queries))
+        values = None if inputs.values is None else anew(inputs.values)
+        return inputs._replace(keys=anew(inputs.keys), values=values)
+
+    def moves(self, before: Tensor, after: Tensor) -> bool:
+        """Whether an output moved."""
+        return relative(before, after) > self.tolerance
+
+    def moved_queries(self, before: Tensor, after: Tensor) -> Bool[Tensor, "batch query"]:
+        """Which queries of which sequences answer something else."""
+        change = changes(before, after) / size_of(before)
+        return change.movedim(-2, 1).flatten(2).amax(2) > self.tolerance
+
+
+def _copied(module: nn.Module | None) -> nn.Module | None:
+    """A copy to begin from again; None where there is no module, or a huge one, or one that cannot be copied."""
+    if module is None or sum(parameter.numel() for parameter in module.parameters()) > _LARGEST_COPY:
+        return None
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # whatever its author's __deepcopy__ raises
+        return None
+
+
+def changes(before: Tensor, after: Tensor) -> Tensor:
+    """|after − before| in float64; ∞ where one of them alone is NaN or infinite, or where their shapes differ."""
+    if before.shape != after.shape:
+        return torch.full(before.shape or (1,), math.inf, dtype=torch.float64)
+    a, b = (tensor.detach().to("cpu", torch.float64) for tensor in (before, after))
+    same = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(same, 0.0, (b - a).abs().nan_to_num(nan=math.inf))
+
+
+def size_of(tensor: Tensor) -> float:
+    """The largest finite magnitude, 1 where there is none."""
+    finite = tensor.detach().to("cpu", torch.float64).abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return float(finite.max()) or 1.0 if finite.numel() else 1.0
+
+
+def relative(before: Tensor, after: Tensor) -> float:
+    """The largest change relative to the size of what was before; ∞ where NaN came or went."""
+    found = changes(before, after)
+    return float(found.max()) / size_of(before) if found.numel() else 0.0
+
+
+def bad_numbers(tensor: Tensor) -> int:
+    """How many numbers are NaN or infinite."""
+    return int((~torch.isfinite(tensor)).sum())
+
+
+def first_line(fault: BaseException) -> str:
+    """What an exception says, in one line."""
+    said = " ".join(str(fault).split())[:200]
+    return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
+
+
+Question = Callable[[Context], Told]

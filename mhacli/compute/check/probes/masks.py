@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
-from mhacli.compute.check.probes.context import Context, Reading, Told, bad_numbers, first_line, relative, told
+from mhacli.compute.check.probes import Context, Reading, Told, bad_numbers, first_line, relative, told
 from mhacli.results.check import Probe
 
 _FORMS, _FORMS_WHEN_SLOW, _SLOW_S = 12, 2, 0.05

@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm
-from mhacli.compute.check.probes.context import (
+from mhacli.compute.check.probes import (
     Context,
     Told,
     Visible,

@@ -1,4 +1,4 @@
-"""Which mistakes somebody's attention makes: the catalogue put into the reference, until it gives what was answered."""
+"""Which mistakes a user's attention makes: the catalogue put into the reference, until it gives what was answered."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
 from mhacli.attention.mistakes.stages import SourceHints
-from mhacli.compute.check.diagnosis.candidates import Candidate
-from mhacli.compute.check.diagnosis.evidence import observe
-from mhacli.compute.check.diagnosis.hypotheses import Hypothesis, Made, pairs, singles, stages_with, tried, variants_of
-from mhacli.compute.check.diagnosis.surroundings import with_its_surroundings
+from mhacli.compute.check.candidates import Candidate, with_its_surroundings
+from mhacli.compute.check.hypotheses import Hypothesis, Made, observe, pairs, singles, stages_with, tried, variants_of
 from mhacli.compute.check.inputs import Scene, core_scenes, large_scene, mask_scenes, padding_scenes, windows_scene
 from mhacli.results.check import Choice
 

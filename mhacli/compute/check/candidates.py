@@ -1,7 +1,8 @@
-"""The layers that somebody's attention may be meant to be: every reading of its weights, with what its author may choose."""
+"""The layers that a user's attention may be meant to be: every reading of its weights, with what its author may choose."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -11,17 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
+from mhacli.adapters.usercode.asker import cast
 from mhacli.adapters.usercode.projections import Reading, Widths, is_norm, parts_of, read_name, readings
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
-from mhacli.adapters.usercode.weights.parameters import is_norm, parts_of, read_name
-from mhacli.adapters.usercode.weights.projections import Reading, Widths, readings
 from mhacli.attention.mistakes.stages import Pairing, ReferenceLayer, Rows, split
-from mhacli.compute.check.diagnosis.documented import documented_pairing, documented_scales, documented_widths
-from mhacli.compute.check.traits.norms import Norm, unlike
-from mhacli.compute.check.traits.traits import NOTHING_READ, Traits
+from mhacli.compute.check.inputs import TOLERANCE, Scene, ask
+from mhacli.compute.check.traits import NOTHING_READ, Norm, Traits, unlike
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Choice
 
@@ -399,3 +399,108 @@ def _docstrings(built: Built) -> str:
         sys.modules.get(getattr(built.thing, "__module__", "")),
     )
     return "\n".join(text for place in places if (text := getattr(place, "__doc__", None)))
+
+
+# ---------------------------------------------------------------------------------- norms and residuals around attention
+
+
+def with_its_surroundings(
+    found: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, scene: Scene
+) -> Sequence[Candidate]:
+    """The candidates that add the input and norm the output as the module does, whatever mistake it makes before; all of them
+    where none does.
+
+    With projections of zero the heads and what is made of them are zero, so that only a residual and a norm are left.
+    """
+    if module is None:
+        return found
+    try:
+        silent = subject.of(cast(silenced(module), subject.dtype, subject.device), subject.dtype)
+        with torch.no_grad():
+            answer = ask(silent, scene.inputs, scene.form, scene.padding)
+        fitting = [one for one in found if _answers(one, scene, answer)]
+    except Exception:  # a module that divides by what is zero now, or a norm that wants something else
+        return found
+    return fitting or found
+
+
+def silenced(module: nn.Module) -> nn.Module:
+    """A copy whose parameters are zero, except for those of norms and single numbers."""
+    made = copy.deepcopy(module)
+    kept = {id(own) for child in made.modules() if is_norm(child) for own in child.parameters()}
+    for parameter in made.parameters():
+        if id(parameter) not in kept and parameter.numel() > 1:
+            parameter.data.zero_()
+    return made
+
+
+def _answers(candidate: Candidate, scene: Scene, answer: Tensor) -> bool:
+    """Whether a candidate whose heads are zero answers this."""
+    silent = torch.zeros_like(answer)
+    expected = silent if candidate.layer.after is None else candidate.layer.after(silent, scene.rows.queries)
+    return expected.shape == answer.shape and torch.allclose(expected, answer, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+# ------------------------------------------------------------------- what the documentation says of scales and rotations
+
+
+_SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
+_UNSCALED = re.compile(
+    rf"(?i)(\bunscaled\b|\b{_SCORES}\s+(?:is|are)\s*(?:not|n[o']t|never)\s+(?:being\s+)?(?:scaled|divided)"
+    rf"|\b{_SCORES}\s+(?:isn[’']t|aren[’']t)\s+(?:scaled|divided)"
+    r"|(?:without|no)\s+(?:any\s+)?(?:1\s*/\s*√\w+\s+|softmax\s+|score\s+)?scal(?:e|ing)\b(?!\s+(?:of|to|rate))"
+    rf"|(?:does|do|did) not\s+(?:scale|divide)\s+(?:by|the\s+{_SCORES}|{_SCORES})|(?:does|do) not apply (?:any )?scaling"
+    r"|(?:without|not)\s+dividing|without\s+(?:the\s+)?1\s*/\s*(?:√|sqrt)|scaling\s+is\s+not\s+(?:applied|used|done)"
+    r"|(?:scale|scaling|√\S+|sqrt\S*)\s+is\s+(?:folded|absorbed)\s+into)"
+)
+_NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?(?![\d\w^]|\.\d|\s*(?:\*\*|\^|/))"
+_GIVEN = re.compile(
+    rf"(?i)\b(?:scal(?:e|es|ed|ing)(?:\s+factor)?(?:\s*(?:by|of|is|:|=))?|(divided)\s+by)\s+{_NUMBER}|\bscale\s*[=:]\s*{_NUMBER}"
+)
+
+
+def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
+    """Scales that a documentation states: none at all, or a number, each once."""
+    said: dict[float, str] = {}
+    unscaled = _UNSCALED.search(documentation)
+    if unscaled:
+        said[1.0] = unscaled[0]
+    for match in _GIVEN.finditer(documentation):
+        divided, *numbers = match.groups()
+        over, under = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
+        value = over / under if under else 0.0
+        if value:
+            said.setdefault(1 / value if divided else value, match[0])
+    yield from said.items()
+
+
+_BY_HEAD = re.compile(r"(?i)1\s*/\s*d(?:_?head|_?k)?\b(?!\s*(?:\*\*|\^))|(?:divided|scaled)\s+by\s+d_?(?:head|k)\b")
+_BY_MODEL = re.compile(
+    r"(?i)(?:√|sqrt\s*\(?|root of\s+(?:the\s+)?)\s*\(?(?:d_?model|embed_dim|model(?:'s)? width)\b"
+    r"|d_?model\s*(?:\*\*|\^)\s*\(?-?(?:0?\.5|1/2)"
+)
+
+
+def documented_widths(documentation: str) -> tuple[str, ...]:
+    """Scales of the layer's own widths that a documentation states, other than the usual one."""
+    found = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
+    return tuple(said for said, pattern in found.items() if pattern.search(documentation))
+
+
+_HALVES = re.compile(
+    r"(?i)(rotate[_ -]half|half[_ -]rotation|(?:by|of|into|two|as|for) halves|first half|neox|j and j \+ d/2)"
+)
+_NEIGHBOURS = re.compile(
+    r"(?i)(interleaved|neighbou?r(?:s|ing)|adjacent|consecutive|gpt-?j\b|every[_ ]two|(?:even|odd)[ -]and[ -](?:even|odd)"
+    r"|2j and 2j \+ 1)"
+)
+
+
+def documented_pairing(documentation: str) -> Pairing | None:
+    """How a documentation says that rotary positions pair columns; None where it says nothing, or both."""
+    if not re.search(r"(?i)\b(rope|rotary|rotat\w+)", documentation):
+        return None
+    half, neighbours = _HALVES.search(documentation), _NEIGHBOURS.search(documentation)
+    if (half is None) == (neighbours is None):
+        return None
+    return "half" if half else "interleaved"

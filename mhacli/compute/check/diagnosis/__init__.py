@@ -1,1 +1,0 @@
-"""The search for the mistake that explains what an attention gives."""

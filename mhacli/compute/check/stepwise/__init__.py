@@ -1,1 +1,0 @@
-"""The examination of an attention step by step, with its cache."""

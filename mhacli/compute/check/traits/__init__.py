@@ -1,1 +1,0 @@
-"""Traits of an attention, read from watched runs: biases, norms and rotations."""
