@@ -18,8 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import visible_cells
-from mhacli.attention.fused import Attended
-from mhacli.attention.tiled.scores import Scores, VirtualPattern, attend_lse, pattern_of
+from mhacli.attention.tiled.scores import AttentionResult, Scores, VirtualPattern, attend_lse, pattern_of
 from mhacli.attention.tiled.statistics import (
     Asked,
     Statistics,
@@ -35,7 +34,6 @@ from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import (
     Axes,
     Baseline,
-    Found,
     finite,
     has_keys,
     head_statistics,
@@ -80,7 +78,7 @@ class HeadsRun:
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
     peak_bytes: int
-    looks: list[Look] = field(default_factory=list)
+    results: list[HeadResults] = field(default_factory=list)
     baseline: Baseline | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -92,7 +90,7 @@ class HeadsRun:
     @property
     def n_finished(self) -> int:
         """How many of them are done."""
-        return sum(len(done.said) for done in self.looks)
+        return sum(len(done.heads) for done in self.results)
 
     @property
     def full_bytes(self) -> int:
@@ -127,30 +125,26 @@ class HeadsRun:
         progress = _Progress(per_head, len(self.heads), tell)
         group = self.scores.shape[1] // self.v.shape[1]
         for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // max(1, per_head)):
-            scores, v = self.scores.of_heads(heads), self.v[:, heads.start // group : (heads.stop - 1) // group + 1]
-            attended = attend_lse(scores, v)
-            steps = progress.steps(heads)
+            attention, steps = first_pass(self.scores, self.v, heads), progress.steps(heads)
             steps.first_pass()
-            done = look(
-                self.setup.axes,
-                attention_of(scores, attended, v, heads),
-                asked=self.asked,
-                sink_share=self.wanted.sink_share,
-                baseline=self.baseline,
-                kept=self.wanted.kept,
-                allow_nonfinite=self.wanted.allow_nonfinite,
-                tell=steps.cells,
+            self.results.append(
+                second_pass(
+                    self.setup.axes,
+                    attention,
+                    asked=self.asked,
+                    wanted=self.wanted,
+                    baseline=self.baseline,
+                    tell=steps.cells,
+                )
             )
-            self.looks.append(done)
             self.seconds["statistics"] = perf_counter() - began
 
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""
         assert self.baseline is not None, "nothing is told before something is done"
-        setup, wanted, looks = self.setup, self.wanted, tuple(self.looks)  # another may be finished meanwhile
-        checks = worst_of([look.checks for look in looks])
-        z_check = checks[-1]
-        uniform = uniform_arrays(self.baseline, setup.axes, self.asked)
+        setup, wanted = self.setup, self.wanted
+        results = joined(tuple(self.results), self.baseline, setup.axes, self.asked)
+        z_check = results.checks[-1]
         return Record(
             command=wanted.command,
             config=setup.config,
@@ -158,24 +152,20 @@ class HeadsRun:
             context=setup.encoded.context,
             vocabulary=setup.encoded.vocabulary.tokens,
             trace=self.steps,
-            heads=tuple(head for done in looks for head in done.said),
+            heads=results.heads,
             timings={name: Timing(s, (s,), s, 0.0) for name, s in self._stages().items()},
-            self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in checks)),
+            self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in results.checks)),
             environment=setup.environment,
             weights=setup.weights,
-            survey=Survey(
-                block=self.asked.block,
-                steps=profile_steps(setup.axes),
-                patterns=tuple(pattern.text for pattern in wanted.patterns),
-                sink_tokens=wanted.sink_tokens,
-                sink_share=wanted.sink_share,
-                kernel=looks[0].kernel,
-                checks=checks,
+            survey=make_survey(
+                results,
+                wanted,
+                axes=setup.axes,
+                asked=self.asked,
                 peak_bytes=self.peak_bytes,
                 full_bytes=self.full_bytes,
-                kept=wanted.kept,
             ),
-            arrays={name: to_array(array) for name, array in joined_arrays(looks, uniform).items()},
+            arrays={name: to_array(array) for name, array in results.arrays.items()},
         )
 
     def _stages(self) -> dict[str, float]:
@@ -267,85 +257,95 @@ _HUGE = 1e4
 """Scores that may be too large to be told apart."""
 
 
-class Look(NamedTuple):
-    """What was found of some neighbouring heads: what is said of them, arrays `[batch, head, …]` on the CPU, and checks."""
+class HeadResults(NamedTuple):
+    """What was found of some heads: their statistics, arrays `[batch, head, …]` on the CPU, and the checks."""
 
-    said: tuple[HeadStatistics, ...]
+    heads: tuple[HeadStatistics, ...]
     arrays: Mapping[str, Tensor]
     kernel: str
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What some neighbouring heads computed: their pattern to ask, z, and the values that it was made of.
-
-    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made it. `sink_mass` is the share that a
-    learned sink takes of each query, which no key gets. `v` None: the values were not seen. `is_finite`: so were all inputs.
-    """
-
-    heads: range
-    pattern: Shares
-    z: Float[Tensor, "batch head query d_v"]
-    v: Float[Tensor, "batch kv_head key d_v"] | None
-    lse: Float[Tensor, "batch head query"]
-    kernel: str
-    sink_mass: Float[Tensor, "batch head query"] | None = None
-    is_finite: bool = True
+def first_pass(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"], heads: range) -> AttentionResult:
+    """z, the log-sum-exp and the pattern to ask of some neighbouring heads, by the scores and the values of all."""
+    group = scores.shape[1] // v.shape[1]
+    scores, v = scores.of_heads(heads), v[:, heads.start // group : (heads.stop - 1) // group + 1]
+    attended = attend_lse(scores, v)
+    return AttentionResult(heads, pattern_of(scores, attended.lse), attended.lse, attended.z, v, attended.kernel)
 
 
-def attention_of(
-    scores: Scores, attended: Attended, v: Float[Tensor, "batch kv_head key d_v"], heads: range
-) -> Attention:
-    """The attention of scores, of which z and the log-sum-exp are known."""
-    is_finite = all(bool(tensor.isfinite().all()) for tensor in (scores.q, scores.k, v))
-    pattern = pattern_of(scores, attended.lse)
-    return Attention(heads, pattern, attended.z, v, attended.lse, attended.kernel, is_finite=is_finite)
-
-
-def look(
+def second_pass(
     axes: Axes,
-    attention: Attention,
+    attention: AttentionResult,
     *,
     asked: Asked,
-    sink_share: float,
+    wanted: Wanted,
     baseline: Baseline,
-    kept: Kept,
-    allow_nonfinite: bool,
     tell: Callable[[int], None] = lambda cells: None,
-) -> Look:
-    """Everything about some heads; the `baseline` is that of all heads, `tell` hears of the cells that were looked at."""
-    heads, pattern, lse = attention.heads, attention.pattern, attention.lse
+) -> HeadResults:
+    """The statistics of some heads, the arrays that are kept of them, and the checks.
+
+    The `baseline` is that of all heads; `tell` hears of the cells that were reduced. Raises `MhaError` where scores overflow.
+    """
+    heads, pattern, lse, sink_mass = attention.heads, attention.pattern, attention.lse, attention.sink_mass
     own_baseline = baseline.of_heads(heads)
     statistics = summarise(pattern, asked, tell, visible=own_baseline.visible, lift=SINK_LIFT)
-    if attention.sink_mass is not None:
-        statistics = with_sink(statistics, attention.sink_mass)
+    if sink_mass is not None:
+        statistics = with_sink(statistics, sink_mass)
     seen = has_keys(statistics)
     is_huge = ~(lse.abs() < _HUGE)
     is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
-    if not allow_nonfinite and bool(is_lost.any()):
+    if not wanted.allow_nonfinite and bool(is_lost.any()):
         raise _overflow(heads, is_lost, axes)
-    top_score = torch.where(seen, statistics.peak + _lse_of_shares(attention), -torch.inf)
-    found = Found(heads, statistics, top_score, pattern, attention.sink_mass)
+    of_all = lse if sink_mass is None else lse - torch.log1p(-sink_mass)  # the learned sink's score among them
+    top_score = torch.where(seen, statistics.peak + of_all, -torch.inf)
     arrays = {
         "lse": torch.where(seen, lse, torch.nan),
-        "max_score": torch.where(seen, found.top_score, torch.nan),
+        "max_score": torch.where(seen, top_score, torch.nan),
         **_arrays(statistics, axes, asked),
-        **_cells(pattern, kept),
+        **_cells(pattern, wanted.kept),
     }
-    if kept.z:
+    if wanted.kept.z:
         arrays["z"] = attention.z
-    return Look(
-        head_statistics(found, own_baseline, axes, sink_share=sink_share),
-        {name: array.cpu() for name, array in arrays.items()},
-        attention.kernel,
-        check_statistics(found, attention, axes),
+    said = head_statistics(
+        pattern, statistics, heads=heads, top_score=top_score, baseline=own_baseline, axes=axes, sink_mass=sink_mass,
+        sink_share=wanted.sink_share,
+    )  # fmt: skip
+    checks = check_statistics(attention, statistics, top_score, axes)
+    return HeadResults(said, {name: array.cpu() for name, array in arrays.items()}, attention.kernel, checks)
+
+
+def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: Asked) -> HeadResults:
+    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
+    heads, and of each check the one that came nearest to its tolerance, or passed it most."""
+    heads = tuple(head for part in parts for head in part.heads)
+    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
+    numbers = [head.head for head in heads]
+    for name, array in uniform_arrays(baseline, axes, asked).items():
+        arrays[name] = array if array.shape[1] == 1 else array[:, numbers]
+    checks = tuple(
+        replace(max(same, key=lambda check: check.strain), rounding=max(check.rounding for check in same))
+        for same in zip(*(part.checks for part in parts), strict=True)
     )
+    return HeadResults(heads, arrays, parts[0].kernel, checks)
 
 
-def _lse_of_shares(attention: Attention) -> Float[Tensor, "batch head query"]:
-    """What the shares are relative to: the log-sum-exp of the scores, the learned sink's among them."""
-    return attention.lse if attention.sink_mass is None else attention.lse - torch.log1p(-attention.sink_mass)
+def make_survey(
+    results: HeadResults, wanted: Wanted, *, axes: Axes, asked: Asked, peak_bytes: int, full_bytes: int
+) -> Survey:
+    """How the heads were reduced, and whether it holds, as a record tells it."""
+    return Survey(
+        block=asked.block,
+        steps=profile_steps(axes),
+        patterns=tuple(pattern.text for pattern in wanted.patterns),
+        sink_tokens=wanted.sink_tokens,
+        sink_share=wanted.sink_share,
+        kernel=results.kernel,
+        checks=results.checks,
+        peak_bytes=peak_bytes,
+        full_bytes=full_bytes,
+        kept=wanted.kept,
+    )
 
 
 def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
@@ -397,13 +397,6 @@ def uniform_arrays(baseline: Baseline, axes: Axes, asked: Asked) -> dict[str, Te
     return {name: array.cpu() for name, array in arrays.items()}
 
 
-def joined_arrays(looks: Sequence[Look], uniform: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of looks side by side, and those of uniform attention of the same heads."""
-    arrays = {name: torch.cat([done.arrays[name] for done in looks], dim=1) for name in looks[0].arrays}
-    heads = [head.head for done in looks for head in done.said]
-    return arrays | {name: array if array.shape[1] == 1 else array[:, heads] for name, array in uniform.items()}
-
-
 def map_of(statistics: Statistics, block: int) -> Float[Tensor, "batch head query_block key_block"]:
     """The mean share that the queries of a block give a block of keys; queries without keys do not count."""
     seen = has_keys(statistics).to(statistics.map.dtype)
@@ -452,7 +445,9 @@ def _top_keys(pattern: Shares, place: tuple[int, int], kept: Kept) -> tuple[Tens
     return shares, torch.where(shares > 0, found, -1)
 
 
-def check_statistics(found: Found, attention: Attention, axes: Axes) -> tuple[Check, ...]:
+def check_statistics(
+    attention: AttentionResult, statistics: Statistics, top_score: Tensor, axes: Axes
+) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
     Every query gives 1 in all, a learned sink's share among it, so that what the keys receive and the maps add up to the
@@ -460,12 +455,11 @@ def check_statistics(found: Found, attention: Attention, axes: Axes) -> tuple[Ch
     rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
     passed over.
     """
-    statistics, wide = found.statistics, found.statistics.mass.dtype
-    seen = has_keys(statistics)
-    given = seen.double() if found.sink_mass is None else torch.where(seen, 1 - found.sink_mass.double(), 0.0)
+    sink_mass, seen = attention.sink_mass, has_keys(statistics)
+    given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
-    largest = found.top_score.masked_fill(~seen, 0.0).abs().amax().item()
-    rounding = _rounding(wide, largest)
+    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    rounding = _rounding(statistics.mass.dtype, largest)
     sums = {
         "each query gives 1": (statistics.mass - given).abs().amax(dim=-1).double(),
         "keys receive one per query": (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
@@ -490,7 +484,7 @@ def _check(name: str, error: float, tolerance: float) -> Check:
     return Check(name, finite(error), tolerance, error <= tolerance)
 
 
-def _check_z(attention: Attention, v: Tensor, axes: Axes, rounding: float) -> Check:
+def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:
     """z of spread queries from the sums of shares and values. Where scores are so large that shares are made in float64, a query
     may be as far off besides as the rounding of the kernel's own scores can move it, and the check says by how much."""
     errors, magnitude, moved = _z_again(attention, v, axes)
@@ -501,7 +495,7 @@ def _check_z(attention: Attention, v: Tensor, axes: Axes, rounding: float) -> Ch
     return replace(check, rounding=(allowed.amax().item() - usual) if check.ok else 0.0)
 
 
-def _z_again(attention: Attention, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:
+def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:
     """The largest distance of z from the sums of shares and values for each of some spread queries, the largest magnitude of
     all, and how far the rounding of scores may move each."""
     batch, n_heads, _, n_keys = attention.pattern.shape
@@ -554,11 +548,3 @@ def _checked(first: int, n: int) -> list[range]:
         return [range(first, first + n)]
     places: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
     return [range(first + place, first + place + 1) for place in places]
-
-
-def worst_of(checks: Sequence[Sequence[Check]]) -> tuple[Check, ...]:
-    """Of each check the one that came nearest to its tolerance, or passed it most."""
-    return tuple(
-        replace(max(same, key=lambda check: check.strain), rounding=max(check.rounding for check in same))
-        for same in zip(*checks, strict=True)
-    )

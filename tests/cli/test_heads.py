@@ -245,14 +245,14 @@ from pathlib import Path
 import time
 import mhacli.compute.heads as study
 study._CELLS_AT_ONCE = 1
-real, seen = study.look, []
+real, seen = study.second_pass, []
 def slow(*given, **named):
     seen.append(1)
     if len(seen) == 3:
         Path('modules/reached').touch()
         time.sleep(600)
     return real(*given, **named)
-study.look = slow
+study.second_pass = slow
 """
 
 

@@ -562,14 +562,14 @@ STOPPING = """
 import time
 from pathlib import Path
 import mhacli.compute.checkpoint.run as study
-real, seen = study.CheckpointRun._look, []
+real, seen = study.CheckpointRun._inspect, []
 def slow(*given, **named):
     seen.append(1)
     if len(seen) == 3:
         Path('modules/reached').touch()
         time.sleep(600)
     return real(*given, **named)
-study.CheckpointRun._look = slow
+study.CheckpointRun._inspect = slow
 """
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
-from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
+from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
@@ -217,7 +217,7 @@ def matrices_of(call: Call, real: Tensor | None = None) -> dict[str, Tensor]:
     """The matrices of a call; `real` are the queries that are tokens."""
     rows = call.q if isinstance(call, ScoredCall) else call.scores  # type: ignore[attr-defined]
     real = torch.ones(rows.shape[0], rows.shape[2], dtype=torch.bool) if real is None else real
-    return whole(call, see(call, real, KnownMasks()))
+    return full_matrices(as_attention(call, real, KnownMasks()))
 
 
 def product(pattern: np.ndarray, v: np.ndarray) -> np.ndarray:

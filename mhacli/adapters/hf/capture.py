@@ -390,6 +390,11 @@ class Call:
         """`(batch, head, query, key)` of the pattern."""
         raise NotImplementedError
 
+    @property
+    def extras(self) -> dict[str, str]:
+        """What changes the scores beside scale, softcap, bias and sinks, by keyword, each in words for a reader."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredCall(Call):

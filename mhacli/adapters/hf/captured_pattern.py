@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,10 +11,8 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
 from mhacli.attention import masks
 from mhacli.attention.core import visible_cells
-from mhacli.attention.fused import Attended
 from mhacli.attention.masks import Mask
-from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, attend_lse, pattern_of, tensor_bias
-from mhacli.attention.tiled.tiles import Shares
+from mhacli.attention.tiled.scores import AttentionResult, ComputedPattern, Scores, attend_lse, pattern_of, tensor_bias
 
 FORBIDDING = -9e3
 """What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
@@ -24,43 +22,6 @@ _MOST_LSE = 1e28
 
 KEPT_MASKS = 4
 """A model has one mask, or one for layers with a window and one for those without; a pair one for each kind of attention."""
-
-
-@dataclass(frozen=True)
-class Sight:
-    """One attention, ready to be asked: the pattern, z, and the values, all heads of it.
-
-    `allowed` is None where everything is; padded queries are not. `bias` is what was added to the scores besides, None for
-    nothing. `lse` is over the keys alone, `sink_mass` the share that learned sinks take.
-    """
-
-    pattern: Shares
-    lse: Float[Tensor, "batch head query"]
-    allowed: Mask | None
-    bias: Float[Tensor, "..."] | None
-    sink_mass: Float[Tensor, "batch head query"] | None
-    kernel: str
-
-    @property
-    def n_kv_heads(self) -> int:
-        """How many heads of keys there are; as many as heads where only a pattern was seen."""
-        return self.pattern.scores.k.shape[1] if isinstance(self.pattern, VirtualPattern) else self.shape[1]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(batch, head, query, key)`."""
-        return self.pattern.shape
-
-    def of_heads(self, heads: range) -> Shares:
-        """The pattern of some neighbouring heads."""
-        if len(heads) == self.shape[1]:
-            return self.pattern
-        span = slice(heads.start, heads.stop)
-        if isinstance(self.pattern, VirtualPattern):
-            return replace(self.pattern, scores=self.pattern.scores.of_heads(heads), lse=self.pattern.lse[:, span])
-        assert isinstance(self.pattern, SeenPattern)
-        allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
-        return SeenPattern(self.pattern.pattern[:, span], allowed)
 
 
 Added = tuple[Mask | None, Tensor | None]
@@ -91,42 +52,48 @@ class KnownMasks:
         return (call.causal, tuple(call.q.shape[:3]), call.k.shape[2])
 
 
-def see(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Sight:
-    """A captured attention to ask; `real` are the queries that are tokens."""
+def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
+    """A captured attention to ask, all heads of it; `real` are the queries that are tokens."""
     if isinstance(call, ScoredCall):
-        return _scored(call, *known.of(call, real))
+        return _of_scores(call, *known.of(call, real))
     assert isinstance(call, SoftmaxCall)
-    return _seen_softmax(call, real)
+    return _of_softmax(call, real)
 
 
-def _scored(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> Sight:
+def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
     scores = Scores(call.q, call.k, call.scale, call.softcap, None if bias is None else tensor_bias(bias), allowed)
     if call.lse is not None:
         lse = torch.where(call.lse.abs() < _MOST_LSE, call.lse, 0.0)
-        attended = Attended(call.z, lse, call.kernel)
     else:
-        attended = attend_lse(scores, call.v)
-    pattern = pattern_of(scores, attended.lse)
-    lse = pattern.lse if pattern.scores.is_wide else attended.lse
-    if call.sink_scores is None:
-        return Sight(pattern, lse, allowed, bias, None, call.kernel)
-    sinks = call.sink_scores.to(pattern.lse.dtype)
-    with_sinks = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
-    sink_mass = (sinks - with_sinks.lse).exp()
-    return Sight(with_sinks, lse, allowed, bias, sink_mass, call.kernel)
+        lse = attend_lse(scores, call.v).lse
+    pattern = pattern_of(scores, lse)
+    lse = pattern.lse if pattern.scores.is_wide else lse
+    if call.sink_scores is not None:
+        sinks = call.sink_scores.to(pattern.lse.dtype)
+        pattern = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
+    return AttentionResult(range(call.q.shape[1]), pattern, lse, call.z, call.v, call.kernel, call.sink_scores)
 
 
 @dataclass(frozen=True)
 class SeenPattern(ComputedPattern):
-    """A pattern that a model computed whole, looked at in float32 at least: float64 would claim what its shares cannot hold."""
+    """A pattern that a model computed whole from `scores`, asked in float32 at least: float64 would claim what its shares
+    cannot hold."""
+
+    scores: Float[Tensor, "batch head query key"] = field(kw_only=True)
 
     @property
     def like(self) -> Tensor:
         """An empty tensor with the dtype of the maths, on the pattern's device."""
         return self.pattern.new_empty(0, dtype=torch.promote_types(self.pattern.dtype, torch.float32))
 
+    def of_heads(self, heads: range) -> SeenPattern:
+        """The pattern of some neighbouring heads."""
+        span = slice(heads.start, heads.stop)
+        allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
+        return SeenPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
 
-def _seen_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Sight:
+
+def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> AttentionResult:
     """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down.
 
     16-bit shares, of which a row does not add up, are made again from their scores.
@@ -137,8 +104,9 @@ def _seen_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Sight
     lse = scores.logsumexp(dim=-1)
     is_wide = call.pattern.dtype in (torch.float32, torch.float64)
     shares = call.pattern if is_wide else (scores - lse[..., None]).exp()
-    allowed = masks.from_tensor(keep)
-    return Sight(SeenPattern(shares.masked_fill(~keep, 0.0), allowed), lse, allowed, None, None, "softmax")
+    pattern = SeenPattern(shares.masked_fill(~keep, 0.0), masks.from_tensor(keep), scores=call.scores)
+    v, z = (None, lse.new_zeros(*lse.shape, 1)) if call.v is None or call.z is None else (call.v, call.z)
+    return AttentionResult(range(lse.shape[1]), pattern, lse, z, v, "softmax")
 
 
 def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
@@ -166,32 +134,25 @@ def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask |
     return masks.both(*rules) if rules else None, bias
 
 
-def whole(call: Call, sight: Sight) -> dict[str, Tensor]:
+def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
     """The matrices of an attention, of which nobody made all: `qk`, `scores`, `pattern`, and what was `allowed`.
 
-    In float32 at least; the shares are those that statistics are made of. `scores` is −∞ where a cell is not allowed.
+    In float32 at least; the weights are those that statistics are made of. `scores` is −∞ where a cell is not allowed.
     """
-    batch, n_heads, n_queries, n_keys = sight.shape
-    q_idx, k_idx = (torch.arange(n, device=sight.pattern.like.device) for n in (n_queries, n_keys))
-    keep = visible_cells(sight.allowed, q_idx, k_idx)
+    pattern, (batch, _, n_queries, n_keys) = attention.pattern, attention.shape
+    q_idx, k_idx = (torch.arange(n, device=pattern.like.device) for n in (n_queries, n_keys))
+    keep = visible_cells(pattern.allowed, q_idx, k_idx)
     full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
     full = full.expand(batch, -1, n_queries, n_keys)
-    if isinstance(call, SoftmaxCall):
-        assert isinstance(sight.pattern, SeenPattern)
-        scores = call.scores.to(sight.pattern.like.dtype).masked_fill(~full, -torch.inf)
-        return {"scores": scores, "pattern": sight.pattern.pattern, "allowed": full}
-    assert isinstance(call, ScoredCall)
-    wide, shown = sight.pattern.like.dtype, torch.promote_types(call.q.dtype, torch.float32)
-    group = n_heads // call.k.shape[1]
-    qk = call.q.to(wide) @ call.k.to(wide).repeat_interleave(group, dim=1).mT
-    scores = qk * call.scale
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if sight.bias is not None:
-        scores = scores + sight.bias
+    if isinstance(pattern, SeenPattern):
+        scores = pattern.scores.to(pattern.like.dtype).masked_fill(~full, -torch.inf)
+        return {"scores": scores, "pattern": pattern.pattern, "allowed": full}
+    assert attention.scores is not None
+    qk, scores = attention.scores.matrices()
     scores = scores.masked_fill(~full, -torch.inf)
     lse = scores.logsumexp(dim=-1)
-    if call.sink_scores is not None:
-        lse = torch.logaddexp(lse, call.sink_scores.to(wide))
-    pattern = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
-    return {"qk": qk.to(shown), "scores": scores.to(shown), "pattern": pattern.to(shown), "allowed": full}
+    if attention.sink_logits is not None:
+        lse = torch.logaddexp(lse, attention.sink_logits.to(scores.dtype))
+    weights = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
+    shown = torch.promote_types(attention.scores.q.dtype, torch.float32)
+    return {"qk": qk.to(shown), "scores": scores.to(shown), "pattern": weights.to(shown), "allowed": full}

@@ -19,7 +19,7 @@ from mhacli.attention.core import Allowed
 from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask, of_heads
 from mhacli.attention.tiled.statistics import Mass
-from mhacli.attention.tiled.tiles import PENALTY, Rectangle, hide, indices, rectangles, reduce_tiles, tile_shape
+from mhacli.attention.tiled.tiles import PENALTY, Rectangle, Shares, hide, indices, rectangles, reduce_tiles, tile_shape
 from mhacli.spec.formulas import alibi_slopes
 
 LOG2_E = math.log2(math.e)
@@ -102,11 +102,33 @@ class Scores:
             out.addmm_(q[:, part : part + width], k[:, part : part + width].mT, alpha=scale)
         if self.is_plain:
             return
-        if self.softcap is not None:
-            out.div_(self.softcap).tanh_().mul_(self.softcap)
-        if self.bias is not None:
-            out.add_(self.bias(batch, head, indices(queries, out), indices(keys, out)))
+        self._finish(out, place, indices(queries, out), indices(keys, out))
         out.mul_(LOG2_E).add_(start.unsqueeze(-1))
+
+    def _finish(self, scaled: Float[Tensor, "query key"], place: tuple[int, int], q_idx: Tensor, k_idx: Tensor) -> None:
+        """From scaled products to scores, in place: all that comes after the scale, in this one place."""
+        if self.softcap is not None:
+            scaled.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.bias is not None:
+            scaled.add_(self.bias(*place, q_idx, k_idx))
+
+    @property
+    def formula(self) -> str:
+        """How a score follows from `qk`, in symbols."""
+        scaled, c = f"{self.scale:.6g} · qk", self.softcap
+        capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
+        return capped if self.bias is None else f"{capped} + position bias"
+
+    def matrices(self) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query key"]]:
+        """The products `qk` and the scores of all cells, without the mask, each as one matrix in the dtype of the maths."""
+        dtype, (batch, n_heads, n_queries, n_keys) = self.like.dtype, self.shape
+        qk = self.q.to(dtype) @ self.k.to(dtype).repeat_interleave(n_heads // self.k.shape[1], dim=1).mT
+        scores = qk * self.scale
+        q_idx, k_idx = indices(range(n_queries), qk), indices(range(n_keys), qk)
+        if not self.is_plain:
+            for place in ((b, h) for b in range(batch) for h in range(n_heads)):
+                self._finish(scores[place], place, q_idx, k_idx)
+        return qk, scores
 
 
 @dataclass(frozen=True)
@@ -136,6 +158,10 @@ class VirtualPattern:
         self.scores.log2_into(log2, place, rectangle, self.lse)
         torch.exp2(log2, out=shares)
 
+    def of_heads(self, heads: range) -> VirtualPattern:
+        """The pattern of some neighbouring heads."""
+        return VirtualPattern(self.scores.of_heads(heads), self.lse[:, heads.start : heads.stop])
+
 
 @dataclass(frozen=True)
 class ComputedPattern:
@@ -159,6 +185,73 @@ class ComputedPattern:
         rows, columns = (slice(span.start, span.stop) for span in (rectangle.queries, rectangle.keys))
         shares.copy_(self.pattern[place][rows, columns])
         torch.log2(shares, out=log2).clamp_(min=PENALTY)
+
+    def of_heads(self, heads: range) -> ComputedPattern:
+        """The pattern of some neighbouring heads."""
+        allowed = None if self.allowed is None else of_heads(self.allowed, heads)
+        return replace(self, pattern=self.pattern[:, heads.start : heads.stop], allowed=allowed)
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """What some neighbouring heads computed: their pattern to ask, z, and what both were made of.
+
+    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made it. `sink_logits` are the scores of learned
+    sinks, with axes of 1 where batch or query do not matter: they take part in the softmax and are no keys. `v` None: the
+    values were not seen, and `z` is 0.
+    """
+
+    heads: range
+    pattern: Shares
+    lse: Float[Tensor, "batch head query"]
+    z: Float[Tensor, "batch head query d_v"]
+    v: Float[Tensor, "batch kv_head key d_v"] | None
+    kernel: str
+    sink_logits: Float[Tensor, "_batch head _query"] | None = None
+
+    @property
+    def scores(self) -> Scores | None:
+        """What the pattern is the softmax of; None where it was computed whole."""
+        return self.pattern.scores if isinstance(self.pattern, VirtualPattern) else None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        return self.pattern.shape
+
+    @property
+    def n_kv_heads(self) -> int:
+        """How many heads of keys there are; as many as heads where only a pattern was seen."""
+        return self.shape[1] if self.scores is None else self.scores.k.shape[1]
+
+    @property
+    def sink_mass(self) -> Float[Tensor, "batch head query"] | None:
+        """The weight that a learned sink takes of each query, which no key gets."""
+        if self.sink_logits is None:
+            return None
+        assert isinstance(self.pattern, VirtualPattern)
+        return (self.sink_logits.to(self.pattern.lse.dtype) - self.pattern.lse).exp()
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether queries, keys and values are, as far as they were seen."""
+        inputs = [] if self.v is None else [self.v]
+        inputs += [] if self.v is None or self.scores is None else [self.scores.q, self.scores.k]
+        return all(bool(tensor.isfinite().all()) for tensor in inputs)
+
+    def of_heads(self, heads: range) -> AttentionResult:
+        """The same of some of the heads: whole groups of those that share a kv head, or a part of one group."""
+        span, group = slice(heads.start, heads.stop), 1 if self.v is None else self.shape[1] // self.v.shape[1]
+        kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
+        return AttentionResult(
+            heads,
+            self.pattern.of_heads(heads),
+            self.lse[:, span],
+            self.z[:, span],
+            None if self.v is None else self.v[:, kv_heads],
+            self.kernel,
+            None if self.sink_logits is None else self.sink_logits[:, span],
+        )
 
 
 def uniform(visible: Float[Tensor, "batch head query"], k_len: int, allowed: Allowed | None) -> VirtualPattern:

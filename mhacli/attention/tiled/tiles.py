@@ -48,6 +48,9 @@ class Shares(Grid, Protocol):
     ) -> None:
         """Writes log2 p and p of a tile of sequence and head `place`: `PENALTY` or less, and 0, where it is forbidden."""
 
+    def of_heads(self, heads: range) -> Shares:
+        """The pattern of some neighbouring heads."""
+
 
 def n_cells(pattern: Grid) -> int:
     """How many cells of all sequences and heads a pass looks at: the visible ones, and forbidden ones beside them."""

@@ -124,48 +124,48 @@ _ANY = 0.5
 """Of uniform attention, which gives each visible key its uniform share, a half of that: so all queries count that see a key."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What is known of some heads of a run: statistics, the largest score of each query, the pattern to ask
-    for more, and the share of each query that goes to a learned sink, where there is one."""
-
-    heads: range
-    statistics: Statistics
-    top_score: Float[Tensor, "batch head query"]
-    pattern: Shares
-    sink_mass: Float[Tensor, "batch head query"] | None = None
-
-
 def head_statistics(
-    found: Found, baseline: Baseline, axes: Axes, *, sink_share: float = SINK_SHARE
+    pattern: Shares,
+    statistics: Statistics,
+    *,
+    heads: range,
+    top_score: Float[Tensor, "batch head query"],
+    baseline: Baseline,
+    axes: Axes,
+    sink_mass: Float[Tensor, "batch head query"] | None = None,
+    sink_share: float = SINK_SHARE,
 ) -> tuple[HeadStatistics, ...]:
-    """What is said of each of the heads, its kind among it."""
+    """What a record holds of each of the heads, its kind among it.
+
+    The `baseline` is that of these heads, `top_score` the largest score of each query, and `sink_mass` the weight that a
+    learned sink takes of it, where there is one.
+    """
     zero = axes.q_len - 1
-    offsets = _offsets(found.statistics, baseline.statistics, zero)
-    outcomes = baseline.visible if found.sink_mass is None else baseline.visible + (baseline.visible > 0)
-    own = _averages(found.statistics, outcomes, zero, offsets)
+    offsets = _offsets(statistics, baseline.statistics, zero)
+    outcomes = baseline.visible if sink_mass is None else baseline.visible + (baseline.visible > 0)
+    own = _averages(statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline.statistics, baseline.visible, zero, offsets)
     said = []
-    for index, head in enumerate(found.heads):
-        score, where = _top(found, index)
+    for index, head in enumerate(heads):
+        score, where = _top(pattern, top_score, index)
         of_head = HeadStatistics(
             head=head,
-            **vars(own[index]) | {"learned_sink": _learned_sink(found, index)},
+            **vars(own[index]) | {"learned_sink": _learned_sink(sink_mass, statistics, index)},
             max_score=score,
             max_score_at=None if where is None else _own_place(where, axes),
-            sinks=_sinks(found, baseline, index, sink_share, axes),
-            largest=_largest(found, baseline, index, axes),
+            sinks=_sinks(statistics, baseline, index, sink_share, axes),
+            largest=_largest(pattern, statistics, baseline, index, axes),
             uniform=uniformly[index],
         )
         said.append(with_kind(of_head))
     return tuple(said)
 
 
-def _learned_sink(found: Found, index: int) -> float | None:
+def _learned_sink(sink_mass: Tensor | None, statistics: Statistics, index: int) -> float | None:
     """The mean share of a learned sink, over the queries that see a key."""
-    if found.sink_mass is None:
+    if sink_mass is None:
         return None
-    return finite(found.sink_mass[:, index].double()[has_keys(found.statistics)[:, index]].mean().item())
+    return finite(sink_mass[:, index].double()[has_keys(statistics)[:, index]].mean().item())
 
 
 def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
@@ -229,12 +229,12 @@ _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 
 
-def _top(found: Found, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
+def _top(pattern: Shares, top_score: Tensor, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
     """The largest score of a head, and its sequence, query and key, counted with padding."""
-    scores = found.top_score[:, index]
+    scores = top_score[:, index]
     place = int(scores.nan_to_num(nan=-torch.inf).argmax())
     batch, query = divmod(place, scores.shape[1])
-    row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))
+    row = shares_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))
     score = finite(scores[batch, query].item())
     return score, None if score is None else (batch, query, int(row.argmax()))
 
@@ -245,35 +245,37 @@ def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
     return batch, query - axes.first_query(batch), key - axes.first_key(batch)
 
 
-def _sinks(found: Found, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
+def _sinks(statistics: Statistics, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
     """The sinks that get the `least` share of all attention of their sequence, the strongest first."""
     sinks = []
     of_all = min(index, baseline.statistics.received.shape[1] - 1)
     uniformly, seen = baseline.statistics.received[:, of_all], baseline.statistics.lifted[:, of_all]
-    for batch, received in enumerate(found.statistics.received[:, index]):
+    for batch, received in enumerate(statistics.received[:, index]):
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
             n_queries = int(seen[batch, key])
             if not total or not n_queries:
                 continue
             share, uniform_share = received[key].item() / total, uniformly[batch, key].item() / total
-            often = found.statistics.lifted[batch, index, key].item() / n_queries
+            often = statistics.lifted[batch, index, key].item() / n_queries
             sink = Sink(batch, key - axes.first_key(batch), share, uniform_share, often, n_queries)
             sinks += [sink] if is_sink(sink, least) else []
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
 
 
-def _largest(found: Found, baseline: Baseline, index: int, axes: Axes) -> tuple[StrongCell, ...]:
+def _largest(
+    pattern: Shares, statistics: Statistics, baseline: Baseline, index: int, axes: Axes
+) -> tuple[StrongCell, ...]:
     """The cells with the greatest share relative to their query's uniform row.
 
     The best of all cells stand in the rows whose own best is best: only those rows are computed again.
     """
     visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
-    lift = torch.where(visible > 1, found.statistics.peak[:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
+    lift = torch.where(visible > 1, statistics.peak[:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
     cells = []
     for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
         batch, query = divmod(place, lift.shape[1])
-        row = shares_of(found.pattern, (batch, index), range(query, query + 1), range(found.pattern.shape[3]))[0]
+        row = shares_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))[0]
         n_keys = visible[batch, query].item()
         if n_keys <= 1:
             continue

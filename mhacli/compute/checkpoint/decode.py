@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
-from mhacli.adapters.hf.captured_pattern import KnownMasks, see, whole
+from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import to_array
@@ -161,7 +161,7 @@ class _Decoder:
         """The rows of a step: its keys are the last ones, where a window has let go of the first."""
         q_len = span[1] - span[0]
         real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.model.device)
-        rows = whole(call, see(call, real, KnownMasks()))["pattern"].float().cpu()
+        rows = full_matrices(as_attention(call, real, KnownMasks()))["pattern"].float().cpu()
         self.pattern[:, :, span[0] : span[1], span[1] - rows.shape[3] : span[1]] = rows
 
     def _told(

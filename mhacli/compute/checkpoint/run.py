@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
-from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, Sight, see, whole
+from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.adapters.hf.layer_names import (
     Place,
@@ -30,11 +30,12 @@ from mhacli.adapters.hf.layer_names import (
     without_attention,
 )
 from mhacli.adapters.hf.load import Loaded
+from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import Asked, strongest_key
 from mhacli.compute.base.devices import environment, free_bytes, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_asked, make_baseline
 from mhacli.compute.base.taps import to_array
-from mhacli.compute.heads import Attention, Look, joined_arrays, look, profile_steps, uniform_arrays, worst_of
+from mhacli.compute.heads import HeadResults, joined, make_survey, second_pass
 from mhacli.errors import MhaError
 from mhacli.requests.checkpoint import CheckpointFacts, foresee_checkpoint
 from mhacli.results.record.checkpoint import (
@@ -49,7 +50,7 @@ from mhacli.results.record.checkpoint import (
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.measures import SelfCheck, Timing
 from mhacli.results.record.record import NOT_SEEN, Record, layer_prefix
-from mhacli.results.record.tiled import Check, Survey, Wanted
+from mhacli.results.record.tiled import Survey, Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 
 KEPT = ("pattern", "z", "scores", "qk")
@@ -77,11 +78,10 @@ class ModelWanted:
         return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
 
 
-@dataclass(frozen=True)
-class SeenLayer:
-    """A layer that is done: what is said of it, of its heads, and its arrays."""
+class LayerResults(NamedTuple):
+    """A layer that is done: what a record says of it, and the statistics and arrays of its heads."""
 
-    said: InspectedLayer
+    layer: InspectedLayer
     heads: tuple[HeadStatistics, ...]
     arrays: Mapping[str, Tensor]
 
@@ -95,12 +95,12 @@ class CheckpointRun:
     wanted: ModelWanted
     device_asked: str = "auto"
     generated: Generated | None = None
-    seen: list[SeenLayer] = field(default_factory=list)
+    results: list[LayerResults] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
     compared_len: int = 0
     peak_bytes: int = 0
-    on_layer: Callable[[Call, Sight], None] | None = None
+    on_layer: Callable[[Call, AttentionResult], None] | None = None
     not_kept: list[str] = field(default_factory=list)
     _masks: KnownMasks = field(default_factory=KnownMasks)
     _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class CheckpointRun:
     @property
     def n_finished(self) -> int:
         """How many layers are done."""
-        return len(self.seen)
+        return len(self.results)
 
     def facts(self) -> CheckpointFacts:
         """What the memory of a pass depends on."""
@@ -155,7 +155,7 @@ class CheckpointRun:
         tell(0.0, "the first layer")
         outputs = self._pass(self.inputs.keywords, self._take)
         self.seconds["pass and statistics"] = perf_counter() - began
-        if not self.seen:
+        if not self.results:
             raise self._nothing_seen()
         began = perf_counter()
         self._compare(outputs)
@@ -191,8 +191,8 @@ class CheckpointRun:
         self._found.append(place)
         if not self.wanted.is_wanted(call.layer, call.kind):
             return
-        self.seen.append(self._look(call, axes))
-        self._tell(min(1.0, len(self.seen) / self.n_layers), self.seen[-1].said.label)
+        self.results.append(self._inspect(call, axes))
+        self._tell(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
 
     def axes(self, kind: AttentionKind) -> Axes:
         """Whose tokens stand on the axes of an attention of this kind."""
@@ -210,64 +210,56 @@ class CheckpointRun:
             device=self.loaded.model.device,
         )
 
-    def _look(self, call: Call, axes: Axes) -> SeenLayer:
+    def _inspect(self, call: Call, axes: Axes) -> LayerResults:
         """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
         wanted = self.wanted.heads
-        sight = see(call, axes.real_queries(), self._masks)
+        attention = as_attention(call, axes.real_queries(), self._masks)
         if self.on_layer is not None:
-            self.on_layer(call, sight)
-        asked = make_asked(
-            axes,
-            wanted.patterns,
-            sink_tokens=wanted.sink_tokens,
-            spans=self.wanted.spans,
-        )
-        is_small = self.loaded.model.device.type == "cpu" and sight.shape[2] * sight.shape[3] <= SMALL_CELLS
+            self.on_layer(call, attention)
+        asked = make_asked(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
+        is_small = self.loaded.model.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
         with one_thread() if is_small else nullcontext():
-            baseline = self._baseline(call, sight, asked)
-            looks = self._looks(call, sight, axes, asked, baseline)
-        heads = tuple(replace(head, layer=call.layer, attention=call.title) for done in looks for head in done.said)
-        arrays = joined_arrays(looks, uniform_arrays(baseline, axes, asked)) | self._matrices(call, sight)
-        survey = self._survey(sight, axes, asked, worst_of([done.checks for done in looks]))
-        said = told_of(call, sight, mask=mask_words(baseline, axes), survey=survey)
-        return SeenLayer(said, heads, arrays)
+            baseline = self._baseline(call, attention, asked)
+            results = joined(self._second_passes(attention, axes, asked, baseline), baseline, axes, asked)
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
+        survey = make_survey(
+            results,
+            wanted,
+            axes=axes,
+            asked=asked,
+            peak_bytes=self.peak_bytes,
+            full_bytes=4 * prod(attention.shape),
+        )
+        layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
+        return LayerResults(layer, heads, {**results.arrays, **self._matrices(call, attention)})
 
-    def _looks(self, call: Call, sight: Sight, axes: Axes, asked: Asked, baseline: Baseline) -> list[Look]:
+    def _second_passes(
+        self, attention: AttentionResult, axes: Axes, asked: Asked, baseline: Baseline
+    ) -> list[HeadResults]:
         """What is found of all heads that are asked for. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
 
-        def of_heads(heads: range) -> Look:
-            return look(
-                axes,
-                attention_of_heads(call, sight, heads),
-                asked=asked,
-                sink_share=wanted.sink_share,
-                baseline=baseline,
-                kept=wanted.kept,
-                allow_nonfinite=wanted.allow_nonfinite,
-            )
+        def of_heads(heads: range) -> HeadResults:
+            return second_pass(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
 
         n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
-        return shared_out([partial(of_heads, heads) for heads in head_ranges(sight, wanted.heads, n_parts)])
+        return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
 
-    def _baseline(self, call: Call, sight: Sight, asked: Asked) -> Baseline:
+    def _baseline(self, call: Call, attention: AttentionResult, asked: Asked) -> Baseline:
         """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
         if not isinstance(call, ScoredCall):
-            return make_baseline(sight.pattern, asked)
-        key = (call.kind, id(sight.allowed))
+            return make_baseline(attention.pattern, asked)
+        allowed = attention.pattern.allowed
+        key = (call.kind, id(allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
-            self._baselines[key] = (
-                make_baseline(sight.pattern, asked),
-                sight.allowed,
-            )  # alive, so that its id names it
+            self._baselines[key] = make_baseline(attention.pattern, asked), allowed  # alive, so that its id names it
         return self._baselines[key][0]
 
-    def _matrices(self, call: Call, sight: Sight) -> dict[str, Tensor]:
+    def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
         """The matrices of this layer that are to be kept, as far as the limit goes."""
-        batch, n_heads, n_queries, n_keys = sight.shape
-        one = 4 * batch * n_heads * n_queries * n_keys
+        one = 4 * prod(attention.shape)
         keep = self._keep(one)
         if not keep:
             return {}
@@ -276,7 +268,7 @@ class CheckpointRun:
             self.not_kept.append(f"matrices of {call.title}")
             return {}
         self._kept_bytes += n_bytes
-        made = whole(call, sight) | ({} if call.z is None else {"z": call.z})
+        made = full_matrices(attention) | ({} if attention.v is None else {"z": attention.z})
         missing = [name for name in keep if name not in made]
         self.not_kept += (
             [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
@@ -296,41 +288,27 @@ class CheckpointRun:
         room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
         return KEPT[: max(1, room)]
 
-    def _survey(self, sight: Sight, axes: Axes, asked: Asked, checks: tuple[Check, ...]) -> Survey:
-        """How the heads of a layer were looked at."""
-        wanted = self.wanted.heads
-        return Survey(
-            block=asked.block,
-            steps=profile_steps(axes),
-            patterns=tuple(pattern.text for pattern in wanted.patterns),
-            sink_tokens=wanted.sink_tokens,
-            sink_share=wanted.sink_share,
-            kernel=sight.kernel,
-            checks=checks,
-            peak_bytes=self.peak_bytes,
-            full_bytes=4 * prod(sight.shape),
-            kept=wanted.kept,
-        )
-
     def record(self) -> Record:
         """The record of the layers that are finished, of which there must be one at least."""
-        seen = list(self.seen)
+        results = list(self.results)
         arrays = {
             layer_prefix(i) + name: to_array(array)
-            for i, done in enumerate(seen)
+            for i, done in enumerate(results)
             for name, array in done.arrays.items()
         }
-        ok = all(done.said.self_check.ok for done in seen)
-        worst = max(seen, key=lambda done: done.said.survey.checks[-1].strain).said.self_check  # that is its last check
+        ok = all(done.layer.self_check.ok for done in results)
+        worst = max(
+            results, key=lambda done: done.layer.survey.checks[-1].strain
+        ).layer.self_check  # that is its last check
         model = self._model()
         return Record(
             command=self.wanted.heads.command,
-            config=self._config(seen[0].said, model),
+            config=self._config(results[0].layer, model),
             sequences=self.inputs.sequences,
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=tuple(head for done in seen for head in done.heads),
+            heads=tuple(head for done in results for head in done.heads),
             timings={
                 name: Timing(s, (s,), s, 0.0)
                 for name, s in (self.seconds | {"total": sum(self.seconds.values())}).items()
@@ -340,7 +318,7 @@ class CheckpointRun:
             weights=self.loaded.checkpoint.path,
             not_kept=tuple(self.not_kept),
             model=model,
-            layers=tuple(done.said for done in seen),
+            layers=tuple(done.layer for done in results),
             spans=self.wanted.spans,
             arrays=arrays,
         )
@@ -348,7 +326,7 @@ class CheckpointRun:
     def _model(self) -> Model:
         loaded = self.loaded
         implementation = str(getattr(loaded.config, "_attn_implementation", None) or "eager")
-        rungs = dict.fromkeys(done.said.captured_by for done in self.seen)
+        rungs = dict.fromkeys(done.layer.captured_by for done in self.results)
         inspected = " and ".join(
             dict.fromkeys("hand-written" if rung == "softmax" else implementation for rung in rungs)
         )
@@ -396,9 +374,9 @@ class CheckpointRun:
 # ------------------------------------------------------------------------------------------------------------ one layer
 
 
-def told_of(call: Call, sight: Sight, *, mask: str, survey: Survey) -> InspectedLayer:
+def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Survey) -> InspectedLayer:
     """What a record says of a layer besides its heads."""
-    checks, n_heads = survey.checks, sight.shape[1]
+    checks, scores = survey.checks, attention.scores
     reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
     reasons += [
         f"scores are so large that their rounding alone may move z by {check.rounding:.3g}"
@@ -406,31 +384,30 @@ def told_of(call: Call, sight: Sight, *, mask: str, survey: Survey) -> Inspected
         if check.rounding
     ]
     reasons += [f"the keyword {name} is not understood" for name in call.unknown]
-    z = call.z
-    if z is None:
+    if attention.v is None:
         reasons.append("only the pattern was seen, not the values")
-    scored = call if isinstance(call, ScoredCall) else None
-    d_v = 1 if z is None else z.shape[3]
+    d_v = attention.z.shape[3]
     return InspectedLayer(
         layer=call.layer,
         name=call.title,
         kind=call.kind,
         captured_by=call.rung,
-        kernel=sight.kernel,
-        n_heads=n_heads,
-        n_kv_heads=n_heads if scored is None else scored.k.shape[1],
-        d_head=d_v if scored is None else scored.q.shape[3],
+        kernel=attention.kernel,
+        n_heads=attention.shape[1],
+        n_kv_heads=attention.n_kv_heads,
+        d_head=d_v if scores is None else scores.q.shape[3],
         d_v=d_v,
-        scale=None if scored is None else scored.scale,
-        softcap=None if scored is None else scored.softcap,
+        scale=None if scores is None else scores.scale,
+        softcap=None if scores is None else scores.softcap,
         mask=mask,
-        bias=sight.bias is not None,
-        sinks=sight.sink_mass is not None,
+        bias=scores is not None and scores.bias is not None,
+        sinks=attention.sink_logits is not None,
         verified=not reasons,
         unverified=tuple(reasons),
         self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
         survey=survey,
         call=call.part + 1,
+        extras=call.extras,
     )
 
 
@@ -469,34 +446,13 @@ SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
 
 
-def head_ranges(sight: Sight, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:
-    """The heads that are looked at: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
-    n_heads = sight.shape[1]
+def head_ranges(attention: AttentionResult, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:
+    """The heads that go together: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
+    n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     if asked is not None:
         return [range(head, head + 1) for head in asked]
-    group = n_heads // sight.n_kv_heads
-    step = group * -(-sight.n_kv_heads // max(1, n_parts))
+    step = n_heads // n_kv_heads * -(-n_kv_heads // max(1, n_parts))
     return [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
-
-
-def attention_of_heads(call: Call, sight: Sight, heads: range) -> Attention:
-    """Some heads of a captured attention."""
-    span = slice(heads.start, heads.stop)
-    v, z, inputs = None, sight.lse.new_zeros(*sight.shape[:3], 1)[:, span], []
-    if call.v is not None and call.z is not None:
-        group = sight.shape[1] // call.v.shape[1]
-        v, z = call.v[:, heads.start // group : (heads.stop - 1) // group + 1], call.z[:, span]
-        inputs = [v, *((call.q, call.k) if isinstance(call, ScoredCall) else ())]
-    return Attention(
-        heads,
-        sight.of_heads(heads),
-        z,
-        v,
-        sight.lse[:, span],
-        sight.kernel,
-        None if sight.sink_mass is None else sight.sink_mass[:, span],
-        is_finite=all(bool(tensor.isfinite().all()) for tensor in inputs),
-    )
 
 
 def mask_words(baseline: Baseline, axes: Axes) -> str:

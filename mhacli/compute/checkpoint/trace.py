@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, is_attention
-from mhacli.adapters.hf.captured_pattern import Sight, whole
+from mhacli.adapters.hf.captured_pattern import full_matrices
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
+from mhacli.attention.tiled.scores import AttentionResult, Scores
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -49,7 +50,7 @@ class _Seen:
     before: list[Made] = field(default_factory=list)
     after: list[Made] = field(default_factory=list)
     call: Call | None = None
-    sight: Sight | None = None
+    attention: AttentionResult | None = None
     is_done: bool = False
 
 
@@ -61,7 +62,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     seen = _Seen()
     with _watched(run, kind, seen):
         run.run()
-    if seen.call is None or seen.sight is None:
+    if seen.call is None or seen.attention is None:
         raise MhaError(f"layer {layer} must have an attention to walk, got none", code="no-layer")
     record = run.record()
     name = record.layers[0].name
@@ -71,12 +72,12 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         heads=tuple(head for head in record.heads if head.attention == name),
         arrays={array: tensor for array, tensor in record.arrays.items() if array.startswith("layers.0.")},
     )
-    words = _Words.of(record.layers[0], seen.sight, record.config.d_model)
+    words = _Words.of(record.layers[0], seen.attention, record.config.d_model)
     assert record.model is not None
     ways = _Ways.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
-    made = (*seen.before, *_inside(seen.call, seen.sight, record.layers[0], ways), *seen.after)
+    made = (*seen.before, *_inside(seen.call, seen.attention, record.layers[0], ways), *seen.after)
     steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
-    cell = None if place is None else follow_call(seen.call, seen.sight, place, record)
+    cell = None if place is None else follow_call(seen.call, seen.attention, place, record)
     timings = {name: timing for name, timing in record.timings.items() if name != "total"}  # that of other things too
     return replace(record, trace=steps, cell=cell, timings=timings)
 
@@ -105,9 +106,9 @@ def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Ite
     def leave(*_: Any) -> None:
         seen.is_done = seen.call is not None
 
-    def take(call: Call, sight: Sight) -> None:
+    def take(call: Call, attention: AttentionResult) -> None:
         if seen.call is None:
-            seen.call, seen.sight = call, sight
+            seen.call, seen.attention = call, attention
 
     handles: list[Any] = []
     for top in _roots_of(run, kind):
@@ -151,9 +152,9 @@ def _formula(name: str, module: nn.Module) -> str:
 # ------------------------------------------------------------------------------------------------------- the attention itself
 
 
-def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Iterator[Made]:
+def _inside(call: Call, attention: AttentionResult, layer: InspectedLayer, ways: _Ways) -> Iterator[Made]:
     """What the attention reads, and the matrices that follow from it; those that no kernel builds are built here."""
-    made, is_built = whole(call, sight), layer.kernel in _BUILDING
+    made, is_built = full_matrices(attention), layer.kernel in _BUILDING
     if isinstance(call, ScoredCall):
         shared = layer.n_heads // layer.n_kv_heads
         yield Made(
@@ -171,7 +172,7 @@ def _inside(call: Call, sight: Sight, layer: InspectedLayer, ways: _Ways) -> Ite
             whose = "head" if call.sinks.ndim == 1 else "query"
             yield Made("sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing")
     seen = f"what a query sees: {layer.mask}"
-    yield Made("scores", made["scores"], _scores_formula(call, layer), seen, built=is_built)
+    yield Made("scores", made["scores"], _scores_formula(attention.scores), seen, built=is_built)
     sinks = " and the sink" if layer.sinks else ""
     softmax = f"pattern = softmax(scores) over the keys{sinks}"
     yield Made("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
@@ -199,13 +200,8 @@ class _Ways(NamedTuple):
         return _Ways(way("q"), way("k"))
 
 
-def _scores_formula(call: Call, layer: InspectedLayer) -> str:
-    if not isinstance(call, ScoredCall):
-        return "scores as softmax reads them"
-    scaled = f"{call.scale:.6g} · qk"
-    c = call.softcap
-    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-    return f"scores = {capped}{' + position bias' if layer.bias else ''}; −∞ where not allowed"
+def _scores_formula(scores: Scores | None) -> str:
+    return "scores as softmax reads them" if scores is None else f"scores = {scores.formula}; −∞ where not allowed"
 
 
 def _pattern_meaning(layer: InspectedLayer) -> str:
@@ -231,9 +227,9 @@ class _Words:
     d_model: int
 
     @staticmethod
-    def of(layer: InspectedLayer, sight: Sight, d_model: int) -> _Words:
+    def of(layer: InspectedLayer, attention: AttentionResult, d_model: int) -> _Words:
         """Those of a layer that was seen."""
-        batch, _, q_len, k_len = sight.shape
+        batch, _, q_len, k_len = attention.shape
         return _Words(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
 
     def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
@@ -317,7 +313,7 @@ def _flops(made: Made, words: _Words) -> int:
 # -------------------------------------------------------------------------------------------------------------- the cell
 
 
-def follow_call(call: Call, sight: Sight, place: CellIndex, record: Record) -> Cell:
+def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record: Record) -> Cell:
     """The story of one cell of a captured attention. Raises `UsageError` for a place outside, and where no queries and keys
     were seen."""
     if not isinstance(call, ScoredCall):
@@ -327,7 +323,7 @@ def follow_call(call: Call, sight: Sight, place: CellIndex, record: Record) -> C
     b, h = place.sequence, place.head
     i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
     group = call.q.shape[1] // call.k.shape[1]
-    made, first, n_keys = whole(call, sight), view.first_key(b), len(view.keys[b].ids)
+    made, first, n_keys = full_matrices(attention), view.first_key(b), len(view.keys[b].ids)
     own = slice(first, first + n_keys)
     scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
     allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
@@ -336,7 +332,7 @@ def follow_call(call: Call, sight: Sight, place: CellIndex, record: Record) -> C
         q=_numbers(call.q[b, h, i]), k=_numbers(call.k[b, h // group, j]), v=_numbers(call.v[b, h // group, j]),
         qk=finite(made["qk"][b, h, i, j].item()), scale=call.scale, softcap=call.softcap, allowed=allowed,
         score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
-        share=finite(shares[j].item()), z=_numbers(call.z[b, h, i]), parts=_parts(sight, place, i, j),
+        share=finite(shares[j].item()), z=_numbers(call.z[b, h, i]), parts=_parts(attention, place, i, j),
     )  # fmt: skip
 
 
@@ -353,12 +349,13 @@ def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
             raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
 
 
-def _parts(sight: Sight, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
+def _parts(attention: AttentionResult, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
     """What is added to the score besides the product."""
-    if sight.bias is None:
+    bias, place_idx = None if attention.scores is None else attention.scores.bias, (place.sequence, place.head)
+    if bias is None:
         return ()
-    full = torch.broadcast_to(sight.bias, sight.shape)
-    return (ScorePart("position bias", "position", finite(full[place.sequence, place.head, i, j].item()), added=True),)
+    added = bias(*place_idx, torch.tensor([i]), torch.tensor([j])).item()
+    return (ScorePart("position bias", "position", finite(added), added=True),)
 
 
 def _numbers(row: Tensor) -> tuple[float | None, ...]:

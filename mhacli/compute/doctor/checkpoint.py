@@ -18,7 +18,7 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, require_ids
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted, SeenLayer
+from mhacli.compute.checkpoint.run import CheckpointRun, LayerResults, ModelWanted
 from mhacli.compute.doctor.comparisons import (
     CEILING,
     TIMES_SHAKEN,
@@ -395,11 +395,11 @@ def check_row_sums(loaded: Loaded, rows: Sequence[Row], side: Side, pad_id: int)
         if fault.code == "out-of-memory":
             raise
         return HealthCheck("row-sums", None, fault.message)
-    known = [done for done in run.seen if not any("is not understood" in reason for reason in done.said.unverified)]
+    known = [done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)]
     if not known:
         return HealthCheck("row-sums", None, "the attentions get keywords that are not understood here")
     worst = max((check for done in known for check in _checks(done)), key=lambda check: check.strain)
-    bad = [(done.said, check) for done in known for check in _checks(done) if not check.ok]
+    bad = [(done.layer, check) for done in known for check in _checks(done) if not check.ok]
     if not bad:
         said = f"the shares of {len(known)} attentions add up to 1, and give the results"
         return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
@@ -416,9 +416,9 @@ def check_row_sums(loaded: Loaded, rows: Sequence[Row], side: Side, pad_id: int)
 _SUM = "each query gives 1"
 
 
-def _checks(done: SeenLayer) -> list[Check]:
+def _checks(done: LayerResults) -> list[Check]:
     """The checks of a layer that count here: that each query gives 1, and that its shares give its result."""
-    return [check for check in done.said.survey.checks if check.name == _SUM or check.name.startswith("z of")]
+    return [check for check in done.layer.survey.checks if check.name == _SUM or check.name.startswith("z of")]
 
 
 # ------------------------------------------------------------------------------------------- the token at the beginning

@@ -19,7 +19,7 @@ from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.base.head_statistics import Found, finite, head_statistics, make_asked, make_baseline
+from mhacli.compute.base.head_statistics import finite, head_statistics, make_asked, make_baseline
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
@@ -179,8 +179,10 @@ def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistic
     asked = make_asked(setup.axes).on("cpu")
     baseline = make_baseline(pattern, asked)
     statistics = summarise(pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
-    found = Found(range(setup.config.n_heads), statistics, observed.tensor("scores").amax(dim=-1), pattern)
-    return statistics.entropy, head_statistics(found, baseline, setup.axes)
+    heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
+    return statistics.entropy, head_statistics(
+        pattern, statistics, heads=heads, top_score=top_score, baseline=baseline, axes=setup.axes
+    )
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -111,11 +112,8 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     )
     yield from by_layers(layers, lambda layer: f"mask: {visible(layer.mask)}")
     yield from by_layers(layers, _own_scale)
-    yield from by_layers(layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}")
-    yield from by_layers(layers, lambda layer: "a bias on the scores" if layer.bias else "")
-    yield from by_layers(
-        layers, lambda layer: "learned sinks, which entropy counts as one more key" if layer.sinks else ""
-    )
+    for name in dict.fromkeys(name for layer in layers for name in layer.departures):
+        yield from by_layers(layers, partial(_departure, name))
     types = dict.fromkeys(without.type for without in model.without)
     for kind in types:
         numbers = [without.layer for without in model.without if without.type == kind]
@@ -126,6 +124,10 @@ def _how(record: Record, model: Model) -> Iterator[str]:
         of_it = "" if loading is None else f", loading {seconds_text(loading.median_s)} of it"
         yield f"took {seconds_text(total.median_s)}{of_it}"
     yield f"whole matrices would take {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+
+
+def _departure(name: str, layer: InspectedLayer) -> str:
+    return visible(layer.departures.get(name, ""))
 
 
 def _own_scale(layer: InspectedLayer) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mhacli.results.record.measures import SelfCheck
@@ -89,7 +90,8 @@ class InspectedLayer:
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
     take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
     nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
-    layer, `call` counts them from 1, and the later ones say it in their `name`.
+    layer, `call` counts them from 1, and the later ones say it in their `name`. `extras` has what else changes the scores, by the
+    keyword of the attention function, in words.
     """
 
     layer: int
@@ -111,6 +113,17 @@ class InspectedLayer:
     self_check: SelfCheck
     survey: Survey
     call: int = 1
+    extras: Mapping[str, str] = field(default_factory=dict, metadata={"omit_empty": True})
+
+    @property
+    def departures(self) -> Mapping[str, str]:
+        """What departs from plain attention in the scores, each in words."""
+        known = {
+            "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
+            "bias": "a bias on the scores" if self.bias else "",
+            "sinks": "learned sinks, which entropy counts as one more key" if self.sinks else "",
+        }
+        return known | dict(self.extras)
 
     @property
     def label(self) -> str:

@@ -134,7 +134,8 @@ def layer_prefix(index: int) -> str:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        known = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: _plain(held) for metadata, name, held in known if held or not metadata.get("omit_empty")}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

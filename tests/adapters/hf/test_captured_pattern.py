@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
-from mhacli.adapters.hf.captured_pattern import KnownMasks, Sight, see, whole
+from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import shares_of
 from mhacli.attention.tiled.tiles import Shares
 
@@ -75,9 +76,19 @@ def every(n_rows: int = BATCH, n_queries: int = Q_LEN) -> Tensor:
     return torch.ones(n_rows, n_queries, dtype=torch.bool)
 
 
-def looked_at(call: Call, real: Tensor | None = None) -> tuple[Sight, dict[str, np.ndarray]]:
-    sight = see(call, every() if real is None else real, KnownMasks())
-    return sight, {name: tensor.numpy() for name, tensor in whole(call, sight).items()}
+def looked_at(call: Call, real: Tensor | None = None) -> tuple[AttentionResult, dict[str, np.ndarray]]:
+    attention = as_attention(call, every() if real is None else real, KnownMasks())
+    return attention, {name: tensor.numpy() for name, tensor in full_matrices(attention).items()}
+
+
+def bias_of(attention: AttentionResult) -> Tensor | None:
+    """What is added to the scores, as a whole tensor."""
+    if attention.scores is None or attention.scores.bias is None:
+        return None
+    bias, (batch, n_heads, n_queries, n_keys) = attention.scores.bias, attention.shape
+    idx = torch.arange(n_queries), torch.arange(n_keys)
+    planes = [[bias(b, h, *idx).expand(n_queries, n_keys) for h in range(n_heads)] for b in range(batch)]
+    return torch.stack([torch.stack(row) for row in planes])
 
 
 def all_shares(pattern: Shares) -> np.ndarray:
@@ -87,19 +98,19 @@ def all_shares(pattern: Shares) -> np.ndarray:
     return torch.stack([torch.stack(row) for row in rows]).numpy()
 
 
-def require_same(call: ScoredCall, keep: np.ndarray | None = None, real: Tensor | None = None) -> Sight:
+def require_same(call: ScoredCall, keep: np.ndarray | None = None, real: Tensor | None = None) -> AttentionResult:
     """Scores, pattern and mask of a call are those made by hand, whole and tile by tile."""
     keep = np.ones((BATCH, 1, Q_LEN, K_LEN), dtype=bool) if keep is None else keep
     scores, pattern = by_hand(call, keep)
-    sight, found = looked_at(call, real)
+    attention, found = looked_at(call, real)
     assert (np.broadcast_to(found["allowed"], scores.shape) == np.broadcast_to(keep, scores.shape)).all()
     assert (np.isneginf(found["scores"]) == np.isneginf(scores)).all()
     finite = np.isfinite(scores)
     assert np.abs(found["scores"][finite] - scores[finite]).max() < 1e-5
-    for shares in (found["pattern"], all_shares(sight.pattern)):
+    for shares in (found["pattern"], all_shares(attention.pattern)):
         assert np.abs(shares - pattern).max() < 2e-6
         assert (shares[~np.broadcast_to(keep, shares.shape)] == 0).all()
-    return sight
+    return attention
 
 
 # ------------------------------------------------------------------------------------------------------------- masks
@@ -109,17 +120,17 @@ TRIANGLE = np.tri(Q_LEN, K_LEN, dtype=bool)
 
 
 def test_without_a_mask_everything_is_allowed(scored: Make) -> None:
-    sight = require_same(scored())
-    assert sight.allowed is None
-    assert sight.bias is None
-    assert sight.sink_mass is None
+    attention = require_same(scored())
+    assert attention.pattern.allowed is None
+    assert bias_of(attention) is None
+    assert attention.sink_mass is None
 
 
 @pytest.mark.parametrize("forbidding", [-torch.inf, LOWEST, -1e4, -1e5, -1e9, LOWEST / 2, -9e3])
 def test_a_score_put_far_down_is_forbidden_and_exactly_0(scored: Make, forbidding: float) -> None:
     mask = torch.from_numpy(np.where(TRIANGLE, 0.0, forbidding))[None, None].float()
-    sight = require_same(scored(mask=mask), TRIANGLE)
-    assert sight.bias is None
+    attention = require_same(scored(mask=mask), TRIANGLE)
+    assert bias_of(attention) is None
 
 
 @pytest.mark.parametrize("forbidding", [-torch.inf, LOWEST, -1e4])
@@ -129,8 +140,8 @@ def test_a_mask_as_a_bias_forbids_as_well(scored: Make, forbidding: float) -> No
 
 
 def test_true_in_a_mask_may_attend(scored: Make) -> None:
-    sight = require_same(scored(mask=torch.from_numpy(TRIANGLE)[None, None]), TRIANGLE)
-    assert sight.bias is None
+    attention = require_same(scored(mask=torch.from_numpy(TRIANGLE)[None, None]), TRIANGLE)
+    assert bias_of(attention) is None
 
 
 @pytest.mark.parametrize(
@@ -147,24 +158,25 @@ def test_a_mask_of_any_shape_that_broadcasts_is_understood(
 
 
 def test_a_causal_call_counts_query_0_as_key_0(scored: Make) -> None:
-    sight = require_same(scored(causal=True), TRIANGLE)
-    assert sight.allowed is not None
-    assert sight.allowed.causal_offset == 0
+    attention = require_same(scored(causal=True), TRIANGLE)
+    assert attention.pattern.allowed is not None
+    assert attention.pattern.allowed.causal_offset == 0
 
 
 def test_a_finite_bias_is_no_mask(scored: Make, normal: Callable[..., Tensor]) -> None:
     bias = normal(1, N_HEADS, Q_LEN, K_LEN, std=3.0, dtype=torch.float32)
-    sight = require_same(scored(bias=bias))
-    assert sight.allowed is None
-    assert sight.bias is not None
-    assert torch.equal(sight.bias, bias)
+    attention = require_same(scored(bias=bias))
+    assert attention.pattern.allowed is None
+    found = bias_of(attention)
+    assert found is not None
+    assert torch.equal(found, bias.expand_as(found))
 
 
 @pytest.mark.parametrize("lowest", [-50.0, -8999.0])
 def test_a_low_bias_forbids_nothing_although_no_share_may_be_left(scored: Make, lowest: float) -> None:
     steep = torch.linspace(0.0, lowest, K_LEN).expand(1, 1, Q_LEN, K_LEN)
-    sight, found = looked_at(scored(mask=steep))
-    assert sight.allowed is None
+    attention, found = looked_at(scored(mask=steep))
+    assert attention.pattern.allowed is None
     assert found["allowed"].all()
     assert np.isfinite(found["scores"]).all()
     assert np.abs(found["pattern"] - by_hand(scored(mask=steep))[1]).max() < 2e-6
@@ -174,9 +186,10 @@ def test_a_mask_and_a_bias_and_a_bias_within_the_mask_add_up(scored: Make, norma
     within = normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
     mask = within.masked_fill(~torch.from_numpy(TRIANGLE), LOWEST)
     bias = normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
-    sight = require_same(scored(mask=mask, bias=bias), TRIANGLE)
-    assert sight.bias is not None
-    assert torch.allclose(sight.bias, bias + within.masked_fill(~torch.from_numpy(TRIANGLE), 0.0))
+    attention = require_same(scored(mask=mask, bias=bias), TRIANGLE)
+    found = bias_of(attention)
+    assert found is not None
+    assert torch.allclose(found, bias + within.masked_fill(~torch.from_numpy(TRIANGLE), 0.0))
 
 
 def test_padded_queries_see_nothing(scored: Make) -> None:
@@ -197,9 +210,9 @@ def test_a_query_whose_scores_are_all_the_lowest_number_gets_zeros(scored: Make)
         _, sure = looked_at(call, real)
         rows = torch.logsumexp(torch.from_numpy(sure["scores"]), dim=-1)
         rows[0, :, 2] = lse
-        sight, found = looked_at(replace(call, lse=rows), real)
+        attention, found = looked_at(replace(call, lse=rows), real)
         assert (found["pattern"][0, :, 2] == 0).all()
-        assert np.abs(all_shares(sight.pattern) - found["pattern"]).max() < 2e-6
+        assert np.abs(all_shares(attention.pattern) - found["pattern"]).max() < 2e-6
 
 
 def test_the_same_mask_is_made_ready_once_for_all_layers_that_share_it(scored: Make) -> None:
@@ -228,21 +241,21 @@ def test_a_softcap_bends_the_scores_before_anything_is_added(
 def test_a_learned_sink_takes_its_share_and_nothing_is_scaled_up(scored: Make) -> None:
     sinks = torch.tensor([-30.0, -1.0, 0.0, 1.0, 3.0, 30.0])
     call = scored(sinks=sinks, causal=True)
-    sight = require_same(call, TRIANGLE)
-    assert sight.sink_mass is not None
+    attention = require_same(call, TRIANGLE)
+    assert attention.sink_mass is not None
     mass = 1 - by_hand(call, TRIANGLE)[1].sum(axis=-1)
-    assert np.abs(sight.sink_mass.numpy() - mass).max() < 2e-6
+    assert np.abs(attention.sink_mass.numpy() - mass).max() < 2e-6
     assert mass[:, 0].max() < 1e-9  # such a low one takes nothing,
     assert mass[:, 5].min() > 0.99  # such a high one almost all
     plain, _ = looked_at(scored(causal=True))
-    assert (sight.lse - plain.lse).abs().max() < 1e-6  # that of the keys alone
+    assert (attention.lse - plain.lse).abs().max() < 1e-6  # that of the keys alone
 
 
 def test_the_log_sum_exp_of_a_kernel_is_believed_as_it_is_told(scored: Make) -> None:
     """So that the checks can find it wrong."""
     call = scored()
     true = torch.from_numpy(by_hand(call)[0]).logsumexp(dim=-1).float()
-    right, wrong = (see(replace(call, lse=true + shift), every(), KnownMasks()) for shift in (0.0, 0.01))
+    right, wrong = (as_attention(replace(call, lse=true + shift), every(), KnownMasks()) for shift in (0.0, 0.01))
     assert np.abs(all_shares(right.pattern).sum(axis=-1) - 1).max() < 1e-5
     assert np.abs(all_shares(wrong.pattern).sum(axis=-1) - np.exp(-0.01)).max() < 1e-5
     assert right.kernel == "eager"
@@ -276,14 +289,14 @@ def test_a_softmax_of_scores_put_far_down_has_forbidden_cells(
     written: Callable[..., SoftmaxCall], scored: Make, forbidding: float
 ) -> None:
     call = written(torch.from_numpy(np.where(TRIANGLE, 0.0, forbidding)).float())
-    sight, found = looked_at(call)
+    attention, found = looked_at(call)
     assert (found["allowed"] == TRIANGLE).all()
     assert (np.isneginf(found["scores"]) == ~TRIANGLE).all()
     assert (found["pattern"][..., ~TRIANGLE] == 0).all()
     assert np.abs(found["pattern"] - by_hand(scored(), TRIANGLE)[1]).max() < 2e-6
-    assert (all_shares(sight.pattern) == found["pattern"]).all()
+    assert (all_shares(attention.pattern) == found["pattern"]).all()
     lse = np.log(np.where(TRIANGLE, np.exp(by_hand(scored())[0]), 0).sum(axis=-1))
-    assert np.abs(sight.lse.numpy() - lse).max() < 1e-5
+    assert np.abs(attention.lse.numpy() - lse).max() < 1e-5
 
 
 def test_a_share_that_rounds_to_0_is_not_forbidden(written: Callable[..., SoftmaxCall]) -> None:
@@ -308,9 +321,9 @@ def test_shares_of_16_bits_are_made_again_so_that_a_row_adds_up(
     written: Callable[..., SoftmaxCall], dtype: torch.dtype
 ) -> None:
     call = written(torch.from_numpy(np.where(TRIANGLE, 0.0, -torch.inf)).float(), dtype)
-    sight, found = looked_at(call)
+    attention, found = looked_at(call)
     assert found["pattern"].dtype == np.float32
-    assert sight.pattern.like.dtype == torch.float32
+    assert attention.pattern.like.dtype == torch.float32
     assert np.abs(found["pattern"].sum(axis=-1) - 1).max() < 1e-6
     rounding = torch.finfo(dtype).eps
     assert np.abs(found["pattern"] - call.pattern.float().numpy()).max() < rounding
@@ -328,7 +341,7 @@ def test_some_heads_alone_have_the_shares_that_they_have_among_all(
     bias = normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
     calls = (scored(mask=mask.float(), bias=bias, sinks=normal(N_HEADS, dtype=torch.float32)), written(mask.float()))
     for call in calls:
-        sight = see(call, every(), KnownMasks())
-        assert sight.shape == (BATCH, N_HEADS, Q_LEN, K_LEN)
-        among = all_shares(sight.pattern)[:, heads.start : heads.stop]
-        assert (all_shares(sight.of_heads(heads)) == among).all()
+        attention = as_attention(call, every(), KnownMasks())
+        assert attention.shape == (BATCH, N_HEADS, Q_LEN, K_LEN)
+        among = all_shares(attention.pattern)[:, heads.start : heads.stop]
+        assert (all_shares(attention.of_heads(heads).pattern) == among).all()

@@ -561,11 +561,11 @@ def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not
     encoded, config = small(causal=True)
     run = prepare_heads(layer_request(encoded, config), Wanted())
     run.run()
-    last, steps = run.looks.pop(), study.profile_steps
+    last, steps = run.results.pop(), study.profile_steps
 
     def finished_meanwhile(setup):
-        if len(run.looks) == 3:
-            run.looks.append(last)
+        if len(run.results) == 3:
+            run.results.append(last)
         return steps(setup)
 
     monkeypatch.setattr(study, "profile_steps", finished_meanwhile)
