@@ -14,11 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.asker import copied
-from mhacli.adapters.usercode.call.convention import raw
-from mhacli.adapters.usercode.call.extras import Recipe, Setting, made
+from mhacli.adapters.usercode.call.convention import (
+    Recipe,
+    Setting,
+    Sides,
+    arranged,
+    leaves,
+    made,
+    nothing_hidden,
+    output_in,
+    output_of,
+    part_at,
+    parts_of,
+    raw,
+    written,
+)
 from mhacli.adapters.usercode.call.find_call import Caller
-from mhacli.adapters.usercode.call.mask_forms import nothing_hidden, written
-from mhacli.adapters.usercode.call.results import Sides, arranged, leaves, output_in, output_of, part_at, parts_of
 from mhacli.adapters.usercode.call.signature import Parameter, called_function, role_of, signature_of, source_of
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 

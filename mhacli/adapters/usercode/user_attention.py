@@ -45,6 +45,10 @@ class Built:
     file: str | None = None
 
 
+MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
+MaskMeaning = Literal["keep", "hide"]
+
+
 class MaskForm(NamedTuple):
     """A way to write a mask for a parameter of somebody's attention.
 
@@ -56,8 +60,8 @@ class MaskForm(NamedTuple):
 
     parameter: str
     axes: tuple[str, ...]
-    kind: Literal["bool", "01", "whole", "additive", "lengths"]
-    true_means: Literal["keep", "hide"] = "keep"
+    kind: MaskKind
+    true_means: MaskMeaning = "keep"
     n_shared: int = 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import mhacli
-from mhacli.adapters.usercode.call.docs import documented_meaning
+from mhacli.adapters.usercode.call.signature import documented_meaning
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.user_attention import Built, MaskForm, UserAttention
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints

@@ -13,14 +13,31 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parse_value, role_of
 from mhacli.adapters.usercode.asker import float64_copy, map_rows
-from mhacli.adapters.usercode.call.choice import Call, found_trial
-from mhacli.adapters.usercode.call.convention import Way, Written, answer_of, raw, sides_of
-from mhacli.adapters.usercode.call.extras import Recipe, Setting, told_rotation
-from mhacli.adapters.usercode.call.modes import Masked, masked, modes_of, paired
-from mhacli.adapters.usercode.call.results import at, told
-from mhacli.adapters.usercode.call.search import Failure, Laboratory, Trial, close, is_lazy
-from mhacli.adapters.usercode.call.signature import Parameter, Role, Signature, signature_of
-from mhacli.adapters.usercode.call.sizes import known_of
+from mhacli.adapters.usercode.call.convention import (
+    Recipe,
+    Setting,
+    Way,
+    Written,
+    answer_of,
+    at,
+    raw,
+    sides_of,
+    told,
+    told_rotation,
+)
+from mhacli.adapters.usercode.call.masks import Masked, masked, modes_of, paired
+from mhacli.adapters.usercode.call.signature import Axes, Parameter, Role, Signature, known_of, signature_of
+from mhacli.adapters.usercode.call.trials import (
+    Call,
+    Failure,
+    Laboratory,
+    Trial,
+    close,
+    found_trial,
+    is_lazy,
+    stated_rows,
+    without,
+)
 from mhacli.adapters.usercode.errors import is_on_cuda, lacks_cuda, shortened
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Sizes
 from mhacli.errors import MhaError
@@ -105,9 +122,11 @@ def _found(built: Built, request: TargetRequest) -> tuple[Call, Laboratory, Tria
     call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
     call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
     lab = Laboratory(built, device, request.seed)
-    trial = found_trial(call, lab)
-    if trial is None:
+    refuse_unknown(call)
+    found = found_trial(call, lab)
+    if found is None:
         raise _refusal(call, device, lab.failures)
+    trial = _settled(call, lab, found)
     return call, Laboratory(built, device, request.seed) if is_lazy(built.module) else lab, trial
 
 
@@ -135,6 +154,56 @@ def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Ca
         untried=untried(call.signature, lab, trial, (*found.masks, *found.paddings)),
         mode=mode,
     )
+
+
+def _settled(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+    """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
+    if trial.way.is_function:
+        return trial
+    batch_first: Axes = ("batch", "row", "width")
+    if (
+        trial.way.axes == batch_first
+        and stated_rows(call) != batch_first
+        and not lab.is_slow
+        and not is_apart(lab, trial)
+    ):
+        turned = replace(trial, way=replace(trial.way, axes=("row", "batch", "width")))
+        found = lab.located(turned)
+        if found is not None and is_apart(lab, found):
+            trial = found
+    optional = [slot for slot in trial.way.slots if slot.part != "queries" and not slot.required]
+    if optional and not lab.is_slow and not context_matters(lab, trial):
+        alone = without(trial, (slot for slot in trial.way.slots if slot not in optional))
+        same = alone.lengths._replace(k_len=alone.lengths.q_len)
+        trial = lab.located(replace(alone, lengths=same)) or trial
+    return trial
+
+
+def is_apart(lab: Laboratory, trial: Trial) -> bool:
+    """Whether changing one sequence changes its own output and no other."""
+    inputs = lab.rows(trial)
+    changed = map_rows(inputs, _first_changed)
+    before, after = lab.answer(trial, inputs), lab.answer(trial, changed)
+    if before is None or after is None:
+        return False
+    return [close(x, y) for x, y in zip(before.out, after.out, strict=True)] == [False] + [True] * (
+        trial.lengths.batch - 1
+    )
+
+
+def _first_changed(tensor: Tensor) -> Tensor:
+    tensor = tensor.clone()
+    tensor[0] = tensor[0].flip(-1) + 0.5
+    return tensor
+
+
+def context_matters(lab: Laboratory, trial: Trial) -> bool:
+    """Whether the rows of the context have any influence."""
+    inputs = lab.rows(trial)
+    assert inputs.keys is not None
+    other = inputs._replace(keys=inputs.keys + 1.0, values=None if inputs.values is None else inputs.values.flip(-1))
+    before, after = lab.answer(trial, inputs), lab.answer(trial, other)
+    return before is not None and after is not None and not close(before.out, after.out)
 
 
 def sides_of_trial(trial: Trial) -> Any:
@@ -237,6 +306,27 @@ def _described(call: Call, found: Masked, setting: Setting) -> str:
 
 
 _SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
+
+
+def refuse_unknown(call: Call) -> None:
+    """Raises MhaError for required parameters whose meaning nobody knows, and for a given one that there is none of."""
+    names = [parameter.name for parameter in call.signature.parameters]
+    for name in call.fixed:
+        if name not in names and not call.signature.takes_any and call.signature.known:
+            raise MhaError(
+                f"--call-arg must name a parameter of {call.built.name}, got {name}",
+                hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=call.built.file,
+            )  # fmt: skip
+    free = call.free(*call.signature.parameters)
+    unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
+    if unknown:
+        subject, it = ("parameter", "it") if len(unknown) == 1 else ("parameters", "them")
+        raise MhaError(
+            f"{subject} {' and '.join(unknown)} of {call.built.name} must be given, "
+            "got nothing and no usual name to guess from",
+            hint=f"give {it} with {' '.join(f'--call-arg {name}=VALUE' for name in unknown)}",
+            code="cannot-examine", path=call.built.file,
+        )  # fmt: skip
 
 
 def _refusal(call: Call, device: torch.device, failures: list[Failure]) -> MhaError:

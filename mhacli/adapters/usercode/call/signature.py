@@ -1,4 +1,4 @@
-"""The parameters of a call of somebody's attention, and what their names say that each is for."""
+"""What is known of a call before it is tried: its parameters by their names, what its author states, and the sizes it takes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor, nn
+
+from mhacli.adapters.usercode.arguments import SPELLINGS
+from mhacli.adapters.usercode.user_attention import Built, MaskMeaning
+
+Axes = tuple[str, ...]
 Role = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
@@ -247,3 +254,303 @@ def _told_apart(found: list[Parameter]) -> list[Parameter]:
     if "key" not in roles and "value" in roles and "query" in roles:
         roles[roles.index("value")] = "kv"
     return [parameter._replace(role=role) for parameter, role in zip(found, roles, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------- what the documentation states
+
+
+_VALUE = re.compile(
+    r"(?<![\w.-])(True|False|non-?zero|[01](?=s?\s*(?:=|->|for|where|means?|marks?|at|is|are|indicates?|keeps?|hides?)(?!\w)))(?!\w)"
+    r"|(?:(?<![!<>])=|->|\bis|\bare|\bwhere|\bat)\s*([01])(?![\w.])",
+    re.I,
+)
+_VERDICT = re.compile(
+    r"\b(?P<not>(?:not|never|cannot|non)[\s-]+(?:be\s+)?)?(?:"
+    r"(?P<keep>keep|kept|keeps|attend(?:s|ed)?|visible|real|valid|allow(?:s|ed)?(?:\s+to\s+\w+)?|unmasked|sees?|seen"
+    r"|takes? part|included?)"
+    r"|(?P<hide>masked|masks? out|ignor(?:e|es|ed)|hides?|hidden|pad|pads|padd(?:ing|ed)|block(?:s|ed)?|excluded?|forbidden"
+    r"|disallow(?:s|ed)?|prevent(?:s|ed)?|invalid))\b",
+    re.I,
+)
+_UNCLEAR = re.compile(
+    r"\b(?:not|no|non\w*|never|nor|neither|nothing|without|un\w+|except\w*|but|other than|apart|up to|weights?|shape|heads?)\b"
+    r"|n't\b|!=|(?<!-)>|<",
+    re.I,
+)
+"""Negations, exceptions and sizes: a clause with one of them says nothing."""
+_ADDITIVE = re.compile(r"\b(?:add(?:s|ed)?|additive|bias|negative|inf|finfo)\b|\de\d|[-−]\d", re.I)
+"""Words about masks that are added to scores: there 0 keeps, and 1 says nothing."""
+_CLAUSES = re.compile(r"[,;()]|\b(?:and|while|whereas|else|otherwise|or)\b|\bbut(?=\s+(?:True|False|[01])\b)", re.I)
+_ENTRY = re.compile(r"\s*(?:[-*]\s+|:param\s+|@param\s+)?[`*]*(\w+)[`*]*\s*(?:\([^)]*\)|\[[^\]]*\])?\s*(?::|--?\s|=\s)")
+
+
+def documented_meaning(documentation: str, parameter: str) -> MaskMeaning | None:
+    """What True, or 1, in the mask `parameter` stands for, where the documentation states it in so many words.
+
+    Only plain clauses count, such as `True = hidden`, `1 for real tokens`, `positions to be masked are True`. Statements in the
+    parameter's own entry or by its name count first, then those about a mask without a name. None where they contradict.
+    """
+    is_padding = role_of(parameter) == "padding"
+    unnamed = re.compile(r"\bpad\w*[\s_-]+mask" if is_padding else r"(?<!padding )\bmasks?\b", re.I)
+    own, general = set[MaskMeaning](), set[MaskMeaning]()
+    for entry, sentence, numbers in _sentences(documentation):
+        if entry != parameter and entry is not None and role_of(entry) in ("mask", "padding"):
+            continue
+        if re.search(r"\b(?:unlike|opposite|inverse|invert\w*)\b", sentence, re.I):
+            continue
+        meanings = {
+            meaning for clause in _CLAUSES.split(_plain(sentence)) if (meaning := _meaning(clause, numbers=numbers))
+        }
+        others = {name for name in re.findall(r"\w*mask\w*", sentence, re.I) if "_" in name} - {parameter}
+        if entry == parameter or re.search(rf"\b{re.escape(parameter)}\b", sentence):
+            own |= meanings
+        elif unnamed.search(sentence) and not others:
+            general |= meanings
+    found = own or general
+    return found.pop() if len(found) == 1 else None
+
+
+def _sentences(documentation: str) -> Iterator[tuple[str | None, str, bool]]:
+    """Each sentence, with the parameter in whose entry, `name: …`, it stands; an entry ends with the next or a blank line."""
+    blocks = re.split(rf"\n\s*\n|\n(?={_ENTRY.pattern})", documentation)
+    for block in blocks[:: _ENTRY.groups + 1]:
+        entry = _ENTRY.match(block)
+        for sentence in re.split(r"(?<=\.)\s+", " ".join(block.split())):
+            yield None if entry is None else entry[1], sentence, not _ADDITIVE.search(block)
+
+
+def _plain(sentence: str) -> str:
+    """The sentence without shapes and marks of emphasis, and with padding masks as masks."""
+    text = re.sub(r"\[[^\]]*\]|\((?:\s*[\w*]+\s*,)+\s*[\w*]*\s*\)|[`*]+", " ", sentence)
+    return re.sub(r"\bpad(?:ding|ded)?[\s-]+masks?\b", "mask", text, flags=re.I)
+
+
+def _meaning(clause: str, *, numbers: bool) -> MaskMeaning | None:
+    words = [(first or second).lower() for first, second in _VALUE.findall(clause)]
+    values = {word not in ("false", "0") for word in words if numbers or word in ("true", "false")}
+    verdicts = {(found["keep"] is None) == (found["not"] is None) for found in _VERDICT.finditer(clause)}
+    if len(values) != 1 or len(verdicts) != 1 or _UNCLEAR.search(_VERDICT.sub("", _VALUE.sub("", clause))):
+        return None
+    return "hide" if values == verdicts else "keep"
+
+
+_AXIS_WORDS = {
+    "batch": "b bs bsz batch batches batchsize nbatches bz nb",
+    "head": "head heads nheads numheads nhead nh h hn numhead",
+    "row": "t s l seq seqlen seqlength sequence sequencelength length len time tokens ntokens numtokens qlen querylen klen"
+    " keylen query queries key keys lq lk tq tk sq sk qlength klength tgtlen srclen tgt src nq nk nseq lens timesteps q k",
+    "width": "d dim dmodel dk dv dq dhead embeddim embed emb embedding embeddingdim e c dh hd headdim headsize"
+    " hidden hiddensize hiddendim feature features width channels channel embedsize nembd model size din dimhead",
+}
+_AXIS = {word: axis for axis, words in _AXIS_WORDS.items() for word in words.split()}
+
+
+def stated_axes(source: str, documentation: str, names: Iterable[str]) -> Axes | None:
+    """The axes of the rows that the lines of a call unpack from the shape of a parameter, such as `B, T, C = x.shape`, or that an
+    annotation or the documentation states beside its name, such as `x: [batch, seq, d_model]`."""
+    annotated = re.sub(r"\w+\[(?:torch\.)?Tensor,\s*\"", '"', f"{source}\n{documentation}")
+    for name in names:
+        word = re.escape(name)
+        anew = re.search(rf"^[ \t]+(?:[\w, ]*\b)?{word}\b[\w, ]*=(?!=)", source, re.M)
+        untouched = source if anew is None else source[: anew.start()]
+        listed = rf"\b{word}\b[^\n\[(\"]{{0,40}}[\[(\"]([^\])\"\n]+)[\])\"]"
+        matches = (
+            *re.finditer(rf"^[ \t]*([\w, ]+?)\s*=\s*{word}\.(?:shape|size\(\))\s*(?:#.*)?$", untouched, re.M),
+            *re.finditer(rf"\b{word}:\s*\"([^\"\n]+)\"", annotated),
+            *re.finditer(listed, documentation),
+        )
+        axes = next((axes for match in matches if (axes := _axes_of(match[1]))), None)
+        if axes is not None:
+            return axes
+    return None
+
+
+def _axes_of(text: str) -> Axes | None:
+    words = [re.sub(r"[^a-z]", "", word.lower()) for word in re.split(r"[,×]\s*|\bx\b|\s+(?=\w)", text.strip(" ,"))]
+    if not 2 <= len(words) <= 4:
+        return None
+    axes = [_AXIS.get(word) for word in words]
+    if words[-1] in ("", "h", "hidden"):
+        axes[-1] = "width"
+    if "n" in words and "batch" not in axes:
+        axes[words.index("n")] = "row" if "row" not in axes else "batch"
+    if None in axes or len(set(axes)) < len(axes) or "row" not in axes or "width" not in axes:
+        return None
+    return tuple(str(axis) for axis in axes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+_WIDTHS = {
+    "in": """d_in dim_in input_dim in_dim in_features input_size query_dim q_dim query_size d_input in_channels
+        d_model embed_dim emb_dim embedding_dim embed_size hidden_size n_embd model_dim dim_model dim hidden_dim
+        emb_size embedding_size d_emb d_embed n_embed dmodel num_hiddens n_state width channels d c k emb
+        n_units hidden size feature_dim num_features features model_size units hid_dim""",
+    "context": """d_context context_dim cross_attention_dim kdim d_ctx kv_dim encoder_dim dim_context d_kv_in key_dim_in
+        memory_dim d_memory d_cross encoder_hidden_size dim_kv key_size cross_dim context_width d_encoder d_cond""",
+}
+"""What the widths of rows are called, the surest name first."""
+_HEADS, _D_HEAD, _LIMITS = (
+    frozenset(name.replace("_", "") for name in SPELLINGS[role].split())
+    for role in ("n_heads", "d_head", "context_length")
+)
+_LONGEST = 4096
+"""The longest sequence that a fixed length is tried with."""
+FREE_WIDTH, FREE_HEADS, FREE_HEAD_WIDTH = 32, 4, 8
+"""The widths and heads of what has none of its own, such as a plain function."""
+
+
+class Known(NamedTuple):
+    """What is known before any call. `widths` and `context_widths` are the likely ones, the likeliest first; `limits` the
+    lengths that it may not bear more than, or nothing but; `taken` numbers that lengths had better not be."""
+
+    widths: tuple[int, ...]
+    context_widths: tuple[int, ...]
+    n_heads: int | None
+    d_head: int | None
+    limits: tuple[int, ...]
+    taken: frozenset[int]
+
+
+class Lengths(NamedTuple):
+    """The lengths of an experiment."""
+
+    batch: int
+    q_len: int
+    k_len: int
+
+
+def known_of(built: Built) -> Known:
+    """What the arguments and the parameters tell."""
+    numbers = dict(_numbers(built.arguments))
+    shapes = _shapes(built.module)
+    n_heads = _spelled(built, numbers, _HEADS)
+    widths = list(_values(numbers, _WIDTHS["in"].split()))
+    linear = _linear_widths(built.module, r"(^|[._])(w?_?q|to_?q|query|queries|qkv|c_attn|in_proj|w?qkv)")
+    context = [
+        *_values(numbers, _WIDTHS["context"].split()),
+        *_linear_widths(built.module, r"(^|[._])(w?_?kv?|to_?kv?|keys?|key_value)"),
+    ]
+    sides = [size for _, shape in shapes for size in shape[-2:]] if not widths and not linear else []
+    first = _unique([*widths, *linear, *_linear_widths(built.module, ""), *(side for side in sides if side > 1)])
+    d_head = _spelled(built, numbers, _D_HEAD)
+    if d_head is None and n_heads and first and first[0] % n_heads == 0:
+        d_head = first[0] // n_heads
+    if n_heads is None and d_head and first and first[0] % d_head == 0:
+        n_heads = first[0] // d_head
+    taken = {*numbers.values(), *(size for _, shape in shapes for size in shape), d_head or 0, n_heads or 0}
+    limit = _spelled(built, numbers, _LIMITS)
+    limits = [*([limit] if limit else []), *_square_buffers(built.module), *_position_rows(shapes)]
+    return Known(tuple(first), tuple(_unique(context)), n_heads, d_head, tuple(_unique(limits)), frozenset(taken))
+
+
+def _numbers(arguments: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Whole numbers among the arguments, and in those that are configurations, by name."""
+    for name, value in arguments.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield name.lower(), value
+        elif depth < 2 and not isinstance(value, Tensor | nn.Module):
+            yield from _numbers(_fields(value), depth + 1)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {name: part for name, part in value.items() if isinstance(name, str)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
+
+
+def _values(numbers: Mapping[str, int], names: Iterable[str]) -> Iterator[int]:
+    return (numbers[name] for name in names if numbers.get(name, 0) > 0)
+
+
+def _spelled(built: Built, numbers: Mapping[str, int], names: frozenset[str]) -> int | None:
+    """The first number of one of these names, without underscores, among the arguments or the attributes of a module."""
+    own = {} if built.module is None else vars(built.module)
+    held = {name: value for name, value in own.items() if isinstance(value, int) and not isinstance(value, bool)}
+    found = (value for name, value in [*numbers.items(), *held.items()] if name.lower().replace("_", "") in names)
+    return next((value for value in found if value > 0), None)
+
+
+def _shapes(module: nn.Module | None) -> list[tuple[str, tuple[int, ...]]]:
+    if module is None:
+        return []
+    return [
+        (name, tuple(p.shape)) for name, p in module.named_parameters() if not nn.parameter.is_lazy(p) and p.ndim > 1
+    ]
+
+
+def _linear_widths(module: nn.Module | None, pattern: str) -> list[int]:
+    """How many columns the linear layers take whose name matches, in the order in which they were made."""
+    if module is None:
+        return []
+    found = [(name, part) for name, part in module.named_modules() if re.search(pattern, name, re.I)]
+    widths = []
+    for _, part in found:
+        if isinstance(part, nn.Linear):
+            widths.append(part.in_features)
+        elif type(part).__name__ == "Conv1D" and isinstance(getattr(part, "weight", None), Tensor):
+            widths.append(part.weight.shape[0])
+        elif isinstance(part, nn.Conv1d | nn.Conv2d):
+            widths.append(part.in_channels)
+    return [width for width in widths if width > 0]
+
+
+def _square_buffers(module: nn.Module | None) -> list[int]:
+    """Sides of square buffers: most often a causal mask of the longest sequence."""
+    buffers = [] if module is None else [buffer for buffer in module.buffers() if buffer.ndim > 1]
+    return [buffer.shape[-1] for buffer in buffers if buffer.shape[-1] == buffer.shape[-2] and buffer.shape[-1] > 1]
+
+
+def _position_rows(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[int]:
+    return [shape[-2] for name, shape in shapes if re.search(r"pos|rel|(^|\.)er$", name, re.I)]
+
+
+def _unique(numbers: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(numbers))
+
+
+def lengths_to_try(known: Known, *, apart: bool, hinted: Iterable[int] = ()) -> list[Lengths]:
+    """The sizes of experiments, the most telling first: with keys of another number than queries where they may be (`apart`),
+    then of the same, then those that the limits say, then even ones."""
+    limit = min(known.limits, default=None)
+    batch = _pick((3, 4, 6), known.taken, None)
+    q_len = _pick((5, 7, 9, 6), known.taken | {batch}, limit)
+    k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), known.taken | {batch, q_len}, limit)
+    same = _pick((7, 5, 9, 6, 4, 3, 2), known.taken | {batch}, limit)
+    found = [Lengths(batch, q_len, k_len)] if apart and q_len != k_len else []
+    found.append(Lengths(batch, same, same))
+    for exact in _unique(
+        [*hinted, *sorted(known.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
+    ):
+        if 1 < exact <= _LONGEST:
+            found += [Lengths(batch if batch != exact else batch + 1, exact, exact)]
+    return list(dict.fromkeys(found))
+
+
+def _pick(preferred: tuple[int, ...], taken: frozenset[int], limit: int | None) -> int:
+    small = [number for number in preferred if limit is None or number <= limit] or [limit or preferred[0]]
+    return next((number for number in small if number not in taken), small[0])
+
+
+_MOST_HINTS = 8
+_WIDTH_ERRORS = (
+    r"shapes cannot be multiplied \(\d+x\d+ and (\d+)x\d+\)", r"embedding dim(?:ension)? of (\d+)", r"normalized_shape=\[(\d+)\]",
+    r"expected input\[.*?\] to have (\d+) channels", r"last dim(?:ension)? (?:to be|must be|of) (\d+)",
+)  # fmt: skip
+
+
+def widths_told(errors: Iterable[str]) -> list[int]:
+    """The widths that errors of torch said were wanted."""
+    return _told(errors, _WIDTH_ERRORS)
+
+
+def lengths_told(errors: Iterable[str]) -> list[int]:
+    """Numbers in errors that may be the length that is wanted: sizes that were there, and those that an author names."""
+    return [number for number in _told(errors, (r"(?<![\w.])(\d+)(?![\w.])",)) if 3 < number <= _LONGEST][:_MOST_HINTS]
+
+
+def _told(errors: Iterable[str], patterns: Iterable[str]) -> list[int]:
+    return _unique(int(match[1]) for error in errors for pattern in patterns for match in re.finditer(pattern, error))

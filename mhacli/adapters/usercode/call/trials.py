@@ -1,39 +1,56 @@
-"""The candidates for a way of calling somebody's attention, and the choice among those that work."""
+"""The search for a way to call a user's attention: candidates, the cheapest first, tried until one gives an output."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.call.convention import Slot, Way
-from mhacli.adapters.usercode.call.docs import stated_axes
-from mhacli.adapters.usercode.call.extras import N_VARIANTS, Recipe, recipe_for, weights_for
-from mhacli.adapters.usercode.call.mask_forms import required_forms
-from mhacli.adapters.usercode.call.results import Axes
-from mhacli.adapters.usercode.call.search import (
-    Laboratory,
-    Trial,
-    cheapest,
-    context_matters,
-    goodness,
-    is_apart,
-    without,
+from mhacli.adapters.usercode.asker import InputDrawer, copied, map_rows, seeded
+from mhacli.adapters.usercode.call.convention import (
+    MERGED,
+    N_VARIANTS,
+    PATTERN_AXES,
+    Asked,
+    Recipe,
+    Setting,
+    Slot,
+    Way,
+    Written,
+    answer_of,
+    leaves,
+    output_in,
+    pattern_in,
+    raw,
+    recipe_for,
+    sides_of,
+    weights_for,
 )
-from mhacli.adapters.usercode.call.signature import MASKS, Parameter, Signature, called_function, source_of
-from mhacli.adapters.usercode.call.sizes import (
+from mhacli.adapters.usercode.call.signature import (
     FREE_HEAD_WIDTH,
     FREE_HEADS,
     FREE_WIDTH,
+    MASKS,
+    Axes,
     Known,
     Lengths,
+    Parameter,
+    Signature,
+    called_function,
     lengths_to_try,
     lengths_told,
+    source_of,
+    stated_axes,
     widths_told,
 )
-from mhacli.adapters.usercode.user_attention import Built, MaskForm
+from mhacli.adapters.usercode.errors import place_of, said_by
+from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, MaskKind, Sizes
 from mhacli.errors import MhaError
 
 MAX_TRIALS = 40
@@ -85,11 +102,10 @@ class Call:
 
 def found_trial(call: Call, lab: Laboratory) -> Trial | None:
     """A trial that works, with the places of its output and pattern; None where none does: the laboratory has the failures."""
-    refuse_unknown(call)
     arities = _arities(call)
     three = len(arities[0]) == 3 and {slot.part for slot in arities[0]} == {"queries", "keys", "values"}
     may_be_cut = three and not call.has_weights
-    cuts_itself = bool(call.free(*call.signature.of_role("heads"))) and "head" not in (_stated(call) or ())
+    cuts_itself = bool(call.free(*call.signature.of_role("heads"))) and "head" not in (stated_rows(call) or ())
     trial = _of_heads(call, lab, arities[0]) if may_be_cut and not cuts_itself else None
     if trial is not None:
         return trial
@@ -100,7 +116,7 @@ def found_trial(call: Call, lab: Laboratory) -> Trial | None:
         errors = list(dict.fromkeys(failure.fault for failure in lab.failures))
         hints = Hints(tuple(widths_told(errors)), tuple(lengths_told(errors)))
         trial = _of_rows(call, lab, arities, hints) if hints != Hints() else None
-    return None if trial is None else _settled(call, lab, trial)
+    return trial
 
 
 @dataclass(frozen=True)
@@ -109,27 +125,6 @@ class Hints:
 
     widths: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-
-
-def refuse_unknown(call: Call) -> None:
-    """Raises MhaError for required parameters whose meaning nobody knows, and for a given one that there is none of."""
-    names = [parameter.name for parameter in call.signature.parameters]
-    for name in call.fixed:
-        if name not in names and not call.signature.takes_any and call.signature.known:
-            raise MhaError(
-                f"--call-arg must name a parameter of {call.built.name}, got {name}",
-                hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=call.built.file,
-            )  # fmt: skip
-    free = call.free(*call.signature.parameters)
-    unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
-    if unknown:
-        subject, it = ("parameter", "it") if len(unknown) == 1 else ("parameters", "them")
-        raise MhaError(
-            f"{subject} {' and '.join(unknown)} of {call.built.name} must be given, "
-            "got nothing and no usual name to guess from",
-            hint=f"give {it} with {' '.join(f'--call-arg {name}=VALUE' for name in unknown)}",
-            code="cannot-examine", path=call.built.file,
-        )  # fmt: skip
 
 
 def _arities(call: Call) -> list[tuple[Slot, ...]]:
@@ -253,7 +248,7 @@ def _weights(call: Call, width: int, variant: int) -> dict[str, Tensor]:
     return weights_for(wanted, n_heads=call.n_heads, d_model=width, variant=variant, seed=call.seed) if wanted else {}
 
 
-def _stated(call: Call) -> Axes | None:
+def stated_rows(call: Call) -> Axes | None:
     """The axes of rows that the author states, with words of rows."""
     names = [parameter.name for parameter in call.signature.of_role("x", "query", "key")]
     return stated_axes(source_of(called_function(call.built.call)), call.built.documentation, names)
@@ -261,7 +256,7 @@ def _stated(call: Call) -> Axes | None:
 
 def _layouts(call: Call, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
     """The orders of axes with their costs: one that is stated comes first."""
-    stated = _stated(call)
+    stated = stated_rows(call)
     first = stated if stated in choices and (choices != _ROW_LAYOUTS or "head" not in (stated or ())) else None
     if first is None and choices == _ROW_LAYOUTS and getattr(call.built.module, "batch_first", None) is False:
         first = ("row", "batch", "width")
@@ -278,7 +273,7 @@ def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | N
     if cuts_itself:
         layouts = [axes for axes in layouts if "head" in axes and "batch" in axes]
     widths = [call.known.d_head, *(call.known.widths[:1] if not cuts_itself else ()), FREE_HEAD_WIDTH]
-    stated = _stated(call)
+    stated = stated_rows(call)
     groups = (
         [axes for axes in layouts if axes == stated],
         [axes for axes in layouts if len(axes) > 2],
@@ -341,17 +336,246 @@ def _first(lab: Laboratory, trials: Iterable[Trial], most: int) -> Trial | None:
     return None
 
 
-def _settled(call: Call, lab: Laboratory, trial: Trial) -> Trial:
-    """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
-    batch_first: Axes = ("batch", "row", "width")
-    if trial.way.axes == batch_first and _stated(call) != batch_first and not lab.is_slow and not is_apart(lab, trial):
-        turned = replace(trial, way=replace(trial.way, axes=("row", "batch", "width")))
-        found = lab.located(turned)
-        if found is not None and is_apart(lab, found):
-            trial = found
-    optional = [slot for slot in trial.way.slots if slot.part != "queries" and not slot.required]
-    if optional and not lab.is_slow and not context_matters(lab, trial):
-        alone = without(trial, (slot for slot in trial.way.slots if slot not in optional))
-        same = alone.lengths._replace(k_len=alone.lengths.q_len)
-        trial = lab.located(replace(alone, lengths=same)) or trial
-    return trial
+# ------------------------------------------------------------------------------------------------------- required masks
+
+
+LENGTHS: Axes = ("batch",)
+
+
+def required_forms(parameter: Parameter, *, batched: bool) -> tuple[MaskForm | None, ...]:
+    """What is tried for a mask that is required while nobody knows its form: nothing at all, then masks that allow everything."""
+    name = parameter.name
+    wide: list[tuple[Axes, MaskKind]] = [
+        (PATTERN_AXES, "bool"), (("query", "key"), "bool"), (PATTERN_AXES, "additive"), (("batch", "query", "key"), "bool"),
+        (("query", "key"), "additive"), (("batch", "key"), "bool"), (("batch", "query", "key"), "additive"),
+        (("batch", "key"), "additive"), (PATTERN_AXES, "whole"), (("batch", "key"), "whole"), (("query", "key"), "whole"),
+    ]  # fmt: skip
+    narrow: list[tuple[Axes, MaskKind]] = [
+        (("batch", "key"), "bool"), (("batch", "key"), "01"), (PATTERN_AXES, "bool"), (PATTERN_AXES, "additive"),
+        (("batch", "query", "key"), "bool"), (("batch", "key"), "whole"), (LENGTHS, "lengths"),
+    ]  # fmt: skip
+    chosen = wide if parameter.role in ("mask", "bias") else narrow
+    if parameter.role == "lengths":
+        chosen = [(LENGTHS, "lengths"), *narrow[:2]]
+    if not batched:
+        chosen = [(("query", "key"), "bool"), (("query", "key"), "additive"), (("key",), "bool"), (("key",), "01")]
+    kinds_of_bias = ("additive",)
+    chosen = [pair for pair in chosen if parameter.role != "bias" or pair[1] in kinds_of_bias]
+    return (None, *(MaskForm(name, axes, kind) for axes, kind in chosen))
+
+
+# --------------------------------------------------------------------------------------------------------------- trials
+
+
+SLOW_S = 0.5
+"""A call that takes longer is not repeated for what can be guessed."""
+MAX_CALLS = 90
+_SMALL = 0.3
+"""The size of random rows: small enough for a softmax without a scale to see more than one key."""
+_MAX_COPIED = 4_000_000
+"""Numbers in a module up to which each experiment has a copy of its own: what a call leaves behind does not reach the next."""
+
+
+class Failure(NamedTuple):
+    """A way that did not work: how it was called, what was said, and at which line of the author's, `(15, "z = q @ k")`."""
+
+    described: str
+    said: str
+    line: tuple[int, str] | None = None
+
+    @property
+    def fault(self) -> str:
+        """What was said, with the line."""
+        return self.said + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A way with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more than
+    those of the way, that it accepts too, and with which it is no attention."""
+
+    way: Way
+    lengths: Lengths
+    d_in: int
+    d_context: int
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    fails_with: Axes | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of its calls."""
+        return Sizes(*self.lengths, self.d_in, self.d_context)
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether keys are given to it at all."""
+        return any(slot.part != "queries" for slot in self.way.slots)
+
+
+class Laboratory:
+    """Where trials are run. It counts calls, keeps the failures, and knows the time of the fastest call."""
+
+    def __init__(self, built: Built, device: torch.device, seed: int) -> None:
+        self.built, self.device, self.seed = built, device, seed
+        self.dtype = native_dtype(built.module)
+        self.n_calls, self.fastest_s = 0, 0.0
+        self.failures: list[Failure] = []
+        self._copies = _is_small(built.module) and not is_lazy(built.module)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the calls are so slow that only few can be made."""
+        return self.fastest_s > SLOW_S or self.n_calls >= MAX_CALLS
+
+    def rows(self, trial: Trial) -> Inputs:
+        """Random rows for a trial, the same in each call."""
+        n_heads = trial.way.n_heads if trial.way.is_function else None
+        values = any(slot.part == "values" for slot in trial.way.slots)
+        draw = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=values)
+        inputs = draw.with_context() if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
+        return map_rows(inputs, lambda rows: _SMALL * rows)
+
+    def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> Setting:
+        """What the arguments of a trial's calls are made for."""
+        dtype = dtype or self.dtype
+        tensors = {name: tensor.to(self.device, dtype) for name, tensor in trial.tensors.items()}
+        return Setting(sides_of(self.rows(trial), trial.way), dtype, self.device, training, tensors)
+
+    def ask(self, trial: Trial, inputs: Inputs, forms: Written = Written()) -> Asked | None:  # noqa: B008
+        """What one call returns, None where it raises."""
+        self.n_calls += 1
+        call = copied(self.built.call) if self._copies else self.built.call
+        began = time.perf_counter()
+        asked: Asked | None
+        try:
+            with seeded(self.seed, self.device):
+                asked = raw(call, trial.way, inputs, self.setting(trial), forms)
+        except (Exception, SystemExit) as fault:
+            self._failed(trial, fault)
+            asked = None
+        taken = time.perf_counter() - began
+        self.fastest_s = min(taken, self.fastest_s or taken)
+        return asked
+
+    def answer(self, trial: Trial, inputs: Inputs, forms: Written = Written()) -> Answer | None:  # noqa: B008
+        """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
+        asked = self.ask(trial, inputs, forms)
+        if asked is None or not all(_has_output(result, trial.way, asked) for result in asked.results):
+            return None
+        answer = answer_of(asked, trial.way)
+        return Answer(answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu())
+
+    def located(self, trial: Trial) -> Trial | None:
+        """The trial with the places of output and pattern in what it returns, None where it raises or returns no output."""
+        asked = self.ask(trial, self.rows(trial))
+        if asked is None:
+            return None
+        way, first = trial.way, asked.results[0]
+        output = output_in(first, _axes_of_output(way), asked.sides)
+        if output is None:
+            self.failures.append(Failure(described(trial), _misfit(first, way, asked)))
+            return None
+        pattern = pattern_in(first, output.path, asked.sides, batched=way.batched)
+        return replace(trial, way=replace(way, output=output, pattern=pattern))
+
+    def _failed(self, trial: Trial, fault: BaseException) -> None:
+        place = place_of(fault, self.built.file)
+        line = None if place is None else (place.line, place.source)
+        self.failures.append(Failure(described(trial), said_by(fault), line))
+
+
+def native_dtype(module: nn.Module | None) -> torch.dtype:
+    """The dtype of a module's parameters, the default one where it has none."""
+    found = [] if module is None else [p.dtype for p in module.parameters() if p.is_floating_point()]
+    return found[0] if found else torch.get_default_dtype()
+
+
+def is_lazy(module: nn.Module | None) -> bool:
+    """Whether parameters get their shape by the first call only."""
+    return module is not None and any(nn.parameter.is_lazy(parameter) for parameter in module.parameters())
+
+
+def _is_small(module: nn.Module | None) -> bool:
+    if module is None or is_lazy(module):
+        return True
+    return sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers())) <= _MAX_COPIED
+
+
+def _axes_of_output(way: Way) -> list[Axes]:
+    """The axes that an output may have: those of the rows; of heads cut already also their other order, or side by side."""
+    if way.is_function and "head" in way.axes and way.batched:
+        others: list[Axes] = [
+            ("batch", "head", "row", "width"),
+            ("batch", "row", "head", "width"),
+            ("batch", "row", MERGED),
+        ]
+        return [way.axes, *(axes for axes in others if axes != way.axes)]
+    return [way.axes]
+
+
+def _has_output(result: Any, way: Way, asked: Asked) -> bool:
+    found = output_in(result, [way.output.axes], asked.sides)
+    return found is not None
+
+
+def _misfit(result: Any, way: Way, asked: Asked) -> str:
+    shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
+    wanted = ", ".join("·" if (size := asked.sides.of(axis)) is None else str(size) for axis in way.axes)
+    return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{wanted}] was to come"
+
+
+def described(trial: Trial) -> str:
+    """The trial as a call, with the shapes of its rows as they were passed."""
+    sizes = {"batch": trial.lengths.batch, "head": trial.way.n_heads if trial.way.is_function else 1}
+    shown = []
+    for slot in trial.way.slots:
+        own = slot.part == "queries"
+        length, width = (trial.lengths.q_len, trial.d_in) if own else (trial.lengths.k_len, trial.d_context)
+        shape = [sizes.get(axis, length if axis == "row" else width) for axis in trial.way.axes]
+        shown.append(f"{slot.parameter} {shape}")
+    masks = [f"{name} {form.kind} [{', '.join(form.axes)}]" for name, form in trial.way.idle if form is not None]
+    return ", ".join([*shown, *masks])
+
+
+def cheapest(*options: Iterable[tuple[float, Any]]) -> Iterator[tuple[Any, ...]]:
+    """Every combination of one of each of the options, `(cost, option)`, in the order of the sum of the costs."""
+    lists = [list(option) for option in options]
+    scored = [
+        (sum(cost for cost, _ in combination), n, combination)
+        for n, combination in enumerate(itertools.product(*lists))
+    ]
+    heapq.heapify(scored)
+    while scored:
+        _, _, combination = heapq.heappop(scored)
+        yield tuple(option for _, option in combination)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs are the same but for rounding in float32; a NaN is the same as a NaN."""
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
+
+
+def goodness(lab: Laboratory, trial: Trial) -> int:
+    """Of queries, keys and values cut into heads: whether one key moves several queries of its own head and nothing else, which
+    the right axes make it do; and whether values that are all the same come out as they are, which any softmax over the keys
+    does. 0, 1 or 2."""
+    inputs = lab.rows(trial)
+    assert inputs.keys is not None
+    keys = inputs.keys.clone()
+    keys[0, 0, 0] = keys[0, 0, 0].flip(-1) + 1.0
+    before, after = lab.answer(trial, inputs), lab.answer(trial, inputs._replace(keys=keys))
+    if before is None or after is None:
+        return 0
+    moved = ~torch.isclose(before.out, after.out, rtol=1e-4, atol=1e-6, equal_nan=True).all(-1)
+    own = int(moved[0, 0].sum())
+    if int(moved.sum()) != own or own < min(2, trial.lengths.q_len):
+        return 0
+    even = lab.answer(
+        trial, inputs._replace(values=torch.ones_like(inputs.keys if inputs.values is None else inputs.values))
+    )
+    return 2 if even is not None and close(even.out, torch.ones_like(even.out)) else 1
+
+
+def without(trial: Trial, slots: Iterable[Slot]) -> Trial:
+    """The trial with these slots only."""
+    return replace(trial, way=replace(trial.way, slots=tuple(slots)))
