@@ -10,7 +10,7 @@ from render.reports.test_check import ALIKE, RIGHT, STATE, UNKNOWN, WRONG
 from support import processes
 from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 
-from mhacli.adapters.usercode import process as apart
+from mhacli.adapters.usercode import process
 from mhacli.cli.commands import check as command
 from mhacli.cli.values import pairs
 from mhacli.errors import MhaError, UsageError
@@ -55,9 +55,9 @@ def told(monkeypatch, capsys, examination, *, printed="", **given):
     def instead(job, request, *, time_limit_s, on_stage):
         on_stage("calling Attention")
         asked.update(request=request, job=job, limit=time_limit_s)
-        return apart.Outcome(json.dumps(examination.as_json()).encode(), printed)
+        return process.ChildResult(json.dumps(examination.as_json()).encode(), printed)
 
-    monkeypatch.setattr(apart, "run_apart", instead)
+    monkeypatch.setattr(process, "run_in_child", instead)
     options = {
         command.SubjectOptions: {"target": "mine:Attention"}, command.MeaningOptions: {}, command.RunOptions: {},
         command.ReportOptions: {}, command.ColourOptions: {"color": "never"},

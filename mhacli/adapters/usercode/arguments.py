@@ -348,7 +348,7 @@ def _without_none(hint: Any) -> Any:
     return inner[0] if len(inner) == 1 and type(None) in typing.get_args(hint) else hint
 
 
-def described(parameters: Mapping[str, Any]) -> str:
+def describe_parameters(parameters: Mapping[str, Any]) -> str:
     """Parameters to read, with their defaults: `d_model, n_heads=8`."""
     shown = [name if default is EMPTY else f"{name}={_short(default)}" for name, default in parameters.items()]
     return ", ".join(shown[:_MOST_SHOWN]) + (
@@ -371,7 +371,7 @@ def require_known(name: str, parameters: Mapping[str, Any]) -> None:
     by_end = {one.rpartition(".")[2]: one for one in parameters}
     near = difflib.get_close_matches(name.rpartition(".")[2], list(by_end), n=1, cutoff=0.5)
     raise MhaError(
-        f"argument {name} must be one of {described(parameters)}, got {name}"
+        f"argument {name} must be one of {describe_parameters(parameters)}, got {name}"
         if parameters
         else f"argument {name} must be left out, got it for a constructor without arguments",
         hint=f"did you mean --arg {by_end[near[0]]}=VALUE?" if near else None,

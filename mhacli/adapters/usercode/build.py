@@ -17,8 +17,8 @@ from mhacli.adapters.usercode.arguments import (
     Parameters,
     Role,
     Surroundings,
+    describe_parameters,
     describe_unknown,
-    described,
     guessed,
     parameters_of,
     parse_value,
@@ -28,7 +28,7 @@ from mhacli.adapters.usercode.arguments import (
 )
 from mhacli.adapters.usercode.asker import copied, seeded
 from mhacli.adapters.usercode.call.signature import ROWS, signature_of
-from mhacli.adapters.usercode.errors import lacks_cuda, said_by, shown_path, their_error
+from mhacli.adapters.usercode.errors import exception_text, lacks_cuda, shown_path, user_code_error
 from mhacli.adapters.usercode.target import Target, documentation_of, source_file
 from mhacli.adapters.usercode.user_attention import Built, Guess
 from mhacli.errors import MhaError, UsageError
@@ -108,7 +108,7 @@ def _require_device(name: str) -> None:
         torch.empty(0, device=name)
     except Exception as fault:  # torch has a kind of its own for each reason
         raise MhaError(
-            f"device {name} must be present, got none: {said_by(fault)}",
+            f"device {name} must be present, got none: {exception_text(fault)}",
             hint="--device cpu works everywhere",
             code="no-device",
         ) from fault
@@ -305,7 +305,7 @@ def _require_known(name: str, named: Mapping[str, inspect.Parameter]) -> None:
     asked = name.rpartition(".")[2]
     if config is not None and role_of(asked) is not None:
         raise MhaError(
-            f"argument {name} must be one of {described({n: p.default for n, p in named.items()})}, got {name}",
+            f"argument {name} must be one of {describe_parameters({n: p.default for n, p in named.items()})}, got {name}",
             hint=f"--arg {config}.{asked}=VALUE sets it in the config",
             code="argument",
         )
@@ -373,12 +373,12 @@ def _refusal(target: Target, fault: BaseException, given: Mapping[str, Any]) -> 
     where = "" if target.file is None else f" of {shown_path(target.file)}"
     words = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
     subject = f"{target.name.rpartition(':')[2]}({words}){where}"
-    if lacks_cuda(said_by(fault)):
+    if lacks_cuda(exception_text(fault)):
         subject = f"{subject} needs a CUDA device, which this machine lacks"
-        return their_error(subject, fault, target.file, code="no-device")
+        return user_code_error(subject, fault, target.file, code="no-device")
     named = {} if given else {p.name: p.default for p in parameters_of(target.thing).named}
-    advice = f"its arguments are {described(named)}" if named else None
-    return their_error(f"{subject} must be buildable", fault, target.file, code="build", advice=advice)
+    advice = f"its arguments are {describe_parameters(named)}" if named else None
+    return user_code_error(f"{subject} must be buildable", fault, target.file, code="build", advice=advice)
 
 
 # -------------------------------------------------------------------------------------------------------------- configs

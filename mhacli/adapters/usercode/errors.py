@@ -19,7 +19,7 @@ _FRAME: Final = re.compile(r'^ +File "(.*)", line (\d+) in ', re.MULTILINE)
 _OURS: Final = os.path.join(str(Path(__file__).parents[2]), "")
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a file, and what it says, without its indentation."""
 
     file: str
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     source: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Where and what: `my.py:3 says: x = 1 / 0`."""
         return f"{shown_path(self.file)}:{self.line}" + (f" says: {self.source}" if self.source else "")
 
@@ -41,7 +41,7 @@ def shown_path(path: str) -> str:
     return path if relative.startswith(os.pardir) else relative
 
 
-def is_theirs(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a file is the user's own: not Python's, not ours, and not installed."""
     if not file or file.startswith("<"):
         return False
@@ -49,7 +49,7 @@ def is_theirs(file: str) -> bool:
     return not path.startswith((*_LIBRARY, _OURS)) and not any(part in _INSTALLED for part in Path(path).parts)
 
 
-def said_by(fault: BaseException) -> str:
+def exception_text(fault: BaseException) -> str:
     """The exception as its kind and the first line of what it says: `ValueError: 3 is odd`."""
     kind = type(fault).__name__
     try:
@@ -61,31 +61,31 @@ def said_by(fault: BaseException) -> str:
     return f"{kind}: {lines[0][:_MOST_CHARACTERS]}" if lines and lines[0] else kind
 
 
-def place_of(fault: BaseException, file: str | None = None) -> Place | None:
+def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine | None:
     """The innermost line of the user's own code, or of `file`, that an exception passed; None where it passed none."""
     if isinstance(fault, SyntaxError) and fault.filename and fault.lineno and os.path.isfile(fault.filename):
-        return line_of(fault.filename, fault.lineno)
+        return source_line(fault.filename, fault.lineno)
     try:
         frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(fault.__traceback__)]
     except Exception:
         return None
     for name, line in reversed(frames):
-        if name == file or is_theirs(name):
-            return line_of(name, line)
+        if name == file or is_user_file(name):
+            return source_line(name, line)
     return None
 
 
-def line_of(file: str, line: int) -> Place:
+def source_line(file: str, line: int) -> SourceLine:
     """A line of a file with what it says."""
-    return Place(file, line, linecache.getline(file, line).strip()[:_MOST_CHARACTERS])
+    return SourceLine(file, line, linecache.getline(file, line).strip()[:_MOST_CHARACTERS])
 
 
-def place_in_dump(dump: str) -> Place | None:
+def source_line_in_dump(dump: str) -> SourceLine | None:
     """The innermost line of the user's own code in what `faulthandler` writes; None where it names none."""
     for name, line in _FRAME.findall(dump):
         file = name.encode().decode("unicode_escape") if "\\" in name else name  # how it writes what is not ASCII
-        if is_theirs(file) and os.path.isfile(file):
-            return line_of(file, int(line))
+        if is_user_file(file) and os.path.isfile(file):
+            return source_line(file, int(line))
     return None
 
 
@@ -111,15 +111,15 @@ def is_on_cuda(said: str) -> bool:
     return _TWO_DEVICES.search(said) is not None
 
 
-def their_error(
+def user_code_error(
     subject: str, fault: BaseException, file: str | None, *, code: str, advice: str | None = None
 ) -> MhaError:
     """The error that says what their code raised: `subject` is what must be so, such as `my.py must be importable`."""
-    place = place_of(fault, file)
-    hints = [place.told] if place else []
+    place = source_line_of(fault, file)
+    hints = [place.text] if place else []
     hints += [advice] if advice else []
     return MhaError(
-        f"{subject}, got {said_by(fault)}",
+        f"{subject}, got {exception_text(fault)}",
         hint="; ".join(hints) or None,
         code=code,
         path=place.file if place else file,

@@ -52,21 +52,21 @@ def watch(ask: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operatio
 
 
 @dataclass(eq=False)
-class _Seen:
+class _WatchedOperation:
     """An operation as far as it is known; its tensors are exchanged for copies before they are overwritten."""
 
     name: str
     inputs: list[Tensor]
     output: Tensor
     arguments: Mapping[str, Any]
-    place: _Place
+    place: _Origin
 
     def operation(self) -> Operation:
         """As it is told."""
         return Operation(self.name, tuple(self.inputs), self.output, self.arguments, *self.place)
 
 
-class _Place(NamedTuple):
+class _Origin(NamedTuple):
     """Where an operation was asked for, in code of the author."""
 
     file: str | None = None
@@ -80,8 +80,8 @@ class _Watcher(TorchFunctionMode):
     def __init__(self, files: frozenset[str]) -> None:
         super().__init__()
         self.files = files
-        self.seen: list[_Seen] = []
-        self.holders: dict[int, list[_Seen]] = {}
+        self.seen: list[_WatchedOperation] = []
+        self.holders: dict[int, list[_WatchedOperation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The answer of the function, noted. Torch switches the mode off meanwhile: what it calls inside is its own matter."""
@@ -113,7 +113,7 @@ class _Watcher(TorchFunctionMode):
             )
         for number, output in enumerate(outputs):
             which = {} if is_one else {"output": number}
-            seen = _Seen(name, list(inputs), output, {**arguments, **which}, place or _Place())
+            seen = _WatchedOperation(name, list(inputs), output, {**arguments, **which}, place or _Origin())
             self.seen.append(seen)
             for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
                 self.holders.setdefault(address, []).append(seen)
@@ -163,19 +163,19 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _place(files: frozenset[str]) -> _Place | None:
+def _place(files: frozenset[str]) -> _Origin | None:
     """The innermost line of the author's code that is being run; None where no code but our own asked for it."""
     frame: FrameType | None = sys._getframe(2)
     frames = list(_outwards(frame))
     for frame, file in frames:
         if file in files:
-            return _Place(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
+            return _Origin(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
     for _, file in frames:
         if file.startswith(os.path.join(_TORCH, "nn", "modules")):
-            return _Place()
+            return _Origin()
         if not file.startswith(_TORCH) and file != __file__:
-            return None if file.startswith(_OURS) else _Place()
-    return _Place()
+            return None if file.startswith(_OURS) else _Origin()
+    return _Origin()
 
 
 def _outwards(frame: FrameType | None) -> Iterable[tuple[FrameType, str]]:

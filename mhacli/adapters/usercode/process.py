@@ -26,7 +26,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
-from mhacli.adapters.usercode.errors import place_in_dump, place_of, their_error
+from mhacli.adapters.usercode.errors import source_line_in_dump, source_line_of, user_code_error
 from mhacli.errors import MhaError
 
 LOADING_LIMIT_S: Final = 120.0
@@ -47,7 +47,7 @@ user's imports look."""
 _N_THREADS: Final = 2
 
 
-class Outcome(NamedTuple):
+class ChildResult(NamedTuple):
     """What a job gave, and the end of what the code printed meanwhile, to stdout and stderr alike."""
 
     result: bytes
@@ -66,16 +66,16 @@ Job = Callable[[dict[str, Any], Stage], bytes]
 """What runs in the process: takes the request, and a way to tell its stages. An `MhaError` that it raises is raised here."""
 
 
-def run_apart(
+def run_in_child(
     job: str, request: Mapping[str, Any], *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
-) -> Outcome:
+) -> ChildResult:
     """What the job `module:function` gives for the request, run in a process of its own with torch loaded.
 
     `request` is what JSON can hold; `on_stage` hears of each stage when it begins. Raises the `MhaError` that the job raises, and
     one that says what was going on for a stage that takes longer than `time_limit_s`, and for a process that ends by itself.
     """
     with _started(json.dumps({"job": job, "request": request}).encode() + b"\n") as child:
-        return Outcome(_result(child, time_limit_s, on_stage or _hears_nothing), child.printed.text())
+        return ChildResult(_result(child, time_limit_s, on_stage or _hears_nothing), child.printed.text())
 
 
 def _hears_nothing(what: str) -> None:
@@ -127,8 +127,8 @@ class _Child(NamedTuple):
 
     def place(self) -> str | None:
         """The line of theirs at which it stood when it left its stack."""
-        place = place_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
-        return None if place is None else place.told
+        place = source_line_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
+        return None if place is None else place.text
 
 
 @contextlib.contextmanager
@@ -296,7 +296,7 @@ def _signal_name(number: int) -> str:
 # --------------------------------------------------------------------------------------------------- inside the process
 
 
-class Teller:
+class StageReporter:
     """Tells its stages, and its end, to whoever asked. `what` is the stage that it is at."""
 
     def __init__(self, answers: int) -> None:
@@ -359,8 +359,8 @@ def as_error(fault: BaseException, what: str) -> MhaError:
         return fault
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
         return MhaError(f"memory must suffice for {what}, got none left", code="out-of-memory")
-    if place_of(fault) is not None or not isinstance(fault, Exception):
-        return their_error(f"{what} must not raise", fault, None, code="raised")
+    if source_line_of(fault) is not None or not isinstance(fault, Exception):
+        return user_code_error(f"{what} must not raise", fault, None, code="raised")
     return MhaError(
         f"internal error: {type(fault).__name__}: {fault}",
         hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
@@ -368,7 +368,7 @@ def as_error(fault: BaseException, what: str) -> MhaError:
     )
 
 
-def run(asked: dict[str, Any], teller: Teller) -> None:
+def run(asked: dict[str, Any], teller: StageReporter) -> None:
     """Runs the job and tells its result, or its error."""
     try:
         job = load_job(asked["job"])
@@ -393,5 +393,5 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    run(asked, Teller(answers))
+    run(asked, StageReporter(answers))
     os._exit(0)

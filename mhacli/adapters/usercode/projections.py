@@ -28,7 +28,7 @@ class Widths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProjectionReading:
     """One way to read parameters: projections whose rows lie head after head, and what of it another author would have done
     otherwise. `order` is the order in which a fused matrix has queries, keys and values, where its name says it, else None;
     `parts` are the parameters read, and `unused` those that nothing reads."""
@@ -52,7 +52,7 @@ class _Role(NamedTuple):
     order: str | None = None
 
 
-def readings(parts: Sequence[Part], widths: Widths) -> Iterator[Reading]:
+def projection_readings(parts: Sequence[Part], widths: Widths) -> Iterator[ProjectionReading]:
     """Every reading, the most natural first. None where queries, keys and values cannot be told."""
     for sources, outputs in _assignments(tuple(parts), widths):
         for roles in product(*sources):
@@ -295,7 +295,7 @@ def _with_outputs(
     outputs: Sequence[_Role | None],
     parts: Sequence[Part],
     widths: Widths,
-) -> Iterator[Reading]:
+) -> Iterator[ProjectionReading]:
     """The readings that these inputs make, with every output that fits."""
     q, k, v = (roles[letter].projection for letter in "qkv")
     for output in outputs:
@@ -305,7 +305,7 @@ def _with_outputs(
                 continue
             used = (*roles["q"].names, *roles["k"].names, *roles["v"].names, *(() if output is None else output.names))
             said = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
-            yield Reading(
+            yield ProjectionReading(
                 Projections(q, k, v, out),
                 widths.n_heads,
                 n_kv,

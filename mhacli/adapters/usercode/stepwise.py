@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.asker import copied
 from mhacli.adapters.usercode.call.convention import (
-    Recipe,
-    Setting,
-    Sides,
-    arranged,
+    ArgumentRecipe,
+    AxisSizes,
+    CallSetting,
+    call_with,
     leaves,
-    made,
+    make_argument,
     nothing_hidden,
     output_in,
     output_of,
     part_at,
     parts_of,
-    raw,
+    rearranged,
     written,
 )
 from mhacli.adapters.usercode.call.find_call import Caller
-from mhacli.adapters.usercode.call.signature import Parameter, called_function, role_of, signature_of, source_of
+from mhacli.adapters.usercode.call.signature import Parameter, call_role, called_function, signature_of, source_of
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
@@ -41,7 +41,7 @@ _EXTRA = 3
 _MOST_OBJECTS = 12
 
 
-class Passing(NamedTuple):
+class CachePassing(NamedTuple):
     """How the cache goes from one call to the next: as the arguments `names`, made by `make` before the first call (None:
     nothing is given then), taken from `paths` of each result (empty: the same objects again). Without names the module keeps it
     itself, after `make` has made it ready."""
@@ -52,7 +52,7 @@ class Passing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stepping:
+class StepConvention:
     """A way of asking step by step. `placed` are the arguments that say where a step stands, each with how it is written: a
     number, a tensor of one number, or the positions of its rows with none, one or all axes of the batch. `switches` are set to
     True.
@@ -61,7 +61,7 @@ class Stepping:
 
     caller: Caller
     sizes: CacheSizes
-    passing: Passing
+    passing: CachePassing
     placed: tuple[tuple[str, str], ...] = ()
     switches: tuple[str, ...] = ()
     is_table_whole: bool = False
@@ -74,12 +74,12 @@ class Stepping:
         return (*self.passing.names, *(name for name, _ in self.placed), *self.switches)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """What it hands on, in words."""
         given = ", ".join(self.names)
         return given if self.passing.names else f"{given} and a cache of its own"
 
-    def __call__(self, rows: Tensor, ends: Sequence[int]) -> Stepped:
+    def __call__(self, rows: Tensor, ends: Sequence[int]) -> StepResults:
         """The outputs of a text `[batch, length, d_in]` whose parts end at `ends`, asked one after the other. Raises what the
         call raises, and ValueError where a result holds no output or no cache."""
         call = copied(self.caller.built.call)
@@ -94,7 +94,7 @@ class Stepping:
                 held = held if len(held) > 1 else held[0]
             kept.append(_state(call if not self.passing.names else held))
             start = end
-        return Stepped(tuple(outs), tuple(kept))
+        return StepResults(tuple(outs), tuple(kept))
 
     def _asked(self, call: Callable[..., Any], rows: Tensor, start: int, held: Any) -> Any:
         caller, way = self.caller, self.caller.way
@@ -104,15 +104,19 @@ class Stepping:
         if self.passing.names and held is not None:
             values = held if len(self.passing.names) > 1 else [held]
             fixed |= dict(zip(self.passing.names, values, strict=True))
-        setting = Setting(
-            Sides(rows.shape[0], way.n_heads, rows.shape[1], end), caller.dtype, caller.device, False, caller.tensors
+        setting = CallSetting(
+            AxisSizes(rows.shape[0], way.n_heads, rows.shape[1], end),
+            caller.dtype,
+            caller.device,
+            False,
+            caller.tensors,
         )
         fixed |= self._masks(setting, start, end) | self._rotations(setting, start, end)
         extras = tuple(recipe for recipe in way.extras if recipe.parameter not in fixed)
         plain = replace(way, fixed=fixed, extras=extras, idle=())
-        return raw(call, plain, Inputs(rows), setting).results[0]
+        return call_with(call, plain, Inputs(rows), setting).results[0]
 
-    def _masks(self, setting: Setting, start: int, end: int) -> dict[str, Any]:
+    def _masks(self, setting: CallSetting, start: int, end: int) -> dict[str, Any]:
         """The masks of a step: its own rows of the causal one, and of those that are required besides such as hide nothing."""
         sides, dtype, device = setting.sides, setting.dtype, setting.device
         masks: dict[str, Any] = {
@@ -125,11 +129,11 @@ class Stepping:
             masks[self.mask.parameter] = written(self.mask, keep, None, sides._replace(k_len=k_len), dtype)
         return masks
 
-    def _rotations(self, setting: Setting, start: int, end: int) -> dict[str, Any]:
+    def _rotations(self, setting: CallSetting, start: int, end: int) -> dict[str, Any]:
         """The rotations of a step: a whole table, or its rows of one."""
 
-        def table(recipe: Recipe, length: int) -> tuple[Tensor, ...]:
-            value = made(recipe, setting._replace(sides=setting.sides._replace(q_len=length)))
+        def table(recipe: ArgumentRecipe, length: int) -> tuple[Tensor, ...]:
+            value = make_argument(recipe, setting._replace(sides=setting.sides._replace(q_len=length)))
             return value if isinstance(value, tuple) else (value,)
 
         found: dict[str, Any] = {}
@@ -144,12 +148,12 @@ class Stepping:
                     for a, b in zip(parts, others, strict=True)
                 ]
                 parts = tuple(part.narrow(axis, start, end - start) for part, axis in zip(parts, axes, strict=True))
-            found[recipe.parameter] = parts if isinstance(made(recipe, setting), tuple) else parts[0]
+            found[recipe.parameter] = parts if isinstance(make_argument(recipe, setting), tuple) else parts[0]
         return found
 
     def _output(self, result: Any, batch: int, q_len: int, k_len: int) -> Tensor:
         way = self.caller.way
-        sides = Sides(batch, way.n_heads, q_len, k_len)
+        sides = AxisSizes(batch, way.n_heads, q_len, k_len)
         place = output_in(result, [way.output.axes], sides)
         if place is None:
             raise ValueError("the result of a step must hold its output")
@@ -158,14 +162,14 @@ class Stepping:
         return out.to("cpu", torch.float64).clone()
 
 
-class Stepped(NamedTuple):
+class StepResults(NamedTuple):
     """The output of each step, and what was kept before the first and after each, copies of tensors by their names."""
 
     outs: tuple[Tensor, ...]
     kept: tuple[dict[str, Tensor], ...]
 
 
-def steppings(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Iterator[Stepping]:
+def step_conventions(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Iterator[StepConvention]:
     """The ways in which it may be asked step by step, the likeliest first; none where nothing speaks of a cache. `mask` is the
     form of a mask that makes it causal, None where it is so itself."""
     way, parameters = caller.way, signature_of(caller.built.call).parameters
@@ -177,7 +181,7 @@ def steppings(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Itera
     placed = [_kinds(parameter) for parameter in free if parameter.role in ("offset", "positions")]
     if not caches and not placed and not switches:
         return
-    base = Stepping(caller, sizes, Passing(), switches=switches)
+    base = StepConvention(caller, sizes, CachePassing(), switches=switches)
     tables = [True, False] if any(recipe.kind == "rope" for recipe in way.extras) else [False]
     masks = [(mask, False), (mask, True), (None, False)] if mask is not None else [(None, False)]
     for passing in _passings(base, caches):
@@ -185,20 +189,20 @@ def steppings(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Itera
             yield replace(base, passing=passing, placed=places, is_table_whole=whole, mask=form, is_mask_whole=is_wide)
 
 
-def _passings(base: Stepping, caches: tuple[str, ...]) -> Iterator[Passing]:
+def _passings(base: StepConvention, caches: tuple[str, ...]) -> Iterator[CachePassing]:
     call = base.caller.built.call
     if not caches:
-        yield from (Passing((), make) for make in preparations(call, base.sizes))
+        yield from (CachePassing((), make) for make in preparations(call, base.sizes))
         return
     for paths in _returned(base, len(caches)):
-        yield Passing(caches, None, paths)
+        yield CachePassing(caches, None, paths)
     makers = list(cache_makers(call, caches, base.sizes))[:_MOST_OBJECTS]
     for make in makers:
-        yield Passing(caches, make)
-    yield from (Passing((), make) for make in preparations(call, base.sizes))
+        yield CachePassing(caches, make)
+    yield from (CachePassing((), make) for make in preparations(call, base.sizes))
 
 
-def _returned(base: Stepping, n_caches: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
+def _returned(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
     """The places of a first result that may hold the cache: what stands beside the output, named so or not, the last first."""
     caller = base.caller
     rows = torch.zeros(
@@ -237,7 +241,7 @@ def _returned(base: Stepping, n_caches: int) -> Iterator[tuple[tuple[Any, ...], 
 
 
 def _is_output(part: Any, caller: Caller, rows: Tensor) -> bool:
-    shape = arranged(rows, caller.way.canonical, caller.way.axes).shape
+    shape = rearranged(rows, caller.way.canonical, caller.way.axes).shape
     return isinstance(part, Tensor) and part.shape[:-1] == shape[:-1] and part.ndim == len(shape)
 
 
@@ -263,14 +267,14 @@ def _state(held: Any) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors_in(held)}
 
 
-def is_kept(stepped: Stepped, *, by_itself: bool) -> bool:
+def cache_is_kept(stepped: StepResults, *, by_itself: bool) -> bool:
     """Whether the first step left anything behind; of a module's own tensors such as are named like a cache."""
     before, after = stepped.kept[0], stepped.kept[1]
     names = [name for name in after if not by_itself or _KEPT.search(name)]
     return any(name not in before or not torch.equal(before[name], after[name]) for name in names)
 
 
-def grows(stepped: Stepped) -> bool:
+def cache_grows(stepped: StepResults) -> bool:
     """Whether a tensor that is kept gets longer with every step."""
     first, second = stepped.kept[1], stepped.kept[2]
     return any(name in second and second[name].numel() > tensor.numel() for name, tensor in first.items())
@@ -469,7 +473,7 @@ def _called(function: Callable[..., Any], sizes: CacheSizes) -> Any:
 
 
 def _size(name: str, sizes: CacheSizes) -> Any:
-    role = role_of(name, annotation=int)
+    role = call_role(name, annotation=int)
     if name in ("dtype", "device"):
         return getattr(sizes, name)
     if name.lower() in ("shape", "cache_shape"):

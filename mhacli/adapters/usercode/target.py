@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from mhacli.adapters.usercode.errors import shown_path, their_error
+from mhacli.adapters.usercode.errors import shown_path, user_code_error
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import read_whole
 
@@ -147,7 +147,7 @@ def _import_file(place: str) -> ModuleType:
         advice = None
         if isinstance(fault, ImportError) and "relative import" in str(fault):
             advice = "name it as PACKAGE.MODULE:NAME from the folder that holds its package"
-        raise their_error(f"{place} must be importable", fault, path, code="import", advice=advice) from fault
+        raise user_code_error(f"{place} must be importable", fault, path, code="import", advice=advice) from fault
     loaded = getattr(module, "__file__", None)
     if loaded is None or not os.path.samefile(loaded, path):
         raise MhaError(
@@ -189,7 +189,7 @@ def _import_module(place: str) -> ModuleType:
     except ModuleNotFoundError as fault:
         missing = fault.name or ""
         if place != missing and not place.startswith(f"{missing}."):
-            raise their_error(f"{place} must be importable", fault, None, code="import") from fault
+            raise user_code_error(f"{place} must be importable", fault, None, code="import") from fault
         near = difflib.get_close_matches(missing, _modules_beside(missing), n=3)
         raise MhaError(
             f"module {place} must exist, got no module {missing}",
@@ -199,7 +199,7 @@ def _import_module(place: str) -> ModuleType:
             code="no-target",
         ) from fault
     except BaseException as fault:
-        raise their_error(f"{place} must be importable", fault, None, code="import") from fault
+        raise user_code_error(f"{place} must be importable", fault, None, code="import") from fault
 
 
 def _modules_beside(missing: str) -> list[str]:
@@ -271,7 +271,7 @@ def _found(module: ModuleType, place: str, name: str) -> Any:
         except AttributeError:
             raise _missing(module, thing, place, name.split(".")[: depth + 1]) from None
         except Exception as fault:
-            raise their_error(f"{part} of {place} must be readable", fault, None, code="import") from fault
+            raise user_code_error(f"{part} of {place} must be readable", fault, None, code="import") from fault
     return thing
 
 

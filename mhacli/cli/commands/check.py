@@ -184,7 +184,7 @@ def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None
 
 def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
     """The examination, made in a process of its own."""
-    from mhacli.adapters.usercode.process import run_apart
+    from mhacli.adapters.usercode.process import run_in_child
 
     with progress() as tell:
         stages: list[str] = []
@@ -193,7 +193,7 @@ def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
             stages.append(what)
             tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
 
-        outcome = run_apart(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
+        outcome = run_in_child(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
     found = decode(Examination, _undone(load_json(outcome.result, "the examination")), "the examination")
     return replace(found, printed=outcome.printed, command=record_command())
 

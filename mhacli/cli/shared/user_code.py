@@ -109,7 +109,7 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
 
 def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool) -> Record:
     """The record of the walk, made in a process of its own. Raises `MhaError` for what cannot be imported, built or called."""
-    from mhacli.adapters.usercode.process import run_apart
+    from mhacli.adapters.usercode.process import run_in_child
     from mhacli.adapters.usercode.target import require_readable
     from mhacli.cli.shared.request import record_command
     from mhacli.io.json_schema import decode, load_json
@@ -121,7 +121,7 @@ def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: De
     asked: dict[str, Any] = {"of": asdict(of), "values": values, "command": list(record_command())}
     limit_s = DEFAULT_TIME_LIMIT_S if own.time_limit is None else own.time_limit
     with life(f"walking {target}"):
-        outcome = run_apart(_JOB, asked, time_limit_s=limit_s)
+        outcome = run_in_child(_JOB, asked, time_limit_s=limit_s)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))

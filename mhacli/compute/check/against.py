@@ -19,7 +19,7 @@ from mhacli.adapters.usercode.arguments import parameters_of, role_of
 from mhacli.adapters.usercode.asker import cast
 from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.projections import Reading, Widths, parts_of, readings
+from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation, UserAttention
 from mhacli.attention.mistakes.stages import Projection
@@ -212,12 +212,12 @@ def _transferred(
         )
 
 
-def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) -> list[Reading]:
+def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) -> list[ProjectionReading]:
     parts = parts_of(module, {})
     widest = max((max(part.weight.shape) for part in parts), default=1)
     counts = head_counts(subject.built, module, request, parts_width=widest)
     widths = [Widths(subject.sizes.d_in, subject.sizes.d_context, *count) for count in counts[:1]]
-    return [reading for width in widths for reading in readings(parts, width)][:_MOST_TRANSFERS]
+    return [reading for width in widths for reading in projection_readings(parts, width)][:_MOST_TRANSFERS]
 
 
 def _numbered(module: nn.Module) -> nn.Module:
@@ -229,7 +229,7 @@ def _numbered(module: nn.Module) -> nn.Module:
     return numbered
 
 
-def _carry(mine: Reading, theirs: Reading, made: nn.Module) -> bool:
+def _carry(mine: ProjectionReading, theirs: ProjectionReading, made: nn.Module) -> bool:
     """Writes the projections of one reading to the cells that another reading tells. False where shapes do not fit."""
     flat = torch.cat([parameter.data.flatten() for parameter in made.parameters()])
     for name in ("q", "k", "v", "out"):

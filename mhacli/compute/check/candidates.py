@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
 from mhacli.adapters.usercode.asker import cast
-from mhacli.adapters.usercode.projections import Reading, Widths, is_norm, parts_of, read_name, readings
+from mhacli.adapters.usercode.projections import (
+    ProjectionReading,
+    Widths,
+    is_norm,
+    parts_of,
+    projection_readings,
+    read_name,
+)
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceLayer, Rows, split
 from mhacli.compute.check.inputs import TOLERANCE, Scene, ask
@@ -37,7 +44,7 @@ class Candidate:
 
     layer: ReferenceLayer
     choices: tuple[Choice, ...] = ()
-    reading: Reading | None = None
+    reading: ProjectionReading | None = None
 
 
 @dataclass(frozen=True)
@@ -201,11 +208,11 @@ def _bases(
     parts = parts_of(module, tensors)
     sizes = subject.sizes
     for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=_widest(parts)):
-        for reading in readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
+        for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
             yield from _around(_of(reading), module)
 
 
-def _of(reading: Reading) -> list[Candidate]:
+def _of(reading: ProjectionReading) -> list[Candidate]:
     """A reading with heads cut in one way and joined in either."""
     layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
     said = reading.choices + (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.call.signature import role_of
+from mhacli.adapters.usercode.call.signature import call_role
 from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
@@ -114,7 +114,7 @@ def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
     named: dict[str, list[MaskForm]] = {}
     for form in forms:
         named.setdefault(form.parameter, []).append(form)
-    masks = [name for name in named if role_of(name) != "bias"]
+    masks = [name for name in named if call_role(name) != "bias"]
     return [tuple(named[name]) for name in masks or named]
 
 

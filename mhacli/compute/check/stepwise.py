@@ -16,7 +16,14 @@ from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.stepwise import CacheSizes, Stepped, Stepping, grows, is_kept, steppings
+from mhacli.adapters.usercode.stepwise import (
+    CacheSizes,
+    StepConvention,
+    StepResults,
+    cache_grows,
+    cache_is_kept,
+    step_conventions,
+)
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation
 from mhacli.attention.mistakes import BY_CODE, MistakeVariant
 from mhacli.attention.mistakes.caching import (
@@ -74,7 +81,7 @@ class _Asker:
             self.full[end] = answer.out.detach().to("cpu", torch.float64)
         return self.full[end]
 
-    def outcome(self, stepped: Stepped, ends: Sequence[int]) -> Outcome:
+    def outcome(self, stepped: StepResults, ends: Sequence[int]) -> Outcome:
         """The steps beside the rows of whole calls."""
         starts = (0, *ends[:-1])
         wanted = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
@@ -97,9 +104,11 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     rows = Draw(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
     asker = _Asker(caller, rows, mask)
-    found: list[tuple[Stepping, list[Outcome]]] = []
+    found: list[tuple[StepConvention, list[Outcome]]] = []
     slow = probed.facts.call_s > _SLOW_S
-    for stepping in islice(steppings(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)):
+    for stepping in islice(
+        step_conventions(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)
+    ):
         outcomes = _tried(stepping, asker)
         if outcomes and all(outcome.is_right for outcome in outcomes):
             return _right(stepping, outcomes)
@@ -131,7 +140,7 @@ def _unused(caller: Caller, stage: Stage) -> Caller:
         return caller
 
 
-def _is_settled(found: list[tuple[Stepping, list[Outcome]]]) -> bool:
+def _is_settled(found: list[tuple[StepConvention, list[Outcome]]]) -> bool:
     """Whether other ways of calling cannot mend it: a table of rotations that is given whole, and read, beside a position."""
     first = found[0][0]
     return (first.is_table_whole and bool(first.placed)) or len(found) >= 6
@@ -160,7 +169,7 @@ def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
 # ------------------------------------------------------------------------------------------------------------------- asking
 
 
-def _tried(stepping: Stepping, asker: _Asker) -> list[Outcome]:
+def _tried(stepping: StepConvention, asker: _Asker) -> list[Outcome]:
     """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
     length = asker.rows.shape[1]
     prefill = (length - 2, length - 1, length)
@@ -183,14 +192,14 @@ def _chunks(length: int) -> tuple[tuple[int, ...], ...]:
     return ((length - 3, length - 1, length), (2, length))
 
 
-def _remembers(stepping: Stepping, stepped: Stepped, asker: _Asker, ends: Sequence[int]) -> bool:
+def _remembers(stepping: StepConvention, stepped: StepResults, asker: _Asker, ends: Sequence[int]) -> bool:
     """Whether there is a cache: the first step left one, and later ones depend on it or make it longer. Where there
     is a context, the cache may be meant for its keys alone: then later steps must depend on the first."""
     by_itself = not stepping.passing.names
-    if not is_kept(stepped, by_itself=by_itself):
+    if not cache_is_kept(stepped, by_itself=by_itself):
         return False
     has_context = any(True for _ in signature_of(stepping.caller.built.call).of_role("context", "kv", "key", "value"))
-    if not has_context and (by_itself or not stepping.passing.paths or grows(stepped)):
+    if not has_context and (by_itself or not stepping.passing.paths or cache_grows(stepped)):
         return True
     other = asker.rows.clone()
     other[:, : ends[0]] = other[:, : ends[0]].flip(-1) + 0.5
@@ -201,16 +210,16 @@ def _remembers(stepping: Stepping, stepped: Stepped, asker: _Asker, ends: Sequen
 # ------------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def _right(stepping: Stepping, outcomes: Sequence[Outcome]) -> Stepwise:
+def _right(stepping: StepConvention, outcomes: Sequence[Outcome]) -> Stepwise:
     error = max(max(outcome.errors) for outcome in outcomes)
     kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
-    said = f"{kinds}: the same as one call gives ({stepping.told})"
+    said = f"{kinds}: the same as one call gives ({stepping.text})"
     probe = Probe("cache", said, error, True)
     return Stepwise(probes=(probe,), names=stepping.names)
 
 
 def _wrong(
-    stepping: Stepping, outcomes: list[Outcome], asker: _Asker, diagnosis: Diagnosis, probed: Probed
+    stepping: StepConvention, outcomes: list[Outcome], asker: _Asker, diagnosis: Diagnosis, probed: Probed
 ) -> Stepwise:
     failing = [outcome for outcome in outcomes if not outcome.is_right]
     error = max(max(outcome.errors) for outcome in failing)
@@ -220,7 +229,7 @@ def _wrong(
     is_right_alone = all(is_chunked(outcome) for outcome in failing)
     if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
         return _of_one_token(stepping, error)
-    probe = Probe("cache", f"steps give something else than one call ({stepping.told})", error, False)
+    probe = Probe("cache", f"steps give something else than one call ({stepping.text})", error, False)
     told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
     findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
     return Stepwise(findings, (), (probe,), stepping.names)
@@ -231,14 +240,14 @@ def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: Ou
     return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
 
 
-def _of_one_token(stepping: Stepping, error: float) -> Stepwise:
+def _of_one_token(stepping: StepConvention, error: float) -> Stepwise:
     """Right after a prefill and token by token, and wrong where a later step brings several tokens, which it does not mask."""
     said = (
         "with a cache it takes one token at a time: a later step of several tokens is not masked as one call masks them"
     )
     probe = Probe(
         "cache",
-        f"token by token, after a prefill: the same as one call gives ({stepping.told}); later chunks are not",
+        f"token by token, after a prefill: the same as one call gives ({stepping.text}); later chunks are not",
         error,
     )
     return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names)
@@ -289,7 +298,7 @@ def gap_of(one: Tensor, other: Tensor) -> float:
 class Explainer:
     """Looks for the arrangement of cached rows, positions and masks that gives what the steps answered."""
 
-    stepping: Stepping
+    stepping: StepConvention
     rows: Tensor
     diagnosis: Diagnosis
     is_causal: bool
@@ -412,7 +421,7 @@ class Explainer:
         number, gap = next((n, gap) for n, gap in enumerate(first.errors) if gap > first.tolerance)
         start = (0, *first.ends)[number]
         brought = first.ends[number] - start
-        shown = f"after {start} tokens a step of {brought} is {gap:.3g} off ({self.stepping.told}), "
+        shown = f"after {start} tokens a step of {brought} is {gap:.3g} off ({self.stepping.text}), "
         shown += f"in an output whose largest number is {float(first.wanted[number].abs().max()):.3g}"
         line = self._line(code, first)
         error = None if variant is None else self.errors["+".join(other.description for _, other in made)]

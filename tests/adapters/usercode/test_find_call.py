@@ -1456,12 +1456,12 @@ def test_a_function_without_rows_is_refused() -> None:
 
 
 def test_the_search_makes_no_more_than_sixty_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    import mhacli.adapters.usercode.call.trials as search
+    import mhacli.adapters.usercode.call.trials as trials
 
     calls: list[int] = []
-    before = search.Laboratory.ask
+    before = trials.TrialRunner.ask
     monkeypatch.setattr(
-        search.Laboratory, "ask", lambda self, *some, **named: (calls.append(1), before(self, *some, **named))[1]
+        trials.TrialRunner, "ask", lambda self, *some, **named: (calls.append(1), before(self, *some, **named))[1]
     )
     for thing, arguments in STYLES[::3]:
         calls.clear()

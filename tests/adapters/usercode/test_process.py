@@ -16,12 +16,12 @@ from textwrap import dedent
 import pytest
 from support.processes import PATIENCE_S
 
-from mhacli.adapters.usercode.process import KEPT_BYTES, Outcome, run_apart
+from mhacli.adapters.usercode.process import KEPT_BYTES, ChildResult, run_in_child
 from mhacli.errors import MhaError
 
 SMALL_TORCH = "def get_num_threads(): return 2\ndef set_num_threads(n): pass\n"
 HEADER = "import os, re, signal, subprocess, sys, time, warnings\n"
-Job = Callable[..., Outcome]
+Job = Callable[..., ChildResult]
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job(folder: Path) -> Job:
     """`job(source)`: the outcome of a job of that body, whose first lines are 1 the imports, 2 the `def`."""
 
-    def run(source: str, request: dict[str, object] | None = None, **how: object) -> Outcome:
+    def run(source: str, request: dict[str, object] | None = None, **how: object) -> ChildResult:
         body = "".join(f"    {line}\n" for line in dedent(source).strip().splitlines())
         (folder / "theirs.py").write_text(f"{HEADER}def job(request, stage):\n{body}")
-        return run_apart("theirs:job", request or {}, **{"time_limit_s": PATIENCE_S, **how})
+        return run_in_child("theirs:job", request or {}, **{"time_limit_s": PATIENCE_S, **how})
 
     return run
 
@@ -232,11 +232,11 @@ def test_a_call_without_memory_says_so(job: Job) -> None:
 def test_a_job_that_is_not_there_is_a_bug_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MHA_DEBUG", raising=False)
     with pytest.raises(MhaError) as caught:
-        run_apart("mhacli.errors:nothing", {}, time_limit_s=1)
+        run_in_child("mhacli.errors:nothing", {}, time_limit_s=1)
     assert caught.value.code == "internal"
     monkeypatch.setenv("MHA_DEBUG", "1")
     with pytest.raises(RuntimeError, match="in load_job"):
-        run_apart("mhacli.errors:nothing", {}, time_limit_s=1)
+        run_in_child("mhacli.errors:nothing", {}, time_limit_s=1)
 
 
 def test_endless_printing_is_ended_and_its_end_is_told(job: Job) -> None:
@@ -302,9 +302,9 @@ def test_what_a_job_started_ends_with_it_and_does_not_keep_it(job: Job) -> None:
 
 ASKING = """
 import sys
-from mhacli.adapters.usercode.process import run_apart
+from mhacli.adapters.usercode.process import run_in_child
 try:
-    run_apart("theirs:job", {}, time_limit_s=60, on_stage=lambda what: print(what, flush=True))
+    run_in_child("theirs:job", {}, time_limit_s=60, on_stage=lambda what: print(what, flush=True))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -337,4 +337,4 @@ def test_asking_loads_no_torch() -> None:
 def test_a_process_that_cannot_start_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(folder / "no_python"))
     with pytest.raises(MhaError, match=r"^a process must start that runs the code, got: No such file or directory$"):
-        run_apart("theirs:job", {}, time_limit_s=1)
+        run_in_child("theirs:job", {}, time_limit_s=1)

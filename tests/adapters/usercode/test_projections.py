@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.projections import Reading, Widths, parts_of, readings
+from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 
 D, HEADS = 12, 3
 WIDTHS = Widths(D, D, HEADS, None)
@@ -424,8 +424,8 @@ LAYOUTS = {
 }
 
 
-def read(layout) -> list[Reading]:
-    return list(readings(parts_of(layout.module, {}), layout.widths))
+def read(layout) -> list[ProjectionReading]:
+    return list(projection_readings(parts_of(layout.module, {}), layout.widths))
 
 
 def is_right(reading, layout):
@@ -519,7 +519,7 @@ def test_a_layer_that_nothing_reads_is_told():
         out_proj=nn.Linear(D, D),
         gate=nn.Linear(D, 1),
     )
-    assert {reading.unused for reading in readings(parts_of(module, {}), WIDTHS)} == {("gate",)}
+    assert {reading.unused for reading in projection_readings(parts_of(module, {}), WIDTHS)} == {("gate",)}
 
 
 @pytest.mark.parametrize(
@@ -533,9 +533,9 @@ def test_a_layer_that_nothing_reads_is_told():
     ids=["two without names", "no values", "rows of another width", "nothing"],
 )
 def test_where_queries_keys_and_values_cannot_be_told_nothing_is_read(module):
-    assert list(readings(parts_of(module, {}), WIDTHS)) == []
+    assert list(projection_readings(parts_of(module, {}), WIDTHS)) == []
 
 
 def test_widths_that_the_heads_do_not_divide_are_not_read():
     module = module_of(q_proj=nn.Linear(D, 10), k_proj=nn.Linear(D, 10), v_proj=nn.Linear(D, 10))
-    assert list(readings(parts_of(module, {}), WIDTHS)) == []
+    assert list(projection_readings(parts_of(module, {}), WIDTHS)) == []

@@ -35,7 +35,7 @@ _EVEN = 1e-3
 """How far from one rows of a pattern may sum; of half precision."""
 
 
-class Sides(NamedTuple):
+class AxisSizes(NamedTuple):
     """How many of each axis there are in one call."""
 
     batch: int
@@ -49,7 +49,7 @@ class Sides(NamedTuple):
         return known.get(axis)
 
 
-class Place(NamedTuple):
+class ResultPath(NamedTuple):
     """Where in a result a tensor is, and which axes it has."""
 
     path: Path
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 Part = Literal["queries", "keys", "values"]
 
 
-class Slot(NamedTuple):
+class RowArgument(NamedTuple):
     """A parameter for rows: which rows it takes, and whether it may be left out where the keys are the queries' own rows."""
 
     parameter: str
@@ -68,19 +68,19 @@ class Slot(NamedTuple):
     by_place: bool = False
 
 
-class Written(NamedTuple):
+class CallMasks(NamedTuple):
     """What a call's masks are to say, in the forms in which they are to be written."""
 
     mask: MaskForm | None = None
     padding: MaskForm | None = None
 
 
-NOWHERE = Place((), ())
+NO_PATH = ResultPath((), ())
 """Where the output of a way is that nobody has tried yet."""
 
 
 @dataclass(frozen=True)
-class Way:
+class CallConvention:
     """How somebody's attention is called, and what of its result is what.
 
     `axes` are those of the rows as it wants them, without "batch" where it takes one sequence at a time; `output` tells where the
@@ -89,13 +89,13 @@ class Way:
     `causal_yields`: the switch `causal_by` is left out of calls with a mask, for it does not bear one.
     """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[RowArgument, ...]
     axes: Axes
     is_function: bool
-    extras: tuple[Recipe, ...] = ()
+    extras: tuple[ArgumentRecipe, ...] = ()
     idle: tuple[tuple[str, MaskForm | None], ...] = ()
-    output: Place = NOWHERE
-    pattern: Place | None = None
+    output: ResultPath = NO_PATH
+    pattern: ResultPath | None = None
     spread: frozenset[tuple[str, Axes]] = frozenset()
     causal_by: str | None = None
     causal_yields: bool = False
@@ -113,12 +113,12 @@ class Way:
         return "batch" in self.axes
 
 
-class Asked(NamedTuple):
+class CallResult(NamedTuple):
     """What came back of a call, before anybody looked for the output in it: a result for each sequence where it takes one at a
     time, else one; with the sizes that each call had."""
 
     results: tuple[Any, ...]
-    sides: Sides
+    sides: AxisSizes
 
 
 @contextmanager
@@ -137,27 +137,27 @@ def quietly(call: Callable[..., Any], training: bool) -> Iterator[None]:
                 part.training = state
 
 
-def raw(
+def call_with(
     call: Callable[..., Any],
-    way: Way,
+    way: CallConvention,
     inputs: Inputs,
-    setting: Setting,
-    forms: Written = Written(),  # noqa: B008
-) -> Asked:
+    setting: CallSetting,
+    forms: CallMasks = CallMasks(),  # noqa: B008
+) -> CallResult:
     """What the call returns. `setting.sides` is not read: the sizes are those of the inputs. Raises what the call raises."""
     sides = sides_of(inputs, way)
     if way.batched:
-        return Asked((_once(call, way, inputs, setting._replace(sides=sides), forms),), sides)
+        return CallResult((_once(call, way, inputs, setting._replace(sides=sides), forms),), sides)
     single = sides._replace(batch=1)
     parts = [_sequence(inputs, number) for number in range(sides.batch)]
-    return Asked(tuple(_once(call, way, part, setting._replace(sides=single), forms) for part in parts), single)
+    return CallResult(tuple(_once(call, way, part, setting._replace(sides=single), forms) for part in parts), single)
 
 
-def sides_of(inputs: Inputs, way: Way) -> Sides:
+def sides_of(inputs: Inputs, way: CallConvention) -> AxisSizes:
     """The sizes of one call."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
     n_heads = inputs.queries.shape[1] if way.is_function else way.n_heads
-    return Sides(inputs.queries.shape[0], n_heads, inputs.queries.shape[-2], keys.shape[-2])
+    return AxisSizes(inputs.queries.shape[0], n_heads, inputs.queries.shape[-2], keys.shape[-2])
 
 
 def _sequence(inputs: Inputs, number: int) -> Inputs:
@@ -167,13 +167,15 @@ def _sequence(inputs: Inputs, number: int) -> Inputs:
     return Inputs(inputs.queries[number : number + 1], *(one(tensor) for tensor in inputs[1:]))
 
 
-def _once(call: Callable[..., Any], way: Way, inputs: Inputs, setting: Setting, forms: Written) -> Any:
+def _once(call: Callable[..., Any], way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> Any:
     places, names = _arguments(way, inputs, setting, forms)
     with quietly(call, setting.training):
         return call(*places, **names)
 
 
-def _arguments(way: Way, inputs: Inputs, setting: Setting, forms: Written) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
+) -> tuple[list[Any], dict[str, Any]]:
     places: list[Any] = []
     names: dict[str, Any] = dict(way.fixed)
     masks = _masks(way, inputs, setting, forms)
@@ -181,7 +183,7 @@ def _arguments(way: Way, inputs: Inputs, setting: Setting, forms: Written) -> tu
         rows = _rows(inputs, slot)
         if rows is None:
             continue
-        theirs = arranged(rows.to(setting.device, setting.dtype), way.canonical, way.axes).contiguous().clone()
+        theirs = rearranged(rows.to(setting.device, setting.dtype), way.canonical, way.axes).contiguous().clone()
         if slot.by_place:
             places.append(theirs)
         else:
@@ -189,11 +191,11 @@ def _arguments(way: Way, inputs: Inputs, setting: Setting, forms: Written) -> tu
     asks = any(name not in dict(way.idle) for name in masks) or inputs.allowed is not None or inputs.real is not None
     for recipe in way.extras:
         if not (asks and way.causal_yields and recipe.parameter == way.causal_by):
-            names[recipe.parameter] = made(recipe, setting)
+            names[recipe.parameter] = make_argument(recipe, setting)
     return places, names | masks
 
 
-def _rows(inputs: Inputs, slot: Slot) -> Tensor | None:
+def _rows(inputs: Inputs, slot: RowArgument) -> Tensor | None:
     """The rows of a slot; None where the call makes them itself, from the queries."""
     if slot.part == "queries":
         return inputs.queries
@@ -203,7 +205,7 @@ def _rows(inputs: Inputs, slot: Slot) -> Tensor | None:
     return own
 
 
-def _masks(way: Way, inputs: Inputs, setting: Setting, forms: Written) -> dict[str, Any]:
+def _masks(way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> dict[str, Any]:
     """The masks of a call by name, each written anew."""
     masks: dict[str, Any] = {}
     sides, device, dtype = setting.sides, setting.device, setting.dtype
@@ -229,18 +231,18 @@ def _masks(way: Way, inputs: Inputs, setting: Setting, forms: Written) -> dict[s
     return masks
 
 
-def answer_of(asked: Asked, way: Way) -> Answer:
+def read_answer(asked: CallResult, way: CallConvention) -> Answer:
     """The output and the pattern of what came back, in our order of axes, as copies."""
     outs, patterns = [], []
     for result in asked.results:
-        tensor = at(result, way.output.path)
+        tensor = tensor_at(result, way.output.path)
         if tensor is None:
             tensor = next((leaf for _, leaf in leaves(result) if leaf.ndim == len(way.output.axes)), None)
         if tensor is None:
-            where = told(way.output.path) or "its top"
+            where = path_text(way.output.path) or "its top"
             raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
         outs.append(output_of(tensor.detach(), way.output.axes, way.canonical, asked.sides.head))
-        pattern = None if way.pattern is None else at(result, way.pattern.path)
+        pattern = None if way.pattern is None else tensor_at(result, way.pattern.path)
         if pattern is not None and way.pattern is not None and pattern.ndim == len(way.pattern.axes):
             patterns.append(pattern_of(pattern.detach(), way.pattern.axes, asked.sides.batch))
     whole = torch.cat(patterns) if len(patterns) == len(outs) else None
@@ -255,7 +257,7 @@ ROPE_BASE = 10000.0
 N_VARIANTS = 5
 
 
-class Recipe(NamedTuple):
+class ArgumentRecipe(NamedTuple):
     """How an argument is made for each call: its `kind`, what that needs to know, and which of several usual shapes."""
 
     parameter: str
@@ -264,10 +266,10 @@ class Recipe(NamedTuple):
     variant: int = 0
 
 
-class Setting(NamedTuple):
+class CallSetting(NamedTuple):
     """What arguments are made for: the sizes of a call, its dtype and device, whether it trains, and the weights by name."""
 
-    sides: Sides
+    sides: AxisSizes
     dtype: torch.dtype
     device: torch.device
     training: bool
@@ -276,26 +278,26 @@ class Setting(NamedTuple):
 
 def recipe_for(
     parameter: Parameter, *, n_heads: int, d_head: int, d_model: int, causal: bool, variant: int
-) -> Recipe | None:
+) -> ArgumentRecipe | None:
     """How to make an argument that is required; None where nobody knows what it is."""
     name, role = parameter.name, parameter.role
     numbers = {"heads": n_heads, "d_head": d_head, "d_model": d_model, "scale": d_head**-0.5, "dropout": 0.0}
     if role in numbers:
-        return Recipe(name, "literal", numbers[role])
+        return ArgumentRecipe(name, "literal", numbers[role])
     if role in ("cache", "other mask"):
-        return Recipe(name, "literal", None)
+        return ArgumentRecipe(name, "literal", None)
     if role in ("pattern", "mean", "off"):
-        return Recipe(name, "literal", False)
+        return ArgumentRecipe(name, "literal", False)
     if role == "causal":
-        return Recipe(name, "literal", causal)
+        return ArgumentRecipe(name, "literal", causal)
     if role == "rope":
-        return Recipe(name, "rope", d_head, variant)
+        return ArgumentRecipe(name, "rope", d_head, variant)
     if role in ("training", "positions", "offset", "batch", "q_len", "k_len", "weight", "weight bias"):
-        return Recipe(name, role, None, variant)
+        return ArgumentRecipe(name, role, None, variant)
     return None
 
 
-def made(recipe: Recipe, setting: Setting) -> Any:
+def make_argument(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
     """The argument itself."""
     sides = setting.sides
     simple: dict[str, Callable[[], Any]] = {
@@ -313,7 +315,7 @@ def made(recipe: Recipe, setting: Setting) -> Any:
     return simple[recipe.kind]()
 
 
-def _positions(variant: int, setting: Setting) -> Tensor:
+def _positions(variant: int, setting: CallSetting) -> Tensor:
     q_idx = torch.arange(setting.sides.q_len, device=setting.device)
     return (q_idx[None], q_idx, q_idx.expand(setting.sides.batch, -1))[min(variant, 2)]
 
@@ -324,7 +326,7 @@ def angles(q_len: int, d_head: int, device: torch.device) -> Tensor:
     return torch.outer(torch.arange(q_len, dtype=torch.float64, device=device), ROPE_BASE ** (-place / d_head))
 
 
-def _rotation(recipe: Recipe, setting: Setting) -> Any:
+def _rotation(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
     name, half = recipe.parameter.lower(), angles(setting.sides.q_len, recipe.value, setting.device)
     whole = torch.cat([half, half], -1)
     shaped = (whole, whole[None], whole[None, None], half, half[None])[min(recipe.variant, 4)]
@@ -343,9 +345,9 @@ def _rotation(recipe: Recipe, setting: Setting) -> Any:
     return (half if recipe.variant == 3 else whole).to(setting.dtype)
 
 
-def told_rotation(recipe: Recipe, setting: Setting) -> str:
+def rotation_text(recipe: ArgumentRecipe, setting: CallSetting) -> str:
     """What a rotation was made of, for the line that says how it is called."""
-    value = made(recipe, setting)
+    value = make_argument(recipe, setting)
     one = value[0] if isinstance(value, tuple) else value
     kind = "complex" if one.is_complex() else "(cos, sin)" if isinstance(value, tuple) else "half rotation"
     return f"{recipe.parameter}: {kind} {list(one.shape)}, base {ROPE_BASE:g}"
@@ -381,7 +383,9 @@ def weights_for(
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-def written(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: Sides, dtype: torch.dtype) -> Tensor:
+def written(
+    form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: AxisSizes, dtype: torch.dtype
+) -> Tensor:
     """A mask in that form. `allowed` bool `[batch or 1, 1, query, key]`, `real` bool `[batch, key]`, or both, True = keep.
 
     Axes of the form that the mask does not tell apart are of one, but batch, which is whole. Raises ValueError where the mask
@@ -402,7 +406,7 @@ def written(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: 
             keep = first
     if "batch" in form.axes:
         keep = keep.expand(sides.batch, -1, -1, -1)[: sides.batch // form.n_shared]
-    keep = arranged(keep, PATTERN_AXES, form.axes)
+    keep = rearranged(keep, PATTERN_AXES, form.axes)
     return _of_kind(keep, form, dtype).contiguous().clone()
 
 
@@ -415,7 +419,7 @@ def _of_kind(keep: Tensor, form: MaskForm, dtype: torch.dtype) -> Tensor:
     return true.to(dtype if form.kind == "01" else torch.int64)
 
 
-def _lengths(real: Tensor | None, sides: Sides) -> Tensor:
+def _lengths(real: Tensor | None, sides: AxisSizes) -> Tensor:
     if real is None:
         return torch.full((sides.batch,), sides.k_len)
     counts = real.sum(-1)
@@ -424,7 +428,7 @@ def _lengths(real: Tensor | None, sides: Sides) -> Tensor:
     return counts
 
 
-def nothing_hidden(form: MaskForm, sides: Sides, device: torch.device, dtype: torch.dtype) -> Tensor:
+def nothing_hidden(form: MaskForm, sides: AxisSizes, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The mask in that form that lets every query attend to every key."""
     everything = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
     if form.kind == "lengths":
@@ -467,22 +471,22 @@ def part_at(result: Any, path: Path) -> Any:
     for step in path:
         found = dict(_parts(result))
         if step not in found:
-            raise ValueError(f"the result must hold something at {told(path)}")
+            raise ValueError(f"the result must hold something at {path_text(path)}")
         result = found[step]
     return result
 
 
-def at(result: Any, path: Path) -> Tensor | None:
+def tensor_at(result: Any, path: Path) -> Tensor | None:
     """The tensor at a path, None where there is none."""
     return next((tensor for found, tensor in leaves(result) if found == path), None)
 
 
-def told(path: Path) -> str:
+def path_text(path: Path) -> str:
     """A path as Python writes it: `[0]`, `["out"]`, `.context`."""
     return "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
 
 
-def fits(shape: Sequence[int], axes: Axes, sides: Sides) -> bool:
+def fits(shape: Sequence[int], axes: Axes, sides: AxisSizes) -> bool:
     """Whether a tensor of that shape may have those axes; a width may be anything but nothing."""
     if len(shape) != len(axes) or 0 in shape:
         return False
@@ -497,11 +501,11 @@ def fits(shape: Sequence[int], axes: Axes, sides: Sides) -> bool:
     return True
 
 
-def output_in(result: Any, wanted: Sequence[Axes], sides: Sides) -> Place | None:
+def output_in(result: Any, wanted: Sequence[Axes], sides: AxisSizes) -> ResultPath | None:
     """The output: of the floating tensors whose shape fits any of the wanted axes one that is named like an output, or else that
     is not as wide as there are keys, as a pattern is, or else the first; of axes that fit the first."""
     found = [
-        (_strangeness(path, tensor, sides.k_len), number, Place(path, axes))
+        (_strangeness(path, tensor, sides.k_len), number, ResultPath(path, axes))
         for path, tensor in leaves(result)
         for number, axes in enumerate(wanted)
         if tensor.is_floating_point() and fits(tensor.shape, axes, sides)
@@ -520,7 +524,7 @@ def _last_name(path: Path) -> str | None:
     return str(names[-1]).lower() if names else None
 
 
-def pattern_in(result: Any, output: Path, sides: Sides, *, batched: bool) -> Place | None:
+def pattern_in(result: Any, output: Path, sides: AxisSizes, *, batched: bool) -> ResultPath | None:
     """The pattern: of the other tensors whose last axes are query × key, the one whose rows sum to one, or else the one that is
     named so, or else the first."""
     wanted: list[Axes] = [PATTERN_AXES, ("batch", "query", "key"), ("batch·head", "query", "key")] if batched else []
@@ -529,24 +533,24 @@ def pattern_in(result: Any, output: Path, sides: Sides, *, batched: bool) -> Pla
         [("query", "key", "batch", "head")] if batched else [("1", "head", "query", "key"), ("head", "query", "key")]
     )
     any_heads = sides._replace(head=-1)
-    found: list[tuple[tuple[bool, bool, int], Place]] = []
+    found: list[tuple[tuple[bool, bool, int], ResultPath]] = []
     for path, tensor in leaves(result):
         for axes in wanted if path != output and tensor.is_floating_point() else ():
             if _fits_pattern(tensor.shape, axes, any_heads):
                 sums = bool((tensor.double().sum(axes.index("key")) - 1).abs().max() < _EVEN)
                 name = _last_name(path)
                 named = name is not None and _PATTERN_NAMES.fullmatch(name) is not None
-                found.append(((not sums, not named, wanted.index(axes)), Place(path, axes)))
+                found.append(((not sums, not named, wanted.index(axes)), ResultPath(path, axes)))
                 break
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _fits_pattern(shape: Sequence[int], axes: Axes, sides: Sides) -> bool:
+def _fits_pattern(shape: Sequence[int], axes: Axes, sides: AxisSizes) -> bool:
     loose = tuple("any" if axis == "head" else axis for axis in axes)
     return fits(shape, loose, sides)
 
 
-def arranged(tensor: Tensor, have: Axes, want: Axes) -> Tensor:
+def rearranged(tensor: Tensor, have: Axes, want: Axes) -> Tensor:
     """A tensor with its axes in another order: an axis that is not wanted must be of one and goes, one that is missing is made
     of one. Raises ValueError where an axis that goes holds more."""
     for axis in [axis for axis in have if axis not in want]:
@@ -565,7 +569,7 @@ def output_of(tensor: Tensor, axes: Axes, canonical: Axes, n_heads: int) -> Tens
         place = axes.index(MERGED)
         tensor = tensor.unflatten(place, (n_heads, -1))
         axes = (*axes[:place], "head", "width", *axes[place + 1 :])
-    return arranged(tensor, axes, canonical)
+    return rearranged(tensor, axes, canonical)
 
 
 def pattern_of(tensor: Tensor, axes: Axes, batch: int) -> Tensor:
@@ -573,5 +577,5 @@ def pattern_of(tensor: Tensor, axes: Axes, batch: int) -> Tensor:
     if axes[0] == "batch·head":
         return tensor.reshape(batch, -1, *tensor.shape[1:])
     if axes[0] == "1":
-        return arranged(tensor, ("batch", *axes[1:]), PATTERN_AXES)
-    return arranged(tensor, axes, PATTERN_AXES)
+        return rearranged(tensor, ("batch", *axes[1:]), PATTERN_AXES)
+    return rearranged(tensor, axes, PATTERN_AXES)

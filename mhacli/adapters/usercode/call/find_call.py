@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import parse_value, role_of
 from mhacli.adapters.usercode.asker import float64_copy, map_rows
 from mhacli.adapters.usercode.call.convention import (
-    Recipe,
-    Setting,
-    Way,
-    Written,
-    answer_of,
-    at,
-    raw,
+    ArgumentRecipe,
+    CallConvention,
+    CallMasks,
+    CallSetting,
+    call_with,
+    path_text,
+    read_answer,
+    rotation_text,
     sides_of,
-    told,
-    told_rotation,
+    tensor_at,
 )
-from mhacli.adapters.usercode.call.masks import Masked, masked, modes_of, paired
-from mhacli.adapters.usercode.call.signature import Axes, Parameter, Role, Signature, known_of, signature_of
+from mhacli.adapters.usercode.call.masks import MaskedTrial, masks_by_mode, modes_of, with_masks
+from mhacli.adapters.usercode.call.signature import Axes, CallRole, Parameter, Signature, known_of, signature_of
 from mhacli.adapters.usercode.call.trials import (
-    Call,
-    Failure,
-    Laboratory,
+    CallFacts,
+    FailedTrial,
     Trial,
+    TrialRunner,
     close,
-    found_trial,
+    find_trial,
     is_lazy,
     stated_rows,
     without,
@@ -69,7 +69,7 @@ class Caller:
     dtype: torch.dtype
     device: torch.device
     described: str
-    way: Way
+    way: CallConvention
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
     mode: Mode | None = None
@@ -84,8 +84,8 @@ class Caller:
     ) -> Answer:
         """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
         form has no axis for."""
-        setting = Setting(sides_of(inputs, self.way), self.dtype, self.device, training, self.tensors)
-        return answer_of(raw(self.built.call, self.way, inputs, setting, Written(mask, padding)), self.way)
+        setting = CallSetting(sides_of(inputs, self.way), self.dtype, self.device, training, self.tensors)
+        return read_answer(call_with(self.built.call, self.way, inputs, setting, CallMasks(mask, padding)), self.way)
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
         """The same way of asking for another copy of it."""
@@ -99,43 +99,45 @@ def find_user_attention(built: Built, request: TargetRequest) -> Caller:
 
     Raises MhaError where no way of calling works.
     """
-    call, lab, trial = _found(built, request)
-    trial = _with_pattern(call, lab, _with_causal(call, lab, trial))
-    return _caller(call, lab, masked(call, lab, trial), None)
+    call, runner, trial = _found(built, request)
+    trial = _with_pattern(call, runner, _with_causal(call, runner, trial))
+    return _caller(call, runner, with_masks(call, runner, trial), None)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[Caller, ...]:
     """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
     belong to it. Raises MhaError where no way of calling works."""
-    call, lab, trial = _found(built, request)
-    labs, found = {}, {}
-    for mode, one in modes_of(lab, trial):
-        labs[mode] = Laboratory(built, lab.device, lab.seed)
-        found[mode] = masked(call, labs[mode], _with_pattern(call, labs[mode], _with_causal(call, labs[mode], one)))
-    return tuple(_caller(call, labs[mode], one, mode) for mode, one in paired(call, found, labs).items())
+    call, runner, trial = _found(built, request)
+    runners, found = {}, {}
+    for mode, one in modes_of(runner, trial):
+        runners[mode] = TrialRunner(built, runner.device, runner.seed)
+        found[mode] = with_masks(
+            call, runners[mode], _with_pattern(call, runners[mode], _with_causal(call, runners[mode], one))
+        )
+    return tuple(_caller(call, runners[mode], one, mode) for mode, one in masks_by_mode(call, found, runners).items())
 
 
-def _found(built: Built, request: TargetRequest) -> tuple[Call, Laboratory, Trial]:
+def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
     """What is known of the call, where it is tried, and a first way that works."""
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
-    call = Call(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
+    call = CallFacts(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
     call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
-    lab = Laboratory(built, device, request.seed)
+    runner = TrialRunner(built, device, request.seed)
     refuse_unknown(call)
-    found = found_trial(call, lab)
+    found = find_trial(call, runner)
     if found is None:
-        raise _refusal(call, device, lab.failures)
-    trial = _settled(call, lab, found)
-    return call, Laboratory(built, device, request.seed) if is_lazy(built.module) else lab, trial
+        raise _refusal(call, device, runner.failures)
+    trial = _refined(call, runner, found)
+    return call, TrialRunner(built, device, request.seed) if is_lazy(built.module) else runner, trial
 
 
-def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Caller:
-    trial, device = found.trial, lab.device
-    asked, dtype = _in_float64(lab, trial)
+def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode | None) -> Caller:
+    trial, device = found.trial, runner.device
+    asked, dtype = _in_float64(runner, trial)
     way, lengths = trial.way, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
-    setting = Setting(sides_of_trial(trial), dtype, device, False, tensors)
+    setting = CallSetting(sides_of_trial(trial), dtype, device, False, tensors)
     return Caller(
         built=asked,
         sizes=trial.sizes,
@@ -151,12 +153,12 @@ def _caller(call: Call, lab: Laboratory, found: Masked, mode: Mode | None) -> Ca
         described=_described(call, found, setting),
         way=way,
         tensors=tensors,
-        untried=untried(call.signature, lab, trial, (*found.masks, *found.paddings)),
+        untried=untried(call.signature, runner, trial, (*found.masks, *found.paddings)),
         mode=mode,
     )
 
 
-def _settled(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
     if trial.way.is_function:
         return trial
@@ -164,26 +166,26 @@ def _settled(call: Call, lab: Laboratory, trial: Trial) -> Trial:
     if (
         trial.way.axes == batch_first
         and stated_rows(call) != batch_first
-        and not lab.is_slow
-        and not is_apart(lab, trial)
+        and not runner.is_slow
+        and not keeps_sequences_apart(runner, trial)
     ):
         turned = replace(trial, way=replace(trial.way, axes=("row", "batch", "width")))
-        found = lab.located(turned)
-        if found is not None and is_apart(lab, found):
+        found = runner.located(turned)
+        if found is not None and keeps_sequences_apart(runner, found):
             trial = found
     optional = [slot for slot in trial.way.slots if slot.part != "queries" and not slot.required]
-    if optional and not lab.is_slow and not context_matters(lab, trial):
+    if optional and not runner.is_slow and not context_matters(runner, trial):
         alone = without(trial, (slot for slot in trial.way.slots if slot not in optional))
         same = alone.lengths._replace(k_len=alone.lengths.q_len)
-        trial = lab.located(replace(alone, lengths=same)) or trial
+        trial = runner.located(replace(alone, lengths=same)) or trial
     return trial
 
 
-def is_apart(lab: Laboratory, trial: Trial) -> bool:
+def keeps_sequences_apart(runner: TrialRunner, trial: Trial) -> bool:
     """Whether changing one sequence changes its own output and no other."""
-    inputs = lab.rows(trial)
+    inputs = runner.rows(trial)
     changed = map_rows(inputs, _first_changed)
-    before, after = lab.answer(trial, inputs), lab.answer(trial, changed)
+    before, after = runner.answer(trial, inputs), runner.answer(trial, changed)
     if before is None or after is None:
         return False
     return [close(x, y) for x, y in zip(before.out, after.out, strict=True)] == [False] + [True] * (
@@ -197,12 +199,12 @@ def _first_changed(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def context_matters(lab: Laboratory, trial: Trial) -> bool:
+def context_matters(runner: TrialRunner, trial: Trial) -> bool:
     """Whether the rows of the context have any influence."""
-    inputs = lab.rows(trial)
+    inputs = runner.rows(trial)
     assert inputs.keys is not None
     other = inputs._replace(keys=inputs.keys + 1.0, values=None if inputs.values is None else inputs.values.flip(-1))
-    before, after = lab.answer(trial, inputs), lab.answer(trial, other)
+    before, after = runner.answer(trial, inputs), runner.answer(trial, other)
     return before is not None and after is not None and not close(before.out, after.out)
 
 
@@ -215,62 +217,62 @@ def sides_of_trial(trial: Trial) -> Any:
     return sides_of(Inputs(empty, keys), trial.way)
 
 
-def _with_causal(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial with the switch that makes it causal, where that is asked for and the call bears it."""
     if not call.causal:
         return trial
     for parameter in call.free(*call.signature.of_role("causal")):
         others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
-        extras = (*others, Recipe(parameter.name, "literal", True))
-        found = lab.located(replace(trial, way=replace(trial.way, extras=extras, causal_by=parameter.name)))
+        extras = (*others, ArgumentRecipe(parameter.name, "literal", True))
+        found = runner.located(replace(trial, way=replace(trial.way, extras=extras, causal_by=parameter.name)))
         if found is not None:
             return found
     return trial
 
 
-def _with_pattern(call: Call, lab: Laboratory, trial: Trial) -> Trial:
+def _with_pattern(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial with the switches that bring the pattern, of each head by preference, where the output stays what it was."""
-    switches = [Recipe(p.name, "literal", True) for p in call.free(*call.signature.of_role("pattern"))]
-    means = [Recipe(p.name, "literal", False) for p in call.free(*call.signature.of_role("mean"))]
-    before = lab.answer(trial, lab.rows(trial)) if switches or means else None
+    switches = [ArgumentRecipe(p.name, "literal", True) for p in call.free(*call.signature.of_role("pattern"))]
+    means = [ArgumentRecipe(p.name, "literal", False) for p in call.free(*call.signature.of_role("mean"))]
+    before = runner.answer(trial, runner.rows(trial)) if switches or means else None
     for chosen in ([*switches, *means], switches, means) if before is not None else ():
         names = {recipe.parameter for recipe in chosen}
         kept = tuple(recipe for recipe in trial.way.extras if recipe.parameter not in names)
-        found = lab.located(replace(trial, way=replace(trial.way, extras=(*kept, *chosen)))) if chosen else None
+        found = runner.located(replace(trial, way=replace(trial.way, extras=(*kept, *chosen)))) if chosen else None
         if found is None or found.way.pattern is None or before is None:
             continue
-        after = lab.answer(found, lab.rows(found))
+        after = runner.answer(found, runner.rows(found))
         if after is not None and close(before.out, after.out):
             return found
     return trial
 
 
-def _in_float64(lab: Laboratory, trial: Trial) -> tuple[Built, torch.dtype]:
+def _in_float64(runner: TrialRunner, trial: Trial) -> tuple[Built, torch.dtype]:
     """A copy in float64 where it computes in float64 throughout, else what was built and its own dtype."""
-    built = lab.built
+    built = runner.built
     if is_lazy(built.module):
-        return built, lab.dtype
+        return built, runner.dtype
     try:
         call = float64_copy(built.call)
     except Exception:
-        return built, lab.dtype
+        return built, runner.dtype
     whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
-    other = Laboratory(whole, lab.device, lab.seed)
+    other = TrialRunner(whole, runner.device, runner.seed)
     other.dtype = torch.float64
     inputs = other.rows(trial)
     asked = other.ask(trial, inputs)
-    out = None if asked is None else at(asked.results[0], trial.way.output.path)
+    out = None if asked is None else tensor_at(asked.results[0], trial.way.output.path)
     if out is None or out.dtype != torch.float64 or _is_rough(other, trial, inputs):
-        return built, lab.dtype
+        return built, runner.dtype
     return whole, torch.float64
 
 
-def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
+def _is_rough(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
     """Whether the output moves in steps, as it does where something inside is rounded to float32: twice the nudge must move it
     twice as far."""
-    if lab.is_slow:
+    if runner.is_slow:
         return False
-    answers = [lab.answer(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    answers = [runner.answer(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
     if any(answer is None for answer in answers):
         return False
     still, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
@@ -278,7 +280,7 @@ def _is_rough(lab: Laboratory, trial: Trial, inputs: Inputs) -> bool:
     return bool(bend > _ROUGH * still.abs().max())
 
 
-def _described(call: Call, found: Masked, setting: Setting) -> str:
+def _described(call: CallFacts, found: MaskedTrial, setting: CallSetting) -> str:
     """The call in one line of Python, and behind it what the line does not show."""
     way = found.trial.way
     shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in way.slots]
@@ -291,7 +293,7 @@ def _described(call: Call, found: Masked, setting: Setting) -> str:
     shown += [f"{name}=…" for name in dict.fromkeys(named)]
     name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
     words = {"row": "seq", "width": "d", "head": "1" if not way.is_function else "head"}
-    notes = [told_rotation(recipe, setting) for recipe in way.extras if recipe.kind == "rope"]
+    notes = [rotation_text(recipe, setting) for recipe in way.extras if recipe.kind == "rope"]
     usual = way.axes in (("batch", "row", "width"), ("batch", "head", "row", "width")) and way.is_function == (
         "head" in way.axes
     )
@@ -302,13 +304,13 @@ def _described(call: Call, found: Masked, setting: Setting) -> str:
         notes.append(f"with [{others}] it is no attention")
     if way.output.axes != way.axes:
         notes.append(f"result [{', '.join(words.get(axis, axis) for axis in way.output.axes)}]")
-    return f"{name}({', '.join(shown)}){told(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
+    return f"{name}({', '.join(shown)}){path_text(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
 _SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
 
 
-def refuse_unknown(call: Call) -> None:
+def refuse_unknown(call: CallFacts) -> None:
     """Raises MhaError for required parameters whose meaning nobody knows, and for a given one that there is none of."""
     names = [parameter.name for parameter in call.signature.parameters]
     for name in call.fixed:
@@ -329,34 +331,34 @@ def refuse_unknown(call: Call) -> None:
         )  # fmt: skip
 
 
-def _refusal(call: Call, device: torch.device, failures: list[Failure]) -> MhaError:
+def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial]) -> MhaError:
     """The error that says why no way works: what is known to be the cause, or else the commonest of the exceptions."""
-    built, failures = call.built, failures or [Failure("no rows", "no rows of a size that fits")]
+    built, failures = call.built, failures or [FailedTrial("no rows", "no rows of a size that fits")]
     for failure in failures:
-        if lacks_cuda(failure.said):
+        if lacks_cuda(failure.message):
             message = f"{built.name} needs a CUDA device, which this machine lacks, got {_short(failure)}"
             return MhaError(message, code="no-device", path=built.file)
-        if device.type == "cpu" and is_on_cuda(failure.said):
+        if device.type == "cpu" and is_on_cuda(failure.message):
             message = f"{built.name} must be on the device of its rows, cpu, got {_short(failure)}"
             return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
     message, hint = _ended(built, failures) or _indivisible(built, failures) or _commonest(built, failures)
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
 
 
-def _short(failure: Failure) -> str:
+def _short(failure: FailedTrial) -> str:
     """What was said, and the line, no longer than some two lines of a terminal."""
     where = f" (line {failure.line[0]}: {shortened(failure.line[1], _MOST_SOURCE)})" if failure.line else ""
-    return shortened(failure.said, _MOST_SAID) + where
+    return shortened(failure.message, _MOST_SAID) + where
 
 
-def _ended(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+def _ended(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
     """What to say of a call, the likeliest one, that ends the program or waits for somebody at the keyboard."""
     rules = {"SystemExit": "return when it is called", "EOFError": "read nothing from stdin when it is called"}
-    rule = rules.get(failures[0].said.partition(":")[0])
+    rule = rules.get(failures[0].message.partition(":")[0])
     return None if rule is None else (f"{built.name} must {rule}, got {_short(failures[0])}", None)
 
 
-def _indivisible(built: Built, failures: list[Failure]) -> tuple[str, str | None] | None:
+def _indivisible(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
     """What to say where every call fails for its shapes, and the sizes that it was built with do not divide each other."""
     sized: dict[str | None, tuple[str, int]] = {}
     for name, value in built.arguments.items():
@@ -364,7 +366,7 @@ def _indivisible(built: Built, failures: list[Failure]) -> tuple[str, str | None
             sized.setdefault(role_of(name.rpartition(".")[2]), (name, value))
     whole = "d_out" if "d_out" in sized else "d_model"
     pairs = [("n_heads", "n_kv_heads"), *([(whole, "n_heads")] if "d_head" not in sized else [])]
-    if not all(_SHAPES.search(failure.said) for failure in failures):
+    if not all(_SHAPES.search(failure.message) for failure in failures):
         return None
     for large, small in pairs:
         if large in sized and small in sized and sized[large][1] % sized[small][1]:
@@ -378,11 +380,11 @@ def _indivisible(built: Built, failures: list[Failure]) -> tuple[str, str | None
     return None
 
 
-def _commonest(built: Built, failures: list[Failure]) -> tuple[str, str | None]:
+def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None]:
     """What to say where nothing better is known: one of the errors that come most often but for the numbers in them."""
-    alike: dict[object, list[Failure]] = {}
+    alike: dict[object, list[FailedTrial]] = {}
     for failure in failures:
-        alike.setdefault((re.sub(r"\d+", "0", failure.said)[:_MOST_SAID], failure.line), []).append(failure)
+        alike.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_SAID], failure.line), []).append(failure)
     most = max(alike.values(), key=len)
     ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
     rule = f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each"
@@ -390,14 +392,14 @@ def _commonest(built: Built, failures: list[Failure]) -> tuple[str, str | None]:
     message = f"{rule}: {ways}: {_short(most[0])}{more}"
     guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
     hints = [f"guessed were {', '.join(guessed)}: give others with --arg NAME=VALUE"] if guessed else []
-    if any("scalar types: Long" in failure.said for failure in failures):
+    if any("scalar types: Long" in failure.message for failure in failures):
         hints.append("it looks up token ids: name the attention in it, which takes rows")
     return message, "; ".join(hints) or None
 
 
 # ----------------------------------------------------------------------------------------------- what is not examined
 
-_OF_SHAPE: tuple[Role, ...] = (
+_OF_SHAPE: tuple[CallRole, ...] = (
     "rest",
     "training",
     "pattern",
@@ -412,11 +414,11 @@ _OF_SHAPE: tuple[Role, ...] = (
 """What says how large something is, or what is returned besides: none of it changes the output."""
 _OF_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
 """Names of switches that change what is returned, or printed, and not what is computed."""
-_STILL: tuple[Role, ...] = ("offset", "cache", "other mask")
+_STILL: tuple[CallRole, ...] = ("offset", "cache", "other mask")
 """Arguments that a call without a past gives as if they were not there: 0 or None."""
 
 
-def untried(signature: Signature, lab: Laboratory, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
+def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
     """The names, in the order of the call. A switch whose other position gives the same output is not among them."""
     used = _used(trial.way, forms)
     return tuple(
@@ -425,17 +427,17 @@ def untried(signature: Signature, lab: Laboratory, trial: Trial, forms: tuple[Ma
         if parameter.role not in _OF_SHAPE
         and not _OF_RESULT.fullmatch(parameter.name.lower())
         and (parameter.name not in used or _is_still(parameter, trial.way))
-        and not _is_idle_switch(parameter, lab, trial)
+        and not _is_idle_switch(parameter, runner, trial)
     )
 
 
-def _used(way: Way, forms: tuple[MaskForm, ...]) -> set[str]:
+def _used(way: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
     """What some call gives a value of its own."""
     extras = {recipe.parameter for recipe in way.extras}
     return {slot.parameter for slot in way.slots} | {form.parameter for form in forms} | extras | set(way.fixed)
 
 
-def _is_still(parameter: Parameter, way: Way) -> bool:
+def _is_still(parameter: Parameter, way: CallConvention) -> bool:
     """Whether it is given, but as if there were nothing to give."""
     given = next((recipe for recipe in way.extras if recipe.parameter == parameter.name), None)
     if given is None:
@@ -443,15 +445,15 @@ def _is_still(parameter: Parameter, way: Way) -> bool:
     return parameter.role in _STILL or (given.kind == "literal" and given.value is parameter.default)
 
 
-def _is_idle_switch(parameter: Parameter, lab: Laboratory, trial: Trial) -> bool:
+def _is_idle_switch(parameter: Parameter, runner: TrialRunner, trial: Trial) -> bool:
     """Whether it is a switch that may stand either way."""
-    if not isinstance(parameter.default, bool) or lab.is_slow:
+    if not isinstance(parameter.default, bool) or runner.is_slow:
         return False
-    turned = Recipe(parameter.name, "literal", not parameter.default)
+    turned = ArgumentRecipe(parameter.name, "literal", not parameter.default)
     others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
-    found = lab.located(replace(trial, way=replace(trial.way, extras=(*others, turned))))
+    found = runner.located(replace(trial, way=replace(trial.way, extras=(*others, turned))))
     if found is None:
         return False
-    rows = lab.rows(trial)
-    before, after = lab.answer(trial, rows), lab.answer(found, rows)
+    rows = runner.rows(trial)
+    before, after = runner.answer(trial, rows), runner.answer(found, rows)
     return before is not None and after is not None and close(before.out, after.out)

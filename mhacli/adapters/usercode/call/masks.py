@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.asker import map_rows
-from mhacli.adapters.usercode.call.convention import PATTERN_AXES, Recipe, Written
+from mhacli.adapters.usercode.call.convention import PATTERN_AXES, ArgumentRecipe, CallMasks
 from mhacli.adapters.usercode.call.signature import MASKS, Axes, Parameter, documented_meaning
-from mhacli.adapters.usercode.call.trials import LENGTHS, Call, Laboratory, Trial, close, required_forms, without
+from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms, without
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, MaskKind, MaskMeaning
 from mhacli.results.check import Mode
 
@@ -26,7 +26,7 @@ _QUERIES_BY_KEYS: tuple[tuple[str, ...], ...] = (("batch", "query"), ("batch", "
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedTrial:
     """A way to call it, with the forms of masks and of padding masks that it accepts; `acting` are the parameters that were seen
     to change the output."""
 
@@ -40,7 +40,7 @@ class Masked:
         """The parameters that have a form."""
         return frozenset(form.parameter for form in (*self.masks, *self.paddings))
 
-    def only(self, names: frozenset[str]) -> Masked:
+    def only(self, names: frozenset[str]) -> MaskedTrial:
         """The same with the masks of these parameters alone."""
         masks, paddings = (
             tuple(form for form in forms if form.parameter in names) for forms in (self.masks, self.paddings)
@@ -51,7 +51,7 @@ class Masked:
 # ------------------------------------------------------------------------------------------------------------ the modes
 
 
-def modes_of(lab: Laboratory, trial: Trial) -> tuple[tuple[Mode | None, Trial], ...]:
+def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Trial], ...]:
     """The ways to call it that differ in whose rows the keys are: one, None, where a context is not both taken and optional."""
     others = [slot for slot in trial.way.slots if slot.part != "queries"]
     if not others or any(slot.required for slot in others):
@@ -59,20 +59,20 @@ def modes_of(lab: Laboratory, trial: Trial) -> tuple[tuple[Mode | None, Trial], 
     always = tuple(slot._replace(required=True) for slot in trial.way.slots)
     crossed = replace(trial, way=replace(trial.way, slots=always))
     alone = without(trial, (slot for slot in trial.way.slots if slot not in others))
-    found = lab.located(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
-    if found is None or not _looks_at_others(lab, found):
+    found = runner.located(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
+    if found is None or not _looks_at_others(runner, found):
         return ((None, crossed),)
     return (("self", found), ("cross", crossed))
 
 
-def _looks_at_others(lab: Laboratory, trial: Trial) -> bool:
+def _looks_at_others(runner: TrialRunner, trial: Trial) -> bool:
     """Whether a row moves the output of another."""
-    rows = lab.rows(trial)
-    before = lab.answer(trial, rows)
+    rows = runner.rows(trial)
+    before = runner.answer(trial, rows)
     for place in (0, trial.lengths.q_len - 1):
         queries = rows.queries.clone()
         queries[..., place, :] = queries[..., place, :].flip(-1) + 0.5
-        after = lab.answer(trial, rows._replace(queries=queries))
+        after = runner.answer(trial, rows._replace(queries=queries))
         if before is None or after is None:
             return False
         others = [row for row in range(trial.lengths.q_len) if row != place]
@@ -84,13 +84,15 @@ def _looks_at_others(lab: Laboratory, trial: Trial) -> bool:
 # ------------------------------------------------------------------------------------------------------------ the masks
 
 
-def masked(call: Call, lab: Laboratory, trial: Trial) -> Masked:
+def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTrial:
     """The accepted forms of masks and of padding masks; and the trial with the likeliest form of each mask that it requires."""
-    search = MaskSearch(lab, trial, call.built.documentation)
+    search = MaskSearch(runner, trial, call.built.documentation)
     masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     any_masks = call.free(*call.signature.of_role(*MASKS))
     if not masks and not paddings and any_masks and trial.way.causal_by is not None:
-        search = MaskSearch(lab, replace(trial, way=replace(trial.way, causal_yields=True)), call.built.documentation)
+        search = MaskSearch(
+            runner, replace(trial, way=replace(trial.way, causal_yields=True)), call.built.documentation
+        )
         masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     trial = search.trial
     best = {form.parameter: form for form in reversed((*masks, *paddings))} | {
@@ -98,10 +100,10 @@ def masked(call: Call, lab: Laboratory, trial: Trial) -> Masked:
     }
     idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.way.idle)
     trial = replace(trial, way=replace(trial.way, idle=idle))
-    return Masked(trial, masks, paddings, frozenset(search.acting))
+    return MaskedTrial(trial, masks, paddings, frozenset(search.acting))
 
 
-def _forms(call: Call, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
+def _forms(call: CallFacts, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
     def of(parameter: Parameter) -> tuple[MaskForm, ...]:
         return search.paddings(parameter) if padding else search.masks(parameter)
 
@@ -110,9 +112,9 @@ def _forms(call: Call, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, 
     return tuple(form for parameter in parameters for form in of(parameter))
 
 
-def paired(
-    call: Call, found: Mapping[Mode | None, Masked], labs: Mapping[Mode | None, Laboratory]
-) -> dict[Mode | None, Masked]:
+def masks_by_mode(
+    call: CallFacts, found: Mapping[Mode | None, MaskedTrial], runners: Mapping[Mode | None, TrialRunner]
+) -> dict[Mode | None, MaskedTrial]:
     """The masks of each mode: those that act in it, and those that act in no mode and are of its rows.
 
     A mask that changes nothing may want another argument beside it, so it is tried with the other masks given, open, and with
@@ -121,7 +123,7 @@ def paired(
     found = dict(found)
     acting = frozenset().union(*(one.acting for one in found.values()))
     for name in sorted(frozenset().union(*(one.parameters for one in found.values())) - acting):
-        helped = {mode: one for mode in found if (one := _helped(call, labs[mode], found[mode], name)) is not None}
+        helped = {mode: one for mode in found if (one := _helped(call, runners[mode], found[mode], name)) is not None}
         found |= helped
         acting |= {name} if helped else frozenset()
     whose = _whose(call, next(iter(found.values())))
@@ -134,12 +136,12 @@ def paired(
     return result
 
 
-def _biases(call: Call, names: set[str]) -> set[str]:
+def _biases(call: CallFacts, names: set[str]) -> set[str]:
     """Those of some parameters that hold a bias, which need not hide anything."""
     return names & {parameter.name for parameter in call.signature.of_role("bias")}
 
 
-def _whose(call: Call, one: Masked) -> dict[str, Mode | None]:
+def _whose(call: CallFacts, one: MaskedTrial) -> dict[str, Mode | None]:
     """Whose rows each mask is of, by its name and those of the arguments for rows; None where its name does not say it. Beside
     a mask of the context, a mask whose name says nothing is of its own rows."""
     context, own = frozenset(_OF_CONTEXT.split()), frozenset(_OF_OWN.split())
@@ -162,31 +164,31 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.split(r"_+", plain)).difference(_GENERIC.split(), [""])
 
 
-def _helped(call: Call, lab: Laboratory, one: Masked, name: str) -> Masked | None:
+def _helped(call: CallFacts, runner: TrialRunner, one: MaskedTrial, name: str) -> MaskedTrial | None:
     """The same in a way of calling in which that mask acts, None where none was found."""
     parameter = next((p for p in call.signature.of_role(*MASKS) if p.name == name), None)
-    if parameter is None or lab.is_slow:
+    if parameter is None or runner.is_slow:
         return None
-    for trial in _with_companions(call, lab, one.trial, name):
-        other = masked(call, lab, trial)
+    for trial in _with_companions(call, runner, one.trial, name):
+        other = with_masks(call, runner, trial)
         if name in other.acting:
             return replace(other, acting=other.acting | one.acting)
     return None
 
 
-def _with_companions(call: Call, lab: Laboratory, trial: Trial, name: str) -> Iterator[Trial]:
+def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: str) -> Iterator[Trial]:
     """The trial with each other mask given, open, and with each switch of masks on, as far as it bears that."""
     switches = [p for p in call.free(*call.signature.of_role("off", "causal")) if "mask" in p.name.lower()]
     for switch in switches:
         others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != switch.name)
-        extras = (*others, Recipe(switch.name, "literal", True))
-        found = lab.located(replace(trial, way=replace(trial.way, extras=extras)))
+        extras = (*others, ArgumentRecipe(switch.name, "literal", True))
+        found = runner.located(replace(trial, way=replace(trial.way, extras=extras)))
         if found is not None:
             yield found
     for other in call.free(*call.signature.of_role("mask", "padding")):
         for form in _open_forms(other, batched=trial.way.batched) if other.name != name else ():
             idle = (*(pair for pair in trial.way.idle if pair[0] != other.name), (other.name, form))
-            found = lab.located(replace(trial, way=replace(trial.way, idle=idle)))
+            found = runner.located(replace(trial, way=replace(trial.way, idle=idle)))
             if found is not None:
                 yield found
                 break
@@ -208,8 +210,8 @@ SEEN_KEY, HIDDEN_KEY = 0, 1
 class MaskSearch:
     """The forms of the masks of one call. `acting` are the parameters whose mask has changed the output so far."""
 
-    def __init__(self, lab: Laboratory, trial: Trial, documentation: str) -> None:
-        self.lab, self.trial, self.documentation = lab, trial, documentation
+    def __init__(self, runner: TrialRunner, trial: Trial, documentation: str) -> None:
+        self.runner, self.trial, self.documentation = runner, trial, documentation
         self.acting: set[str] = set()
         self._open: dict[int, Tensor | None] = {}
         self.batch_second = trial.way.axes[:2] == ("row", "batch")
@@ -238,18 +240,18 @@ class MaskSearch:
         self, parameter: Parameter, axes: Iterable[Axes], kinds: tuple[MaskKind, ...], *, padding: bool
     ) -> tuple[MaskForm, ...]:
         tried = self._tried(parameter.name, axes, kinds, padding=padding)
-        return ordered(tried, parameter, self.documentation) if tried else ()
+        return rank_forms(tried, parameter, self.documentation) if tried else ()
 
-    def _tried(self, name: str, axes: Iterable[Axes], kinds: tuple[MaskKind, ...], *, padding: bool) -> list[Tried]:
+    def _tried(self, name: str, axes: Iterable[Axes], kinds: tuple[MaskKind, ...], *, padding: bool) -> list[TriedForm]:
         """Every form that is accepted. Once some kinds are known to be accepted, others are not tried any more; both meanings of
         True are tried with the first axes alone."""
-        tried: list[Tried] = []
+        tried: list[TriedForm] = []
         for some in axes:
             accepted = list(
                 dict.fromkeys(one.form.kind for one in tried if one.form.kind != "additive" or "additive" in kinds)
             )
             here = accepted or list(kinds)
-            if accepted and self.lab.is_slow:
+            if accepted and self.runner.is_slow:
                 break
             first = not accepted
             for kind in here:
@@ -259,20 +261,20 @@ class MaskSearch:
                         break
                     continue
                 tried.append(one)
-                if first and kind in ("bool", "01", "whole") and not self.lab.is_slow:
+                if first and kind in ("bool", "01", "whole") and not self.runner.is_slow:
                     other = self._experiment(MaskForm(name, some, kind, "hide"), padding=padding)
                     tried += [other] if other is not None else []
                 if kind == "01":
                     added = self._experiment(MaskForm(name, some, "additive"), padding=padding) if first else None
-                    tried.append(added or Tried(MaskForm(name, some, "additive"), False, False))
+                    tried.append(added or TriedForm(MaskForm(name, some, "additive"), False, False))
         return tried
 
-    def _experiment(self, form: MaskForm, *, padding: bool) -> Tried | None:
+    def _experiment(self, form: MaskForm, *, padding: bool) -> TriedForm | None:
         """One call: all sequences are the same but for one key in two of them, hidden in the one and seen in the other."""
         hidden = self.trial.lengths.k_len - 2 if form.kind == "lengths" else HIDDEN_KEY
         inputs = self._inputs(hidden, form, padding=padding)
-        forms = Written(None, form) if padding else Written(form, None)
-        answer = self.lab.answer(self.trial, inputs, forms)
+        forms = CallMasks(None, form) if padding else CallMasks(form, None)
+        answer = self.runner.answer(self.trial, inputs, forms)
         if answer is None and padding and form.kind != "lengths" and "query" in form.axes and self.trial.way.batched:
             answer = self._spread_answer(form, inputs, forms)
         if answer is None:
@@ -282,24 +284,24 @@ class MaskSearch:
         base, without_hidden, without_seen = rows[0], rows[1], rows[2]
         finite = bool(torch.isfinite(rows).all())
         hides = finite and close(base, without_hidden) and not close(base, without_seen)
-        return Tried(form, hides, finite)
+        return TriedForm(form, hides, finite)
 
     def _note(self, name: str, inputs: Inputs, hidden: int, out: Tensor) -> None:
         """Notes a mask that changes what is answered without it."""
         if name in self.acting:
             return
         if hidden not in self._open:
-            answer = self.lab.answer(self.trial, inputs._replace(allowed=None, real=None))
+            answer = self.runner.answer(self.trial, inputs._replace(allowed=None, real=None))
             self._open[hidden] = None if answer is None else answer.out
         bare = self._open[hidden]
         if bare is None or bare.shape != out.shape or not close(bare, out):
             self.acting.add(name)
 
-    def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: Written) -> Answer | None:
+    def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> Answer | None:
         """The answer with the mask of keys written for each query; the way remembers it where that is accepted."""
         way = self.trial.way
         spread = replace(self.trial, way=replace(way, spread=way.spread | {(form.parameter, form.axes)}))
-        answer = self.lab.answer(spread, inputs, forms)
+        answer = self.runner.answer(spread, inputs, forms)
         if answer is not None:
             self.trial = spread
         return answer
@@ -310,7 +312,7 @@ class MaskSearch:
         return out[..., mine, :]
 
     def _inputs(self, hidden: int, form: MaskForm, *, padding: bool) -> Inputs:
-        rows = self.lab.rows(self.trial)
+        rows = self.runner.rows(self.trial)
         keys = rows.queries if rows.keys is None else rows.keys
         batch, k_len, q_len = self.trial.lengths.batch, keys.shape[-2], rows.queries.shape[-2]
         same = map_rows(rows, lambda tensor: tensor[:1].expand_as(tensor).clone())
@@ -336,7 +338,7 @@ _BATCH_LAST: Axes = ("query", "key", "batch")
 _LIKELY: tuple[MaskKind, ...] = ("lengths", "bool", "01", "whole", "additive")
 
 
-class Tried(NamedTuple):
+class TriedForm(NamedTuple):
     """What an experiment told of a form: whether it was accepted, whether what it hides had no influence while the rest had
     (`hides`), and whether the output was finite."""
 
@@ -363,14 +365,14 @@ def padding_axes(*, batched: bool, batch_second: bool) -> tuple[Axes, ...]:
     return (*plain, ("key", "batch"), _BATCH_LAST) if batch_second else plain
 
 
-def convention(parameter: str, role: str) -> MaskMeaning:
+def usual_meaning(parameter: str, role: str) -> MaskMeaning:
     """What True most often stands for in a mask of that name, where nobody says it: torch's padding masks hide, others keep."""
     name = parameter.lower()
     hides = role == "padding" and "pad" in name and "non" not in name
     return "hide" if hides or "ignore" in name or "is_masked" in name or name.startswith("block") else "keep"
 
 
-def ordered(tried: list[Tried], parameter: Parameter, documentation: str) -> tuple[MaskForm, ...]:
+def rank_forms(tried: list[TriedForm], parameter: Parameter, documentation: str) -> tuple[MaskForm, ...]:
     """The accepted forms with both meanings of True, the likeliest first: what the documentation states, then what was seen to
     hide what it should, then what is the custom; and of equals the most telling axes first."""
     stated = documented_meaning(documentation, parameter.name)
@@ -379,7 +381,7 @@ def ordered(tried: list[Tried], parameter: Parameter, documentation: str) -> tup
     axes_found = list(dict.fromkeys(one.form.axes for one in tried))
     pairs = dict.fromkeys((one.form.axes, one.form.kind) for one in tried)
     stated_fails = stated is not None and not any(kind in KINDS for kind, _ in seen)
-    custom = convention(parameter.name, parameter.role)
+    custom = usual_meaning(parameter.name, parameter.role)
 
     def rank(form: MaskForm) -> tuple[object, ...]:
         written_so = (form.kind, form.true_means)

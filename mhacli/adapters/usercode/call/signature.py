@@ -16,7 +16,7 @@ from mhacli.adapters.usercode.arguments import SPELLINGS
 from mhacli.adapters.usercode.user_attention import Built, MaskMeaning
 
 Axes = tuple[str, ...]
-Role = Literal[
+CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
     "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "other mask",
@@ -24,10 +24,10 @@ Role = Literal[
 ]  # fmt: skip
 """What a parameter is for. The first line are rows. `pattern` asks for the pattern besides, `mean` for its mean over heads,
 `off` is a switch that stays off, `rest` are `*args`."""
-ROWS: tuple[Role, ...] = ("x", "query", "key", "value", "kv", "context")
-MASKS: tuple[Role, ...] = ("mask", "padding", "lengths", "bias")
+ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
+MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
 
-_NAMES: dict[Role, str] = {
+_NAMES: dict[CallRole, str] = {
     "query": "q|qs|query|queries|querys|x_?q|xq|q_?in|q_?input|q_?x|query_?input|query_?states|query_?layer|query_?tensor"
     "|inputs?_?q|query_?embeddings?|queries_?in|q_?seq|query_?seq(uence)?|from_?tensor|q_?states|inp_?q|q_?vec(s|tors)?",
     "key": "k|ks|keys?|x_?k|xk|k_?in|k_?input|k_?x|key_?input|key_?states|key_?layer|key_?tensor|inputs?_?k|key_?embeddings?"
@@ -78,10 +78,10 @@ _NAMES: dict[Role, str] = {
     "k_len": "k_?len|key_?len|kv_?len|kv_?seq_?len|s",
 }  # fmt: skip
 _PATTERNS = {role: re.compile(names) for role, names in _NAMES.items()}
-_OF_NUMBERS: tuple[Role, ...] = (
+_OF_NUMBERS: tuple[CallRole, ...] = (
     "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "offset", "lengths",
 )  # fmt: skip
-_ORDER: tuple[Role, ...] = (
+_ORDER: tuple[CallRole, ...] = (
     "query", "key", "value", "kv", "causal", "pattern", "mean", "training", "cache", "positions", "offset", "rope", "padding",
     "lengths", "bias", "other mask", "mask", "x", "context", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len",
     "k_len",
@@ -97,7 +97,7 @@ class Parameter(NamedTuple):
     """One parameter of a call. `by_place`: it cannot be given by its name. `default` is None where it has none, too."""
 
     name: str
-    role: Role
+    role: CallRole
     required: bool
     by_place: bool = False
     default: object = None
@@ -111,7 +111,7 @@ class Signature(NamedTuple):
     known: bool = True
     takes_any: bool = False
 
-    def of_role(self, *roles: Role) -> tuple[Parameter, ...]:
+    def of_role(self, *roles: CallRole) -> tuple[Parameter, ...]:
         """The parameters of these roles, in the order of the call."""
         return tuple(parameter for parameter in self.parameters if parameter.role in roles)
 
@@ -131,10 +131,10 @@ def signature_of(call: Callable[..., Any]) -> Signature:
     for name, required in _read_from(open_name, source_of(function)) if open_name else ():
         if name not in names:
             names.add(name)
-            found.append(Parameter(name, role_of(name), required))
+            found.append(Parameter(name, call_role(name), required))
     if not any(parameter.role in ROWS for parameter in found):
         found = _rows_by_place(found)
-    return Signature(tuple(_told_apart(found)), takes_any=open_name is not None)
+    return Signature(tuple(_distinguish(found)), takes_any=open_name is not None)
 
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +156,7 @@ def source_of(function: Callable[..., Any]) -> str:
         return ""
 
 
-def role_of(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> Role:
+def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
     """What a parameter is for, by its name; a default or an annotation that is a number or bool rules rows and masks out."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     switch = isinstance(default, bool) or annotation in (bool, "bool")
@@ -180,7 +180,7 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
     if parameter.kind is kinds.VAR_POSITIONAL:
         return Parameter(parameter.name, "rest", True, True)
     required = parameter.default is kinds.empty
-    role = role_of(parameter.name, parameter.default, parameter.annotation)
+    role = call_role(parameter.name, parameter.default, parameter.annotation)
     by_place = parameter.kind is kinds.POSITIONAL_ONLY
     return Parameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
@@ -231,12 +231,12 @@ def _rows_by_place(found: list[Parameter]) -> list[Parameter]:
         if not (unsure and parameter.required) or parameter.role == "mask":
             break
         first.append(number)
-    roles: dict[int, tuple[Role, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
+    roles: dict[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
     named = dict(zip(first, roles.get(len(first), ()), strict=False))
     return [parameter._replace(role=named.get(number, parameter.role)) for number, parameter in enumerate(found)]
 
 
-def _told_apart(found: list[Parameter]) -> list[Parameter]:
+def _distinguish(found: list[Parameter]) -> list[Parameter]:
     """Names that mean one thing alone and another beside others: of two like `x` the second is context; `x` beside a key is
     the query; a source beside a target is context; a value without a key is both."""
     roles = [parameter.role for parameter in found]
@@ -290,11 +290,11 @@ def documented_meaning(documentation: str, parameter: str) -> MaskMeaning | None
     Only plain clauses count, such as `True = hidden`, `1 for real tokens`, `positions to be masked are True`. Statements in the
     parameter's own entry or by its name count first, then those about a mask without a name. None where they contradict.
     """
-    is_padding = role_of(parameter) == "padding"
+    is_padding = call_role(parameter) == "padding"
     unnamed = re.compile(r"\bpad\w*[\s_-]+mask" if is_padding else r"(?<!padding )\bmasks?\b", re.I)
     own, general = set[MaskMeaning](), set[MaskMeaning]()
     for entry, sentence, numbers in _sentences(documentation):
-        if entry != parameter and entry is not None and role_of(entry) in ("mask", "padding"):
+        if entry != parameter and entry is not None and call_role(entry) in ("mask", "padding"):
             continue
         if re.search(r"\b(?:unlike|opposite|inverse|invert\w*)\b", sentence, re.I):
             continue
@@ -401,7 +401,7 @@ FREE_WIDTH, FREE_HEADS, FREE_HEAD_WIDTH = 32, 4, 8
 """The widths and heads of what has none of its own, such as a plain function."""
 
 
-class Known(NamedTuple):
+class KnownSizes(NamedTuple):
     """What is known before any call. `widths` and `context_widths` are the likely ones, the likeliest first; `limits` the
     lengths that it may not bear more than, or nothing but; `taken` numbers that lengths had better not be."""
 
@@ -413,7 +413,7 @@ class Known(NamedTuple):
     taken: frozenset[int]
 
 
-class Lengths(NamedTuple):
+class TrialLengths(NamedTuple):
     """The lengths of an experiment."""
 
     batch: int
@@ -421,7 +421,7 @@ class Lengths(NamedTuple):
     k_len: int
 
 
-def known_of(built: Built) -> Known:
+def known_of(built: Built) -> KnownSizes:
     """What the arguments and the parameters tell."""
     numbers = dict(_numbers(built.arguments))
     shapes = _shapes(built.module)
@@ -442,7 +442,7 @@ def known_of(built: Built) -> Known:
     taken = {*numbers.values(), *(size for _, shape in shapes for size in shape), d_head or 0, n_heads or 0}
     limit = _spelled(built, numbers, _LIMITS)
     limits = [*([limit] if limit else []), *_square_buffers(built.module), *_position_rows(shapes)]
-    return Known(tuple(first), tuple(_unique(context)), n_heads, d_head, tuple(_unique(limits)), frozenset(taken))
+    return KnownSizes(tuple(first), tuple(_unique(context)), n_heads, d_head, tuple(_unique(limits)), frozenset(taken))
 
 
 def _numbers(arguments: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:
@@ -512,7 +512,7 @@ def _unique(numbers: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def lengths_to_try(known: Known, *, apart: bool, hinted: Iterable[int] = ()) -> list[Lengths]:
+def lengths_to_try(known: KnownSizes, *, apart: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
     """The sizes of experiments, the most telling first: with keys of another number than queries where they may be (`apart`),
     then of the same, then those that the limits say, then even ones."""
     limit = min(known.limits, default=None)
@@ -520,13 +520,13 @@ def lengths_to_try(known: Known, *, apart: bool, hinted: Iterable[int] = ()) -> 
     q_len = _pick((5, 7, 9, 6), known.taken | {batch}, limit)
     k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), known.taken | {batch, q_len}, limit)
     same = _pick((7, 5, 9, 6, 4, 3, 2), known.taken | {batch}, limit)
-    found = [Lengths(batch, q_len, k_len)] if apart and q_len != k_len else []
-    found.append(Lengths(batch, same, same))
+    found = [TrialLengths(batch, q_len, k_len)] if apart and q_len != k_len else []
+    found.append(TrialLengths(batch, same, same))
     for exact in _unique(
         [*hinted, *sorted(known.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
     ):
         if 1 < exact <= _LONGEST:
-            found += [Lengths(batch if batch != exact else batch + 1, exact, exact)]
+            found += [TrialLengths(batch if batch != exact else batch + 1, exact, exact)]
     return list(dict.fromkeys(found))
 
 
@@ -542,12 +542,12 @@ _WIDTH_ERRORS = (
 )  # fmt: skip
 
 
-def widths_told(errors: Iterable[str]) -> list[int]:
+def widths_in_errors(errors: Iterable[str]) -> list[int]:
     """The widths that errors of torch said were wanted."""
     return _told(errors, _WIDTH_ERRORS)
 
 
-def lengths_told(errors: Iterable[str]) -> list[int]:
+def lengths_in_errors(errors: Iterable[str]) -> list[int]:
     """Numbers in errors that may be the length that is wanted: sizes that were there, and those that an author names."""
     return [number for number in _told(errors, (r"(?<![\w.])(\d+)(?![\w.])",)) if 3 < number <= _LONGEST][:_MOST_HINTS]
 

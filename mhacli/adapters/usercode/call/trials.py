@@ -17,17 +17,17 @@ from mhacli.adapters.usercode.call.convention import (
     MERGED,
     N_VARIANTS,
     PATTERN_AXES,
-    Asked,
-    Recipe,
-    Setting,
-    Slot,
-    Way,
-    Written,
-    answer_of,
+    ArgumentRecipe,
+    CallConvention,
+    CallMasks,
+    CallResult,
+    CallSetting,
+    RowArgument,
+    call_with,
     leaves,
     output_in,
     pattern_in,
-    raw,
+    read_answer,
     recipe_for,
     sides_of,
     weights_for,
@@ -38,18 +38,18 @@ from mhacli.adapters.usercode.call.signature import (
     FREE_WIDTH,
     MASKS,
     Axes,
-    Known,
-    Lengths,
+    KnownSizes,
     Parameter,
     Signature,
+    TrialLengths,
     called_function,
+    lengths_in_errors,
     lengths_to_try,
-    lengths_told,
     source_of,
     stated_axes,
-    widths_told,
+    widths_in_errors,
 )
-from mhacli.adapters.usercode.errors import place_of, said_by
+from mhacli.adapters.usercode.errors import exception_text, source_line_of
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, MaskKind, Sizes
 from mhacli.errors import MhaError
 
@@ -68,12 +68,12 @@ _OPTIONAL_EXTRAS = ("rope", "positions", "offset")
 
 
 @dataclass(frozen=True)
-class Call:
+class CallFacts:
     """What is known of a call before any experiment."""
 
     built: Built
     signature: Signature
-    known: Known
+    known: KnownSizes
     fixed: Mapping[str, Any]
     causal: bool
     seed: int
@@ -100,40 +100,40 @@ class Call:
         return int([*named, *([self.known.n_heads] if self.known.n_heads else []), *defaults, FREE_HEADS][0])
 
 
-def found_trial(call: Call, lab: Laboratory) -> Trial | None:
+def find_trial(call: CallFacts, runner: TrialRunner) -> Trial | None:
     """A trial that works, with the places of its output and pattern; None where none does: the laboratory has the failures."""
     arities = _arities(call)
     three = len(arities[0]) == 3 and {slot.part for slot in arities[0]} == {"queries", "keys", "values"}
     may_be_cut = three and not call.has_weights
     cuts_itself = bool(call.free(*call.signature.of_role("heads"))) and "head" not in (stated_rows(call) or ())
-    trial = _of_heads(call, lab, arities[0]) if may_be_cut and not cuts_itself else None
+    trial = _of_heads(call, runner, arities[0]) if may_be_cut and not cuts_itself else None
     if trial is not None:
         return trial
-    trial = _of_rows(call, lab, arities, Hints())
+    trial = _of_rows(call, runner, arities, ErrorHints())
     if trial is None and may_be_cut and cuts_itself:
-        return _of_heads(call, lab, arities[0])
+        return _of_heads(call, runner, arities[0])
     if trial is None:
-        errors = list(dict.fromkeys(failure.fault for failure in lab.failures))
-        hints = Hints(tuple(widths_told(errors)), tuple(lengths_told(errors)))
-        trial = _of_rows(call, lab, arities, hints) if hints != Hints() else None
+        errors = list(dict.fromkeys(failure.fault for failure in runner.failures))
+        hints = ErrorHints(tuple(widths_in_errors(errors)), tuple(lengths_in_errors(errors)))
+        trial = _of_rows(call, runner, arities, hints) if hints != ErrorHints() else None
     return trial
 
 
 @dataclass(frozen=True)
-class Hints:
+class ErrorHints:
     """Widths and lengths that errors told."""
 
     widths: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
 
-def _arities(call: Call) -> list[tuple[Slot, ...]]:
+def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
     """The choices of what rows to pass, the likeliest first."""
     rows = call.free(*call.signature.of_role("x", "query", "key", "value", "kv", "context"))
     if not rows:
         if any(parameter.role == "rest" for parameter in call.signature.parameters):
             parts = (("queries",), ("queries", "keys", "values"), ("queries", "keys"))
-            return [tuple(Slot(f"args[{n}]", part, True, True) for n, part in enumerate(some)) for some in parts]  # type: ignore[arg-type]
+            return [tuple(RowArgument(f"args[{n}]", part, True, True) for n, part in enumerate(some)) for some in parts]  # type: ignore[arg-type]
         raise MhaError(
             f"{call.built.name} must take rows as a parameter, such as x, or query, key and value, got none",
             hint="name a class or function that attends", code="cannot-examine", path=call.built.file,
@@ -148,14 +148,14 @@ def _arities(call: Call) -> list[tuple[Slot, ...]]:
     return found
 
 
-def _slot(parameter: Parameter) -> Slot:
+def _slot(parameter: Parameter) -> RowArgument:
     part = _PART[parameter.role]
-    return Slot(parameter.name, part, parameter.required, parameter.by_place)  # type: ignore[arg-type]
+    return RowArgument(parameter.name, part, parameter.required, parameter.by_place)  # type: ignore[arg-type]
 
 
 def _extras(
-    call: Call, slots: Iterable[Slot], width: int, variant: int, *, optional: bool, is_function: bool
-) -> tuple[Recipe, ...]:
+    call: CallFacts, slots: Iterable[RowArgument], width: int, variant: int, *, optional: bool, is_function: bool
+) -> tuple[ArgumentRecipe, ...]:
     """How the arguments are made that are neither rows nor masks: those that are required, and with `optional` positions too."""
     taken = {slot.parameter for slot in slots}
     n_heads = call.n_heads
@@ -172,7 +172,7 @@ def _extras(
     return tuple(found)
 
 
-def _variants(call: Call) -> list[tuple[float, tuple[int, bool]]]:
+def _variants(call: CallFacts) -> list[tuple[float, tuple[int, bool]]]:
     """Which shapes of extra arguments to try, `(cost, (variant, with optional ones))`."""
     parameters = call.free(*call.signature.parameters)
     shaped = [
@@ -183,7 +183,7 @@ def _variants(call: Call) -> list[tuple[float, tuple[int, bool]]]:
     return [*found, *((3 + 1.5 * n, (n, True)) for n in range(N_VARIANTS if optional else 0))]
 
 
-def _idles(call: Call, *, batched: bool) -> list[tuple[float, tuple[tuple[str, MaskForm | None], ...]]]:
+def _idles(call: CallFacts, *, batched: bool) -> list[tuple[float, tuple[tuple[str, MaskForm | None], ...]]]:
     """What is given for masks that are required, `(cost, (name, form) of each)`: all of them advance together, or one alone."""
     required = [parameter for parameter in call.free(*call.signature.of_role(*MASKS)) if parameter.required]
     forms = {parameter.name: required_forms(parameter, batched=batched) for parameter in required}
@@ -199,11 +199,11 @@ def _idles(call: Call, *, batched: bool) -> list[tuple[float, tuple[tuple[str, M
 
 
 def _trials(
-    call: Call,
-    arities: list[tuple[Slot, ...]],
+    call: CallFacts,
+    arities: list[tuple[RowArgument, ...]],
     layouts: list[tuple[float, Axes]],
     widths: list[int],
-    lengths: list[Lengths],
+    lengths: list[TrialLengths],
     *,
     is_function: bool,
 ) -> Iterator[Trial]:
@@ -224,37 +224,37 @@ def _trials(
         tensors = _weights(call, width, variant)
         extras = _extras(call, slots, width, variant, optional=optional, is_function=is_function)
         n_heads = call.n_heads if is_function and "head" in axes else 1
-        way = Way(slots, axes, is_function, extras, idles[n][1], n_heads=n_heads, fixed=call.fixed)
+        way = CallConvention(slots, axes, is_function, extras, idles[n][1], n_heads=n_heads, fixed=call.fixed)
         for context in _context_widths(call, width, keys=keys, is_function=is_function):
             yield Trial(way, some, width, context, tensors)
 
 
-def _cost_of(slots: tuple[Slot, ...], first: tuple[Slot, ...]) -> float:
+def _cost_of(slots: tuple[RowArgument, ...], first: tuple[RowArgument, ...]) -> float:
     """The likeliest choice of rows costs nothing; the same parameters the other way round less than other sizes."""
     if slots == first:
         return 0.0
     return 2.0 if len(slots) == len(first) else 5.0
 
 
-def _context_widths(call: Call, width: int, *, keys: bool, is_function: bool) -> list[int]:
+def _context_widths(call: CallFacts, width: int, *, keys: bool, is_function: bool) -> list[int]:
     if not keys or is_function or not call.known.context_widths:
         return [width]
     return list(dict.fromkeys([call.known.context_widths[0], width]))
 
 
-def _weights(call: Call, width: int, variant: int) -> dict[str, Tensor]:
+def _weights(call: CallFacts, width: int, variant: int) -> dict[str, Tensor]:
     wanted = call.free(*call.signature.of_role("weight", "weight bias"))
     wanted = tuple(parameter for parameter in wanted if parameter.required)
     return weights_for(wanted, n_heads=call.n_heads, d_model=width, variant=variant, seed=call.seed) if wanted else {}
 
 
-def stated_rows(call: Call) -> Axes | None:
+def stated_rows(call: CallFacts) -> Axes | None:
     """The axes of rows that the author states, with words of rows."""
     names = [parameter.name for parameter in call.signature.of_role("x", "query", "key")]
     return stated_axes(source_of(called_function(call.built.call)), call.built.documentation, names)
 
 
-def _layouts(call: Call, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
+def _layouts(call: CallFacts, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
     """The orders of axes with their costs: one that is stated comes first."""
     stated = stated_rows(call)
     first = stated if stated in choices and (choices != _ROW_LAYOUTS or "head" not in (stated or ())) else None
@@ -264,7 +264,7 @@ def _layouts(call: Call, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
     return [(0.0 if n == 0 else 6.5 + n, axes) for n, axes in enumerate(ordered)]
 
 
-def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | None:
+def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...]) -> Trial | None:
     """Queries, keys and values that come cut into heads: the order of axes that is stated, or else the one in which one key
     moves its own head alone and equal values come out as they are. One sequence of one head is asked only where nothing else is
     accepted: a softmax over axis 1 runs over the keys there by chance."""
@@ -282,10 +282,10 @@ def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | N
     for group in groups:
         best: tuple[tuple[int, bool], Trial] | None = None
         for axes in group:
-            trial = _in_layout(call, lab, slots, axes, widths)
+            trial = _in_layout(call, runner, slots, axes, widths)
             if trial is None:
                 continue
-            score = goodness(lab, trial)
+            score = layout_score(runner, trial)
             if axes == stated and (score or not cuts_itself):
                 return trial
             if score == 2:
@@ -300,37 +300,39 @@ def _of_heads(call: Call, lab: Laboratory, slots: tuple[Slot, ...]) -> Trial | N
 
 
 def _in_layout(
-    call: Call, lab: Laboratory, slots: tuple[Slot, ...], axes: Axes, widths: list[int | None]
+    call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: Axes, widths: list[int | None]
 ) -> Trial | None:
     """The first trial with rows in that order of axes that gives an output."""
     lengths = lengths_to_try(call.known, apart=True)[:2]
     wide = list(dict.fromkeys(width for width in widths if width))
     trials = _trials(call, [slots], [(0.0, axes)], wide, lengths, is_function=True)
-    return _first(lab, trials, 6 if not _has_required_mask(call) else 24)
+    return _first(runner, trials, 6 if not _has_required_mask(call) else 24)
 
 
-def _has_required_mask(call: Call) -> bool:
+def _has_required_mask(call: CallFacts) -> bool:
     return any(parameter.required for parameter in call.free(*call.signature.of_role(*MASKS)))
 
 
-def _of_rows(call: Call, lab: Laboratory, arities: list[tuple[Slot, ...]], hints: Hints) -> Trial | None:
+def _of_rows(
+    call: CallFacts, runner: TrialRunner, arities: list[tuple[RowArgument, ...]], hints: ErrorHints
+) -> Trial | None:
     widths = list(dict.fromkeys([*hints.widths, *call.known.widths])) or [_free_width(call)]
     apart = any(len(slots) > 1 for slots in arities)
     lengths = lengths_to_try(call.known, apart=apart, hinted=hints.lengths)
     trials = _trials(call, arities, _layouts(call, _ROW_LAYOUTS), widths[:4], lengths, is_function=False)
-    return _first(lab, trials, MAX_TRIALS if hints == Hints() else MAX_TRIALS // 2)
+    return _first(runner, trials, MAX_TRIALS if hints == ErrorHints() else MAX_TRIALS // 2)
 
 
-def _free_width(call: Call) -> int:
+def _free_width(call: CallFacts) -> int:
     return call.n_heads * FREE_HEAD_WIDTH if call.known.n_heads or call.n_heads != FREE_HEADS else FREE_WIDTH
 
 
-def _first(lab: Laboratory, trials: Iterable[Trial], most: int) -> Trial | None:
+def _first(runner: TrialRunner, trials: Iterable[Trial], most: int) -> Trial | None:
     """The first trial that gives an output; slow ones are given up earlier."""
     for n, trial in enumerate(trials):
-        if n >= most or (lab.is_slow and n >= 12):
+        if n >= most or (runner.is_slow and n >= 12):
             return None
-        found = lab.located(trial)
+        found = runner.located(trial)
         if found is not None:
             return found
     return None
@@ -376,17 +378,17 @@ _MAX_COPIED = 4_000_000
 """Numbers in a module up to which each experiment has a copy of its own: what a call leaves behind does not reach the next."""
 
 
-class Failure(NamedTuple):
+class FailedTrial(NamedTuple):
     """A way that did not work: how it was called, what was said, and at which line of the author's, `(15, "z = q @ k")`."""
 
     described: str
-    said: str
+    message: str
     line: tuple[int, str] | None = None
 
     @property
     def fault(self) -> str:
         """What was said, with the line."""
-        return self.said + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
+        return self.message + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
 
 
 @dataclass(frozen=True)
@@ -394,8 +396,8 @@ class Trial:
     """A way with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more than
     those of the way, that it accepts too, and with which it is no attention."""
 
-    way: Way
-    lengths: Lengths
+    way: CallConvention
+    lengths: TrialLengths
     d_in: int
     d_context: int
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -412,14 +414,14 @@ class Trial:
         return any(slot.part != "queries" for slot in self.way.slots)
 
 
-class Laboratory:
+class TrialRunner:
     """Where trials are run. It counts calls, keeps the failures, and knows the time of the fastest call."""
 
     def __init__(self, built: Built, device: torch.device, seed: int) -> None:
         self.built, self.device, self.seed = built, device, seed
         self.dtype = native_dtype(built.module)
         self.n_calls, self.fastest_s = 0, 0.0
-        self.failures: list[Failure] = []
+        self.failures: list[FailedTrial] = []
         self._copies = _is_small(built.module) and not is_lazy(built.module)
 
     @property
@@ -435,21 +437,21 @@ class Laboratory:
         inputs = draw.with_context() if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
         return map_rows(inputs, lambda rows: _SMALL * rows)
 
-    def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> Setting:
+    def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> CallSetting:
         """What the arguments of a trial's calls are made for."""
         dtype = dtype or self.dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in trial.tensors.items()}
-        return Setting(sides_of(self.rows(trial), trial.way), dtype, self.device, training, tensors)
+        return CallSetting(sides_of(self.rows(trial), trial.way), dtype, self.device, training, tensors)
 
-    def ask(self, trial: Trial, inputs: Inputs, forms: Written = Written()) -> Asked | None:  # noqa: B008
+    def ask(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> CallResult | None:  # noqa: B008
         """What one call returns, None where it raises."""
         self.n_calls += 1
         call = copied(self.built.call) if self._copies else self.built.call
         began = time.perf_counter()
-        asked: Asked | None
+        asked: CallResult | None
         try:
             with seeded(self.seed, self.device):
-                asked = raw(call, trial.way, inputs, self.setting(trial), forms)
+                asked = call_with(call, trial.way, inputs, self.setting(trial), forms)
         except (Exception, SystemExit) as fault:
             self._failed(trial, fault)
             asked = None
@@ -457,12 +459,12 @@ class Laboratory:
         self.fastest_s = min(taken, self.fastest_s or taken)
         return asked
 
-    def answer(self, trial: Trial, inputs: Inputs, forms: Written = Written()) -> Answer | None:  # noqa: B008
+    def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> Answer | None:  # noqa: B008
         """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
         asked = self.ask(trial, inputs, forms)
         if asked is None or not all(_has_output(result, trial.way, asked) for result in asked.results):
             return None
-        answer = answer_of(asked, trial.way)
+        answer = read_answer(asked, trial.way)
         return Answer(answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu())
 
     def located(self, trial: Trial) -> Trial | None:
@@ -473,15 +475,15 @@ class Laboratory:
         way, first = trial.way, asked.results[0]
         output = output_in(first, _axes_of_output(way), asked.sides)
         if output is None:
-            self.failures.append(Failure(described(trial), _misfit(first, way, asked)))
+            self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, way, asked)))
             return None
         pattern = pattern_in(first, output.path, asked.sides, batched=way.batched)
         return replace(trial, way=replace(way, output=output, pattern=pattern))
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
-        place = place_of(fault, self.built.file)
+        place = source_line_of(fault, self.built.file)
         line = None if place is None else (place.line, place.source)
-        self.failures.append(Failure(described(trial), said_by(fault), line))
+        self.failures.append(FailedTrial(describe_trial(trial), exception_text(fault), line))
 
 
 def native_dtype(module: nn.Module | None) -> torch.dtype:
@@ -501,7 +503,7 @@ def _is_small(module: nn.Module | None) -> bool:
     return sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers())) <= _MAX_COPIED
 
 
-def _axes_of_output(way: Way) -> list[Axes]:
+def _axes_of_output(way: CallConvention) -> list[Axes]:
     """The axes that an output may have: those of the rows; of heads cut already also their other order, or side by side."""
     if way.is_function and "head" in way.axes and way.batched:
         others: list[Axes] = [
@@ -513,18 +515,18 @@ def _axes_of_output(way: Way) -> list[Axes]:
     return [way.axes]
 
 
-def _has_output(result: Any, way: Way, asked: Asked) -> bool:
+def _has_output(result: Any, way: CallConvention, asked: CallResult) -> bool:
     found = output_in(result, [way.output.axes], asked.sides)
     return found is not None
 
 
-def _misfit(result: Any, way: Way, asked: Asked) -> str:
+def _misfit(result: Any, way: CallConvention, asked: CallResult) -> str:
     shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
     wanted = ", ".join("·" if (size := asked.sides.of(axis)) is None else str(size) for axis in way.axes)
     return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{wanted}] was to come"
 
 
-def described(trial: Trial) -> str:
+def describe_trial(trial: Trial) -> str:
     """The trial as a call, with the shapes of its rows as they were passed."""
     sizes = {"batch": trial.lengths.batch, "head": trial.way.n_heads if trial.way.is_function else 1}
     shown = []
@@ -555,27 +557,27 @@ def close(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
-def goodness(lab: Laboratory, trial: Trial) -> int:
+def layout_score(runner: TrialRunner, trial: Trial) -> int:
     """Of queries, keys and values cut into heads: whether one key moves several queries of its own head and nothing else, which
     the right axes make it do; and whether values that are all the same come out as they are, which any softmax over the keys
     does. 0, 1 or 2."""
-    inputs = lab.rows(trial)
+    inputs = runner.rows(trial)
     assert inputs.keys is not None
     keys = inputs.keys.clone()
     keys[0, 0, 0] = keys[0, 0, 0].flip(-1) + 1.0
-    before, after = lab.answer(trial, inputs), lab.answer(trial, inputs._replace(keys=keys))
+    before, after = runner.answer(trial, inputs), runner.answer(trial, inputs._replace(keys=keys))
     if before is None or after is None:
         return 0
     moved = ~torch.isclose(before.out, after.out, rtol=1e-4, atol=1e-6, equal_nan=True).all(-1)
     own = int(moved[0, 0].sum())
     if int(moved.sum()) != own or own < min(2, trial.lengths.q_len):
         return 0
-    even = lab.answer(
+    even = runner.answer(
         trial, inputs._replace(values=torch.ones_like(inputs.keys if inputs.values is None else inputs.values))
     )
     return 2 if even is not None and close(even.out, torch.ones_like(even.out)) else 1
 
 
-def without(trial: Trial, slots: Iterable[Slot]) -> Trial:
+def without(trial: Trial, slots: Iterable[RowArgument]) -> Trial:
     """The trial with these slots only."""
     return replace(trial, way=replace(trial.way, slots=tuple(slots)))
