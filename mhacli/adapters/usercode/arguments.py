@@ -338,7 +338,7 @@ def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of the constructor as they evaluate, without `None`; none where one of them names what is not there."""
     try:
         hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls)
-    except Exception:  # whatever stands in somebody's annotations
+    except Exception:  # whatever stands in the user's annotations
         return {}
     return {name: _without_none(hint) for name, hint in hints.items()}
 

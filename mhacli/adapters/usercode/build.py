@@ -84,7 +84,7 @@ def _returns_a_module(thing: Callable[..., Any]) -> bool:
     """Whether a function's annotation says that a module comes back."""
     try:
         returned = typing.get_type_hints(thing).get("return")
-    except Exception:  # whatever stands in somebody's annotations
+    except Exception:  # whatever stands in the user's annotations
         return False
     return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
@@ -342,7 +342,7 @@ def _known(
 
 
 def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: Surroundings) -> list[Guess]:
-    """Parameters that make it causal, which are off unless somebody says otherwise, and `--causal` says so."""
+    """Parameters that make it causal, which are off by default, and `--causal` says so."""
     return [
         Guess(p.name, True, "--causal")
         for p in parameters.named

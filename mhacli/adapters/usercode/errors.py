@@ -1,4 +1,4 @@
-"""What went wrong in somebody's code, in their words, and the line of theirs where it did."""
+"""What went wrong in user code: the exception in one line, and the line of their file that raised it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody's code in a process of its own, because it may print, hang, crash, or end the process that it runs in.
+"""Runs user code in a child process, because it may print, hang, crash, or end the process that it runs in.
 
 What it prints is kept, no more than its end; what lasts too long is ended, with every process that it started. It never outlives
 this process, however that ends. Nothing here loads torch.

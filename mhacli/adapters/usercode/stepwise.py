@@ -97,23 +97,23 @@ class StepConvention:
         return StepResults(tuple(outs), tuple(kept))
 
     def _asked(self, call: Callable[..., Any], rows: Tensor, start: int, held: Any) -> Any:
-        caller, way = self.caller, self.caller.way
+        caller, convention = self.caller, self.caller.convention
         end = start + rows.shape[1]
-        fixed = dict(way.fixed) | dict.fromkeys(self.switches, True)
+        fixed = dict(convention.fixed) | dict.fromkeys(self.switches, True)
         fixed |= {name: _place(kind, rows.shape[0], start, end, caller.device) for name, kind in self.placed}
         if self.passing.names and held is not None:
             values = held if len(self.passing.names) > 1 else [held]
             fixed |= dict(zip(self.passing.names, values, strict=True))
         setting = CallSetting(
-            AxisSizes(rows.shape[0], way.n_heads, rows.shape[1], end),
+            AxisSizes(rows.shape[0], convention.n_heads, rows.shape[1], end),
             caller.dtype,
             caller.device,
             False,
             caller.tensors,
         )
         fixed |= self._masks(setting, start, end) | self._rotations(setting, start, end)
-        extras = tuple(recipe for recipe in way.extras if recipe.parameter not in fixed)
-        plain = replace(way, fixed=fixed, extras=extras, idle=())
+        extras = tuple(recipe for recipe in convention.extras if recipe.parameter not in fixed)
+        plain = replace(convention, fixed=fixed, extras=extras, idle=())
         return call_with(call, plain, Inputs(rows), setting).results[0]
 
     def _masks(self, setting: CallSetting, start: int, end: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class StepConvention:
         sides, dtype, device = setting.sides, setting.dtype, setting.device
         masks: dict[str, Any] = {
             name: None if form is None else nothing_hidden(form, sides, device, dtype)
-            for name, form in self.caller.way.idle
+            for name, form in self.caller.convention.idle
         }
         if self.mask is not None:
             k_len = self.sizes.length if self.is_mask_whole else end
@@ -137,7 +137,7 @@ class StepConvention:
             return value if isinstance(value, tuple) else (value,)
 
         found: dict[str, Any] = {}
-        for recipe in self.caller.way.extras:
+        for recipe in self.caller.convention.extras:
             if recipe.kind != "rope":
                 continue
             parts = table(recipe, self.sizes.length)
@@ -152,13 +152,13 @@ class StepConvention:
         return found
 
     def _output(self, result: Any, batch: int, q_len: int, k_len: int) -> Tensor:
-        way = self.caller.way
-        sides = AxisSizes(batch, way.n_heads, q_len, k_len)
-        place = output_in(result, [way.output.axes], sides)
+        convention = self.caller.convention
+        sides = AxisSizes(batch, convention.n_heads, q_len, k_len)
+        place = output_in(result, [convention.output.axes], sides)
         if place is None:
             raise ValueError("the result of a step must hold its output")
         tensor = next(tensor for path, tensor in leaves(result) if path == place.path)
-        out = output_of(tensor.detach(), place.axes, way.canonical, way.n_heads)
+        out = output_of(tensor.detach(), place.axes, convention.canonical, convention.n_heads)
         return out.to("cpu", torch.float64).clone()
 
 
@@ -172,17 +172,17 @@ class StepResults(NamedTuple):
 def step_conventions(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Iterator[StepConvention]:
     """The ways in which it may be asked step by step, the likeliest first; none where nothing speaks of a cache. `mask` is the
     form of a mask that makes it causal, None where it is so itself."""
-    way, parameters = caller.way, signature_of(caller.built.call).parameters
-    if caller.is_function or not way.batched:
+    convention, parameters = caller.convention, signature_of(caller.built.call).parameters
+    if caller.is_function or not convention.batched:
         return
-    free = [parameter for parameter in parameters if parameter.name not in way.fixed]
+    free = [parameter for parameter in parameters if parameter.name not in convention.fixed]
     switches = tuple(p.name for p in free if _SWITCH.fullmatch(p.name.lower()))
     caches = tuple(p.name for p in free if p.role == "cache" and p.name not in switches)
     placed = [_kinds(parameter) for parameter in free if parameter.role in ("offset", "positions")]
     if not caches and not placed and not switches:
         return
     base = StepConvention(caller, sizes, CachePassing(), switches=switches)
-    tables = [True, False] if any(recipe.kind == "rope" for recipe in way.extras) else [False]
+    tables = [True, False] if any(recipe.kind == "rope" for recipe in convention.extras) else [False]
     masks = [(mask, False), (mask, True), (None, False)] if mask is not None else [(None, False)]
     for passing in _passings(base, caches):
         for (form, is_wide), places, whole in product(masks, product(*placed), tables):
@@ -211,7 +211,7 @@ def _returned(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[Any, 
     places = [
         _kinds(p)
         for p in signature_of(caller.built.call).of_role("offset", "positions")
-        if p.name not in caller.way.fixed
+        if p.name not in caller.convention.fixed
     ]
     for placed in product(*places):
         chosen = replace(base, placed=tuple(placed))
@@ -241,7 +241,7 @@ def _returned(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[Any, 
 
 
 def _is_output(part: Any, caller: Caller, rows: Tensor) -> bool:
-    shape = rearranged(rows, caller.way.canonical, caller.way.axes).shape
+    shape = rearranged(rows, caller.convention.canonical, caller.convention.axes).shape
     return isinstance(part, Tensor) and part.shape[:-1] == shape[:-1] and part.ndim == len(shape)
 
 

@@ -1,4 +1,4 @@
-"""Somebody's attention as a question: rows in, output out, in one layout whatever its own is."""
+"""A user's attention behind one interface: rows in, output out, in one layout whatever its own layout is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MaskMeaning = Literal["keep", "hide"]
 
 
 class MaskForm(NamedTuple):
-    """A way to write a mask for a parameter of somebody's attention.
+    """A way to write a mask for a parameter of a user's attention.
 
     `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
     01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, how many tokens
@@ -101,7 +101,7 @@ class Sizes:
 
 
 class UserAttention(Protocol):
-    """Somebody's attention that can be asked.
+    """A user's attention that can be called.
 
     `built` is what is asked, `sizes` what it can be asked with; `k_len` is `q_len` where keys must be the queries' own rows.
     `is_function`: q, k and v come cut into heads, and nothing is projected; `n_heads` is then how many heads it can be asked with
@@ -185,7 +185,7 @@ class UserAttention(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call of a torch function while somebody's attention ran, in order.
+    """One call of a torch function while a user's attention ran, in order.
 
     `name` is torch's own, such as `softmax`, `matmul`, `linear`, `masked_fill`; `inputs` are the tensors that went in, `output`
     what came out, `arguments` those that are no tensors, by name where the name is known, else by place ("0", "1", …).

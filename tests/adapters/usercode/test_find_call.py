@@ -871,7 +871,7 @@ def rows_for(caller: Caller, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
 
 def asked_with(caller: Caller, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """The rows as this caller takes them: keys and values only where it has parameters for them."""
-    parts = {slot.part for slot in caller.way.slots}
+    parts = {slot.part for slot in caller.convention.slots}
     return Inputs(q, k if "keys" in parts else None, v if "values" in parts else None)
 
 
@@ -879,13 +879,13 @@ def asked_with(caller: Caller, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 def test_how_it_is_called_is_found(case: Case) -> None:
     caller = found(case.thing, case.arguments)
     assert caller.described.startswith(case.described)
-    assert caller.way.axes == case.axes
+    assert caller.convention.axes == case.axes
     assert caller.is_function is case.is_function
     assert caller.takes_context is case.takes_context
     assert caller.dtype == torch.float64 or case.thing is Lazy
     sizes = caller.sizes
     assert (sizes.q_len != sizes.k_len) is case.takes_context
-    different = [sizes.batch, sizes.q_len, sizes.d_in, caller.way.n_heads] + [sizes.k_len] * case.takes_context
+    different = [sizes.batch, sizes.q_len, sizes.d_in, caller.convention.n_heads] + [sizes.k_len] * case.takes_context
     assert len(set(different)) == len(different)
     assert sizes.batch >= 3
 
@@ -942,9 +942,9 @@ def by_hand_mask(form: MaskForm, keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 def call_with(caller: Caller, rows: tuple[Tensor, ...], **masks: Tensor) -> Tensor:
     """The module called by hand, rows by name."""
-    turn = caller.way.axes == TURNED
+    turn = caller.convention.axes == TURNED
     parts = dict(zip(("queries", "keys", "values"), rows, strict=True))
-    named = {slot.parameter: parts[slot.part] for slot in caller.way.slots}
+    named = {slot.parameter: parts[slot.part] for slot in caller.convention.slots}
     with torch.no_grad():
         result = caller.built.call(**{name: y.transpose(0, 1) if turn else y for name, y in named.items()}, **masks)
     out = result[0] if isinstance(result, tuple) else result
@@ -1057,7 +1057,7 @@ def test_a_mask_of_one_sequence_at_a_time_is_that_sequences() -> None:
     q, _, _ = rows_for(caller)
     allowed = torch.rand(caller.sizes.batch, 1, 7, 7, generator=torch.Generator().manual_seed(2)) < 0.6
     allowed[..., 0] = True
-    assert caller.way.axes == SINGLE
+    assert caller.convention.axes == SINGLE
     assert caller.mask_forms[0] == MaskForm("mask", QK, "bool", "hide")
     answer = caller(Inputs(q, allowed=allowed), mask=caller.mask_forms[0])
     by_hand = torch.stack([masked(x, ~keep[0]) for x, keep in zip(q, allowed, strict=True)])
@@ -1106,7 +1106,7 @@ def test_a_causal_switch_that_bears_no_mask_yields_to_it() -> None:
 
     caller = found(strict, causal=True)
     q, k, v = rows_for(caller)
-    assert (caller.causal_by, caller.way.causal_yields) == ("is_causal", True)
+    assert (caller.causal_by, caller.convention.causal_yields) == ("is_causal", True)
     torch.testing.assert_close(caller(Inputs(q, k, v)).out, strict(q, k, v, is_causal=True))
     allowed = torch.ones(1, 1, caller.sizes.q_len, caller.sizes.k_len, dtype=torch.bool).tril(3)
     answer = caller(Inputs(q, k, v, allowed), mask=caller.mask_forms[0])
@@ -1179,7 +1179,7 @@ def test_another_copy_is_asked_in_the_same_way() -> None:
     answer = asked(Inputs(q, k, v))
     assert answer.out.dtype == torch.float16
     assert asked.built.module is other
-    assert (asked.way, asked.sizes, asked.described) == (caller.way, caller.sizes, caller.described)
+    assert (asked.convention, asked.sizes, asked.described) == (caller.convention, caller.sizes, caller.described)
 
 
 def test_weights_of_a_function_are_made_and_can_be_exchanged() -> None:

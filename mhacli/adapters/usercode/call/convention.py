@@ -81,7 +81,7 @@ NO_PATH = ResultPath((), ())
 
 @dataclass(frozen=True)
 class CallConvention:
-    """How somebody's attention is called, and what of its result is what.
+    """How a user's attention is called, and where its output and pattern are in what it returns.
 
     `axes` are those of the rows as it wants them, without "batch" where it takes one sequence at a time; `output` tells where the
     output is and its axes, `pattern` the same of the pattern. `idle` are masks that are required, in the form that is given when
@@ -139,24 +139,26 @@ def quietly(call: Callable[..., Any], training: bool) -> Iterator[None]:
 
 def call_with(
     call: Callable[..., Any],
-    way: CallConvention,
+    convention: CallConvention,
     inputs: Inputs,
     setting: CallSetting,
     forms: CallMasks = CallMasks(),  # noqa: B008
 ) -> CallResult:
     """What the call returns. `setting.sides` is not read: the sizes are those of the inputs. Raises what the call raises."""
-    sides = sides_of(inputs, way)
-    if way.batched:
-        return CallResult((_once(call, way, inputs, setting._replace(sides=sides), forms),), sides)
+    sides = sides_of(inputs, convention)
+    if convention.batched:
+        return CallResult((_once(call, convention, inputs, setting._replace(sides=sides), forms),), sides)
     single = sides._replace(batch=1)
     parts = [_sequence(inputs, number) for number in range(sides.batch)]
-    return CallResult(tuple(_once(call, way, part, setting._replace(sides=single), forms) for part in parts), single)
+    return CallResult(
+        tuple(_once(call, convention, part, setting._replace(sides=single), forms) for part in parts), single
+    )
 
 
-def sides_of(inputs: Inputs, way: CallConvention) -> AxisSizes:
+def sides_of(inputs: Inputs, convention: CallConvention) -> AxisSizes:
     """The sizes of one call."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
-    n_heads = inputs.queries.shape[1] if way.is_function else way.n_heads
+    n_heads = inputs.queries.shape[1] if convention.is_function else convention.n_heads
     return AxisSizes(inputs.queries.shape[0], n_heads, inputs.queries.shape[-2], keys.shape[-2])
 
 
@@ -167,30 +169,40 @@ def _sequence(inputs: Inputs, number: int) -> Inputs:
     return Inputs(inputs.queries[number : number + 1], *(one(tensor) for tensor in inputs[1:]))
 
 
-def _once(call: Callable[..., Any], way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> Any:
-    places, names = _arguments(way, inputs, setting, forms)
+def _once(
+    call: Callable[..., Any], convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
+) -> Any:
+    places, names = _arguments(convention, inputs, setting, forms)
     with quietly(call, setting.training):
         return call(*places, **names)
 
 
 def _arguments(
-    way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
+    convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
 ) -> tuple[list[Any], dict[str, Any]]:
     places: list[Any] = []
-    names: dict[str, Any] = dict(way.fixed)
-    masks = _masks(way, inputs, setting, forms)
-    for slot in way.slots:
+    names: dict[str, Any] = dict(convention.fixed)
+    masks = _masks(convention, inputs, setting, forms)
+    for slot in convention.slots:
         rows = _rows(inputs, slot)
         if rows is None:
             continue
-        theirs = rearranged(rows.to(setting.device, setting.dtype), way.canonical, way.axes).contiguous().clone()
+        theirs = (
+            rearranged(rows.to(setting.device, setting.dtype), convention.canonical, convention.axes)
+            .contiguous()
+            .clone()
+        )
         if slot.by_place:
             places.append(theirs)
         else:
             names[slot.parameter] = theirs
-    asks = any(name not in dict(way.idle) for name in masks) or inputs.allowed is not None or inputs.real is not None
-    for recipe in way.extras:
-        if not (asks and way.causal_yields and recipe.parameter == way.causal_by):
+    asks = (
+        any(name not in dict(convention.idle) for name in masks)
+        or inputs.allowed is not None
+        or inputs.real is not None
+    )
+    for recipe in convention.extras:
+        if not (asks and convention.causal_yields and recipe.parameter == convention.causal_by):
             names[recipe.parameter] = make_argument(recipe, setting)
     return places, names | masks
 
@@ -205,11 +217,11 @@ def _rows(inputs: Inputs, slot: RowArgument) -> Tensor | None:
     return own
 
 
-def _masks(way: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> dict[str, Any]:
+def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> dict[str, Any]:
     """The masks of a call by name, each written anew."""
     masks: dict[str, Any] = {}
     sides, device, dtype = setting.sides, setting.device, setting.dtype
-    for name, form in way.idle:
+    for name, form in convention.idle:
         masks[name] = None if form is None else nothing_hidden(form, sides, device, dtype)
     mask, padding = forms.mask, forms.padding
     allowed = None if inputs.allowed is None else inputs.allowed.to(device)
@@ -225,26 +237,26 @@ def _masks(way: CallConvention, inputs: Inputs, setting: CallSetting, forms: Cal
         masks[mask.parameter] = written(mask, allowed, None, sides, dtype)
     if real is not None and padding is not None:
         everywhere = None
-        if (padding.parameter, padding.axes) in way.spread:
+        if (padding.parameter, padding.axes) in convention.spread:
             everywhere = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
         masks[padding.parameter] = written(padding, everywhere, real, sides, dtype)
     return masks
 
 
-def read_answer(asked: CallResult, way: CallConvention) -> Answer:
+def read_answer(asked: CallResult, convention: CallConvention) -> Answer:
     """The output and the pattern of what came back, in our order of axes, as copies."""
     outs, patterns = [], []
     for result in asked.results:
-        tensor = tensor_at(result, way.output.path)
+        tensor = tensor_at(result, convention.output.path)
         if tensor is None:
-            tensor = next((leaf for _, leaf in leaves(result) if leaf.ndim == len(way.output.axes)), None)
+            tensor = next((leaf for _, leaf in leaves(result) if leaf.ndim == len(convention.output.axes)), None)
         if tensor is None:
-            where = path_text(way.output.path) or "its top"
+            where = path_text(convention.output.path) or "its top"
             raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
-        outs.append(output_of(tensor.detach(), way.output.axes, way.canonical, asked.sides.head))
-        pattern = None if way.pattern is None else tensor_at(result, way.pattern.path)
-        if pattern is not None and way.pattern is not None and pattern.ndim == len(way.pattern.axes):
-            patterns.append(pattern_of(pattern.detach(), way.pattern.axes, asked.sides.batch))
+        outs.append(output_of(tensor.detach(), convention.output.axes, convention.canonical, asked.sides.head))
+        pattern = None if convention.pattern is None else tensor_at(result, convention.pattern.path)
+        if pattern is not None and convention.pattern is not None and pattern.ndim == len(convention.pattern.axes):
+            patterns.append(pattern_of(pattern.detach(), convention.pattern.axes, asked.sides.batch))
     whole = torch.cat(patterns) if len(patterns) == len(outs) else None
     return Answer(torch.cat(outs).contiguous().clone(), None if whole is None else whole.contiguous().clone())
 
@@ -564,7 +576,7 @@ def rearranged(tensor: Tensor, have: Axes, want: Axes) -> Tensor:
 
 
 def output_of(tensor: Tensor, axes: Axes, canonical: Axes, n_heads: int) -> Tensor:
-    """An output of somebody's axes in ours."""
+    """An output of the user's axes in ours."""
     if MERGED in axes:
         place = axes.index(MERGED)
         tensor = tensor.unflatten(place, (n_heads, -1))
@@ -573,7 +585,7 @@ def output_of(tensor: Tensor, axes: Axes, canonical: Axes, n_heads: int) -> Tens
 
 
 def pattern_of(tensor: Tensor, axes: Axes, batch: int) -> Tensor:
-    """A pattern of somebody's axes as `[batch, head, query, key]`."""
+    """A pattern of the user's axes as `[batch, head, query, key]`."""
     if axes[0] == "batch·head":
         return tensor.reshape(batch, -1, *tensor.shape[1:])
     if axes[0] == "1":

@@ -1,4 +1,4 @@
-"""Finding out how somebody's attention is called, by its signature, its names, its documentation and by experiment."""
+"""Finds out how a user's attention is called: by its signature, names and documentation, and by experiment."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _NUDGE, _ROUGH = 1e-9, 1e-11
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody's attention that can be asked; it fulfils `UserAttention`.
+    """A user's attention that can be asked; it fulfils `UserAttention`.
 
-    `way` is how it is called; `tensors` are the weights that a function is given, by the names of its parameters, empty for all
-    else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `way.causal_yields`, a call with a mask leaves the
-    switch `causal_by` out, for it does not bear both: such a mask must be causal itself.
+    `convention` is how it is called. `tensors` are the weights that a function is given, by the names of its parameters, empty
+    for all else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `convention.causal_yields`, a call with a
+    mask leaves out the switch `causal_by`, because the two exclude each other: such a mask must be causal itself.
     """
 
     built: Built
@@ -69,7 +69,7 @@ class Caller:
     dtype: torch.dtype
     device: torch.device
     described: str
-    way: CallConvention
+    convention: CallConvention
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
     mode: Mode | None = None
@@ -84,8 +84,10 @@ class Caller:
     ) -> Answer:
         """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
         form has no axis for."""
-        setting = CallSetting(sides_of(inputs, self.way), self.dtype, self.device, training, self.tensors)
-        return read_answer(call_with(self.built.call, self.way, inputs, setting, CallMasks(mask, padding)), self.way)
+        setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
+        return read_answer(
+            call_with(self.built.call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention
+        )
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
         """The same way of asking for another copy of it."""
@@ -135,23 +137,23 @@ def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner
 def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode | None) -> Caller:
     trial, device = found.trial, runner.device
     asked, dtype = _in_float64(runner, trial)
-    way, lengths = trial.way, trial.lengths
+    convention, lengths = trial.convention, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
     setting = CallSetting(sides_of_trial(trial), dtype, device, False, tensors)
     return Caller(
         built=asked,
         sizes=trial.sizes,
-        is_function=way.is_function,
-        n_heads=way.n_heads if way.is_function else 1,
+        is_function=convention.is_function,
+        n_heads=convention.n_heads if convention.is_function else 1,
         takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
-        n_rows=len({slot.part for slot in way.slots}),
-        causal_by=way.causal_by,
+        n_rows=len({slot.part for slot in convention.slots}),
+        causal_by=convention.causal_by,
         mask_forms=found.masks,
         padding_forms=found.paddings,
         dtype=dtype,
         device=device,
         described=_described(call, found, setting),
-        way=way,
+        convention=convention,
         tensors=tensors,
         untried=untried(call.signature, runner, trial, (*found.masks, *found.paddings)),
         mode=mode,
@@ -160,22 +162,22 @@ def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode
 
 def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
-    if trial.way.is_function:
+    if trial.convention.is_function:
         return trial
     batch_first: Axes = ("batch", "row", "width")
     if (
-        trial.way.axes == batch_first
+        trial.convention.axes == batch_first
         and stated_rows(call) != batch_first
         and not runner.is_slow
         and not keeps_sequences_apart(runner, trial)
     ):
-        turned = replace(trial, way=replace(trial.way, axes=("row", "batch", "width")))
+        turned = replace(trial, convention=replace(trial.convention, axes=("row", "batch", "width")))
         found = runner.located(turned)
         if found is not None and keeps_sequences_apart(runner, found):
             trial = found
-    optional = [slot for slot in trial.way.slots if slot.part != "queries" and not slot.required]
+    optional = [slot for slot in trial.convention.slots if slot.part != "queries" and not slot.required]
     if optional and not runner.is_slow and not context_matters(runner, trial):
-        alone = without(trial, (slot for slot in trial.way.slots if slot not in optional))
+        alone = without(trial, (slot for slot in trial.convention.slots if slot not in optional))
         same = alone.lengths._replace(k_len=alone.lengths.q_len)
         trial = runner.located(replace(alone, lengths=same)) or trial
     return trial
@@ -211,10 +213,13 @@ def context_matters(runner: TrialRunner, trial: Trial) -> bool:
 def sides_of_trial(trial: Trial) -> Any:
     """The sizes of a trial's calls."""
     empty = torch.empty(
-        trial.lengths.batch, *((trial.way.n_heads,) if trial.way.is_function else ()), trial.lengths.q_len, 1
+        trial.lengths.batch,
+        *((trial.convention.n_heads,) if trial.convention.is_function else ()),
+        trial.lengths.q_len,
+        1,
     )
     keys = torch.empty(*empty.shape[:-2], trial.lengths.k_len, 1)
-    return sides_of(Inputs(empty, keys), trial.way)
+    return sides_of(Inputs(empty, keys), trial.convention)
 
 
 def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
@@ -222,9 +227,11 @@ def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     if not call.causal:
         return trial
     for parameter in call.free(*call.signature.of_role("causal")):
-        others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
+        others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != parameter.name)
         extras = (*others, ArgumentRecipe(parameter.name, "literal", True))
-        found = runner.located(replace(trial, way=replace(trial.way, extras=extras, causal_by=parameter.name)))
+        found = runner.located(
+            replace(trial, convention=replace(trial.convention, extras=extras, causal_by=parameter.name))
+        )
         if found is not None:
             return found
     return trial
@@ -237,9 +244,13 @@ def _with_pattern(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     before = runner.answer(trial, runner.rows(trial)) if switches or means else None
     for chosen in ([*switches, *means], switches, means) if before is not None else ():
         names = {recipe.parameter for recipe in chosen}
-        kept = tuple(recipe for recipe in trial.way.extras if recipe.parameter not in names)
-        found = runner.located(replace(trial, way=replace(trial.way, extras=(*kept, *chosen)))) if chosen else None
-        if found is None or found.way.pattern is None or before is None:
+        kept = tuple(recipe for recipe in trial.convention.extras if recipe.parameter not in names)
+        found = (
+            runner.located(replace(trial, convention=replace(trial.convention, extras=(*kept, *chosen))))
+            if chosen
+            else None
+        )
+        if found is None or found.convention.pattern is None or before is None:
             continue
         after = runner.answer(found, runner.rows(found))
         if after is not None and close(before.out, after.out):
@@ -261,7 +272,7 @@ def _in_float64(runner: TrialRunner, trial: Trial) -> tuple[Built, torch.dtype]:
     other.dtype = torch.float64
     inputs = other.rows(trial)
     asked = other.ask(trial, inputs)
-    out = None if asked is None else tensor_at(asked.results[0], trial.way.output.path)
+    out = None if asked is None else tensor_at(asked.results[0], trial.convention.output.path)
     if out is None or out.dtype != torch.float64 or _is_rough(other, trial, inputs):
         return built, runner.dtype
     return whole, torch.float64
@@ -282,29 +293,32 @@ def _is_rough(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
 
 def _described(call: CallFacts, found: MaskedTrial, setting: CallSetting) -> str:
     """The call in one line of Python, and behind it what the line does not show."""
-    way = found.trial.way
-    shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in way.slots]
-    shown += [f"{name}={value!r}" for name, value in way.fixed.items()]
+    convention = found.trial.convention
+    shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in convention.slots]
+    shown += [f"{name}={value!r}" for name, value in convention.fixed.items()]
     shown += [
         f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
-        for recipe in way.extras
+        for recipe in convention.extras
     ]  # fmt: skip
-    named = [*(name for name, _ in way.idle), *(form.parameter for form in (*found.masks, *found.paddings))]
+    named = [*(name for name, _ in convention.idle), *(form.parameter for form in (*found.masks, *found.paddings))]
     shown += [f"{name}=…" for name in dict.fromkeys(named)]
     name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
-    words = {"row": "seq", "width": "d", "head": "1" if not way.is_function else "head"}
-    notes = [rotation_text(recipe, setting) for recipe in way.extras if recipe.kind == "rope"]
-    usual = way.axes in (("batch", "row", "width"), ("batch", "head", "row", "width")) and way.is_function == (
-        "head" in way.axes
-    )
+    words = {"row": "seq", "width": "d", "head": "1" if not convention.is_function else "head"}
+    notes = [rotation_text(recipe, setting) for recipe in convention.extras if recipe.kind == "rope"]
+    usual = convention.axes in (
+        ("batch", "row", "width"),
+        ("batch", "head", "row", "width"),
+    ) and convention.is_function == ("head" in convention.axes)
     if not usual:
-        notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in way.axes)}]")
+        notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in convention.axes)}]")
     if found.trial.fails_with is not None:
         others = ", ".join(words.get(axis, axis) for axis in found.trial.fails_with)
         notes.append(f"with [{others}] it is no attention")
-    if way.output.axes != way.axes:
-        notes.append(f"result [{', '.join(words.get(axis, axis) for axis in way.output.axes)}]")
-    return f"{name}({', '.join(shown)}){path_text(way.output.path)}" + (f"  # {'; '.join(notes)}" if notes else "")
+    if convention.output.axes != convention.axes:
+        notes.append(f"result [{', '.join(words.get(axis, axis) for axis in convention.output.axes)}]")
+    return f"{name}({', '.join(shown)}){path_text(convention.output.path)}" + (
+        f"  # {'; '.join(notes)}" if notes else ""
+    )
 
 
 _SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|einops|reduced? over", re.I)
@@ -352,7 +366,7 @@ def _short(failure: FailedTrial) -> str:
 
 
 def _ended(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
-    """What to say of a call, the likeliest one, that ends the program or waits for somebody at the keyboard."""
+    """What to say of a call, the likeliest one, that ends the program or waits for input from the keyboard."""
     rules = {"SystemExit": "return when it is called", "EOFError": "read nothing from stdin when it is called"}
     rule = rules.get(failures[0].message.partition(":")[0])
     return None if rule is None else (f"{built.name} must {rule}, got {_short(failures[0])}", None)
@@ -420,26 +434,31 @@ _STILL: tuple[CallRole, ...] = ("offset", "cache", "other mask")
 
 def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
     """The names, in the order of the call. A switch whose other position gives the same output is not among them."""
-    used = _used(trial.way, forms)
+    used = _used(trial.convention, forms)
     return tuple(
         parameter.name
         for parameter in signature.parameters
         if parameter.role not in _OF_SHAPE
         and not _OF_RESULT.fullmatch(parameter.name.lower())
-        and (parameter.name not in used or _is_still(parameter, trial.way))
+        and (parameter.name not in used or _is_still(parameter, trial.convention))
         and not _is_idle_switch(parameter, runner, trial)
     )
 
 
-def _used(way: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
+def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
     """What some call gives a value of its own."""
-    extras = {recipe.parameter for recipe in way.extras}
-    return {slot.parameter for slot in way.slots} | {form.parameter for form in forms} | extras | set(way.fixed)
+    extras = {recipe.parameter for recipe in convention.extras}
+    return (
+        {slot.parameter for slot in convention.slots}
+        | {form.parameter for form in forms}
+        | extras
+        | set(convention.fixed)
+    )
 
 
-def _is_still(parameter: Parameter, way: CallConvention) -> bool:
+def _is_still(parameter: Parameter, convention: CallConvention) -> bool:
     """Whether it is given, but as if there were nothing to give."""
-    given = next((recipe for recipe in way.extras if recipe.parameter == parameter.name), None)
+    given = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
     if given is None:
         return False
     return parameter.role in _STILL or (given.kind == "literal" and given.value is parameter.default)
@@ -450,8 +469,8 @@ def _is_idle_switch(parameter: Parameter, runner: TrialRunner, trial: Trial) -> 
     if not isinstance(parameter.default, bool) or runner.is_slow:
         return False
     turned = ArgumentRecipe(parameter.name, "literal", not parameter.default)
-    others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != parameter.name)
-    found = runner.located(replace(trial, way=replace(trial.way, extras=(*others, turned))))
+    others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != parameter.name)
+    found = runner.located(replace(trial, convention=replace(trial.convention, extras=(*others, turned))))
     if found is None:
         return False
     rows = runner.rows(trial)

@@ -53,12 +53,12 @@ class MaskedTrial:
 
 def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Trial], ...]:
     """The ways to call it that differ in whose rows the keys are: one, None, where a context is not both taken and optional."""
-    others = [slot for slot in trial.way.slots if slot.part != "queries"]
+    others = [slot for slot in trial.convention.slots if slot.part != "queries"]
     if not others or any(slot.required for slot in others):
         return ((None, trial),)
-    always = tuple(slot._replace(required=True) for slot in trial.way.slots)
-    crossed = replace(trial, way=replace(trial.way, slots=always))
-    alone = without(trial, (slot for slot in trial.way.slots if slot not in others))
+    always = tuple(slot._replace(required=True) for slot in trial.convention.slots)
+    crossed = replace(trial, convention=replace(trial.convention, slots=always))
+    alone = without(trial, (slot for slot in trial.convention.slots if slot not in others))
     found = runner.located(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
     if found is None or not _looks_at_others(runner, found):
         return ((None, crossed),)
@@ -89,17 +89,17 @@ def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTria
     search = MaskSearch(runner, trial, call.built.documentation)
     masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     any_masks = call.free(*call.signature.of_role(*MASKS))
-    if not masks and not paddings and any_masks and trial.way.causal_by is not None:
+    if not masks and not paddings and any_masks and trial.convention.causal_by is not None:
         search = MaskSearch(
-            runner, replace(trial, way=replace(trial.way, causal_yields=True)), call.built.documentation
+            runner, replace(trial, convention=replace(trial.convention, causal_yields=True)), call.built.documentation
         )
         masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     trial = search.trial
     best = {form.parameter: form for form in reversed((*masks, *paddings))} | {
         form.parameter: form for form in reversed(masks)
     }
-    idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.way.idle)
-    trial = replace(trial, way=replace(trial.way, idle=idle))
+    idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.convention.idle)
+    trial = replace(trial, convention=replace(trial.convention, idle=idle))
     return MaskedTrial(trial, masks, paddings, frozenset(search.acting))
 
 
@@ -180,15 +180,15 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
     """The trial with each other mask given, open, and with each switch of masks on, as far as it bears that."""
     switches = [p for p in call.free(*call.signature.of_role("off", "causal")) if "mask" in p.name.lower()]
     for switch in switches:
-        others = tuple(recipe for recipe in trial.way.extras if recipe.parameter != switch.name)
+        others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != switch.name)
         extras = (*others, ArgumentRecipe(switch.name, "literal", True))
-        found = runner.located(replace(trial, way=replace(trial.way, extras=extras)))
+        found = runner.located(replace(trial, convention=replace(trial.convention, extras=extras)))
         if found is not None:
             yield found
     for other in call.free(*call.signature.of_role("mask", "padding")):
-        for form in _open_forms(other, batched=trial.way.batched) if other.name != name else ():
-            idle = (*(pair for pair in trial.way.idle if pair[0] != other.name), (other.name, form))
-            found = runner.located(replace(trial, way=replace(trial.way, idle=idle)))
+        for form in _open_forms(other, batched=trial.convention.batched) if other.name != name else ():
+            idle = (*(pair for pair in trial.convention.idle if pair[0] != other.name), (other.name, form))
+            found = runner.located(replace(trial, convention=replace(trial.convention, idle=idle)))
             if found is not None:
                 yield found
                 break
@@ -214,26 +214,29 @@ class MaskSearch:
         self.runner, self.trial, self.documentation = runner, trial, documentation
         self.acting: set[str] = set()
         self._open: dict[int, Tensor | None] = {}
-        self.batch_second = trial.way.axes[:2] == ("row", "batch")
+        self.batch_second = trial.convention.axes[:2] == ("row", "batch")
 
     def masks(self, parameter: Parameter) -> tuple[MaskForm, ...]:
         """The accepted forms of a mask of queries by keys, the likeliest first."""
-        way = self.trial.way
+        convention = self.trial.convention
         axes = mask_axes(
-            batched=way.batched, is_function=way.is_function, n_axes=len(way.axes), batch_second=self.batch_second
+            batched=convention.batched,
+            is_function=convention.is_function,
+            n_axes=len(convention.axes),
+            batch_second=self.batch_second,
         )
         kinds: tuple[MaskKind, ...] = ("additive",) if parameter.role == "bias" else KINDS
         return self._ordered(parameter, axes, kinds, padding=False)
 
     def paddings(self, parameter: Parameter) -> tuple[MaskForm, ...]:
         """The accepted forms of a mask of keys, or of lengths, the likeliest first."""
-        way = self.trial.way
+        convention = self.trial.convention
         found: tuple[MaskForm, ...] = ()
-        if parameter.role == "lengths" and way.batched:
+        if parameter.role == "lengths" and convention.batched:
             found = self._ordered(parameter, (LENGTHS,), ("lengths",), padding=True)
         if found or parameter.role == "bias":
             return found
-        axes = padding_axes(batched=way.batched, batch_second=self.batch_second)
+        axes = padding_axes(batched=convention.batched, batch_second=self.batch_second)
         return self._ordered(parameter, axes, KINDS, padding=True)
 
     def _ordered(
@@ -275,7 +278,13 @@ class MaskSearch:
         inputs = self._inputs(hidden, form, padding=padding)
         forms = CallMasks(None, form) if padding else CallMasks(form, None)
         answer = self.runner.answer(self.trial, inputs, forms)
-        if answer is None and padding and form.kind != "lengths" and "query" in form.axes and self.trial.way.batched:
+        if (
+            answer is None
+            and padding
+            and form.kind != "lengths"
+            and "query" in form.axes
+            and self.trial.convention.batched
+        ):
             answer = self._spread_answer(form, inputs, forms)
         if answer is None:
             return None
@@ -299,8 +308,10 @@ class MaskSearch:
 
     def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> Answer | None:
         """The answer with the mask of keys written for each query; the way remembers it where that is accepted."""
-        way = self.trial.way
-        spread = replace(self.trial, way=replace(way, spread=way.spread | {(form.parameter, form.axes)}))
+        convention = self.trial.convention
+        spread = replace(
+            self.trial, convention=replace(convention, spread=convention.spread | {(form.parameter, form.axes)})
+        )
         answer = self.runner.answer(spread, inputs, forms)
         if answer is not None:
             self.trial = spread

@@ -224,9 +224,9 @@ def _trials(
         tensors = _weights(call, width, variant)
         extras = _extras(call, slots, width, variant, optional=optional, is_function=is_function)
         n_heads = call.n_heads if is_function and "head" in axes else 1
-        way = CallConvention(slots, axes, is_function, extras, idles[n][1], n_heads=n_heads, fixed=call.fixed)
+        convention = CallConvention(slots, axes, is_function, extras, idles[n][1], n_heads=n_heads, fixed=call.fixed)
         for context in _context_widths(call, width, keys=keys, is_function=is_function):
-            yield Trial(way, some, width, context, tensors)
+            yield Trial(convention, some, width, context, tensors)
 
 
 def _cost_of(slots: tuple[RowArgument, ...], first: tuple[RowArgument, ...]) -> float:
@@ -289,7 +289,7 @@ def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ..
             if axes == stated and (score or not cuts_itself):
                 return trial
             if score == 2:
-                fuller = None if best is None else best[1].way.axes
+                fuller = None if best is None else best[1].convention.axes
                 return replace(trial, fails_with=fuller if len(fuller or ()) > len(axes) else None)
             rank = (score, trial.lengths.q_len != trial.lengths.k_len)
             if (score or not cuts_itself) and (best is None or rank > best[0]):
@@ -396,7 +396,7 @@ class Trial:
     """A way with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more than
     those of the way, that it accepts too, and with which it is no attention."""
 
-    way: CallConvention
+    convention: CallConvention
     lengths: TrialLengths
     d_in: int
     d_context: int
@@ -411,7 +411,7 @@ class Trial:
     @property
     def takes_keys(self) -> bool:
         """Whether keys are given to it at all."""
-        return any(slot.part != "queries" for slot in self.way.slots)
+        return any(slot.part != "queries" for slot in self.convention.slots)
 
 
 class TrialRunner:
@@ -431,8 +431,8 @@ class TrialRunner:
 
     def rows(self, trial: Trial) -> Inputs:
         """Random rows for a trial, the same in each call."""
-        n_heads = trial.way.n_heads if trial.way.is_function else None
-        values = any(slot.part == "values" for slot in trial.way.slots)
+        n_heads = trial.convention.n_heads if trial.convention.is_function else None
+        values = any(slot.part == "values" for slot in trial.convention.slots)
         draw = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=values)
         inputs = draw.with_context() if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
         return map_rows(inputs, lambda rows: _SMALL * rows)
@@ -441,7 +441,7 @@ class TrialRunner:
         """What the arguments of a trial's calls are made for."""
         dtype = dtype or self.dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in trial.tensors.items()}
-        return CallSetting(sides_of(self.rows(trial), trial.way), dtype, self.device, training, tensors)
+        return CallSetting(sides_of(self.rows(trial), trial.convention), dtype, self.device, training, tensors)
 
     def ask(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> CallResult | None:  # noqa: B008
         """What one call returns, None where it raises."""
@@ -451,7 +451,7 @@ class TrialRunner:
         asked: CallResult | None
         try:
             with seeded(self.seed, self.device):
-                asked = call_with(call, trial.way, inputs, self.setting(trial), forms)
+                asked = call_with(call, trial.convention, inputs, self.setting(trial), forms)
         except (Exception, SystemExit) as fault:
             self._failed(trial, fault)
             asked = None
@@ -462,9 +462,9 @@ class TrialRunner:
     def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> Answer | None:  # noqa: B008
         """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
         asked = self.ask(trial, inputs, forms)
-        if asked is None or not all(_has_output(result, trial.way, asked) for result in asked.results):
+        if asked is None or not all(_has_output(result, trial.convention, asked) for result in asked.results):
             return None
-        answer = read_answer(asked, trial.way)
+        answer = read_answer(asked, trial.convention)
         return Answer(answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu())
 
     def located(self, trial: Trial) -> Trial | None:
@@ -472,13 +472,13 @@ class TrialRunner:
         asked = self.ask(trial, self.rows(trial))
         if asked is None:
             return None
-        way, first = trial.way, asked.results[0]
-        output = output_in(first, _axes_of_output(way), asked.sides)
+        convention, first = trial.convention, asked.results[0]
+        output = output_in(first, _axes_of_output(convention), asked.sides)
         if output is None:
-            self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, way, asked)))
+            self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, convention, asked)))
             return None
-        pattern = pattern_in(first, output.path, asked.sides, batched=way.batched)
-        return replace(trial, way=replace(way, output=output, pattern=pattern))
+        pattern = pattern_in(first, output.path, asked.sides, batched=convention.batched)
+        return replace(trial, convention=replace(convention, output=output, pattern=pattern))
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
         place = source_line_of(fault, self.built.file)
@@ -503,39 +503,39 @@ def _is_small(module: nn.Module | None) -> bool:
     return sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers())) <= _MAX_COPIED
 
 
-def _axes_of_output(way: CallConvention) -> list[Axes]:
+def _axes_of_output(convention: CallConvention) -> list[Axes]:
     """The axes that an output may have: those of the rows; of heads cut already also their other order, or side by side."""
-    if way.is_function and "head" in way.axes and way.batched:
+    if convention.is_function and "head" in convention.axes and convention.batched:
         others: list[Axes] = [
             ("batch", "head", "row", "width"),
             ("batch", "row", "head", "width"),
             ("batch", "row", MERGED),
         ]
-        return [way.axes, *(axes for axes in others if axes != way.axes)]
-    return [way.axes]
+        return [convention.axes, *(axes for axes in others if axes != convention.axes)]
+    return [convention.axes]
 
 
-def _has_output(result: Any, way: CallConvention, asked: CallResult) -> bool:
-    found = output_in(result, [way.output.axes], asked.sides)
+def _has_output(result: Any, convention: CallConvention, asked: CallResult) -> bool:
+    found = output_in(result, [convention.output.axes], asked.sides)
     return found is not None
 
 
-def _misfit(result: Any, way: CallConvention, asked: CallResult) -> str:
+def _misfit(result: Any, convention: CallConvention, asked: CallResult) -> str:
     shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
-    wanted = ", ".join("·" if (size := asked.sides.of(axis)) is None else str(size) for axis in way.axes)
+    wanted = ", ".join("·" if (size := asked.sides.of(axis)) is None else str(size) for axis in convention.axes)
     return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{wanted}] was to come"
 
 
 def describe_trial(trial: Trial) -> str:
     """The trial as a call, with the shapes of its rows as they were passed."""
-    sizes = {"batch": trial.lengths.batch, "head": trial.way.n_heads if trial.way.is_function else 1}
+    sizes = {"batch": trial.lengths.batch, "head": trial.convention.n_heads if trial.convention.is_function else 1}
     shown = []
-    for slot in trial.way.slots:
+    for slot in trial.convention.slots:
         own = slot.part == "queries"
         length, width = (trial.lengths.q_len, trial.d_in) if own else (trial.lengths.k_len, trial.d_context)
-        shape = [sizes.get(axis, length if axis == "row" else width) for axis in trial.way.axes]
+        shape = [sizes.get(axis, length if axis == "row" else width) for axis in trial.convention.axes]
         shown.append(f"{slot.parameter} {shape}")
-    masks = [f"{name} {form.kind} [{', '.join(form.axes)}]" for name, form in trial.way.idle if form is not None]
+    masks = [f"{name} {form.kind} [{', '.join(form.axes)}]" for name, form in trial.convention.idle if form is not None]
     return ", ".join([*shown, *masks])
 
 
@@ -580,4 +580,4 @@ def layout_score(runner: TrialRunner, trial: Trial) -> int:
 
 def without(trial: Trial, slots: Iterable[RowArgument]) -> Trial:
     """The trial with these slots only."""
-    return replace(trial, way=replace(trial.way, slots=tuple(slots)))
+    return replace(trial, convention=replace(trial.convention, slots=tuple(slots)))
