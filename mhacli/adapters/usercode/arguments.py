@@ -17,28 +17,9 @@ from torch import nn
 from mhacli.errors import MhaError
 
 Role = Literal[
-    "d_model",
-    "d_out",
-    "n_heads",
-    "n_kv_heads",
-    "d_head",
-    "d_v",
-    "dropout",
-    "context_length",
-    "bias",
-    "causal",
-    "batch_first",
-    "layer",
-    "n_layers",
-    "device",
-    "dtype",
-    "config",
-    "eps",
-    "theta",
-    "scale",
-    "temperature",
-    "softcap",
-]
+    "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
+    "layer", "n_layers", "device", "dtype", "config", "eps", "theta", "scale", "temperature", "softcap",
+]  # fmt: skip
 
 SPELLINGS: Final[Mapping[Role, str]] = {
     "d_model": """d_model embed_dim dim hidden_size n_embd n_embed d_in emb_size embedding_dim model_dim size width input_dim
@@ -112,14 +93,8 @@ def stated(arguments: Mapping[str, Any], role: Role) -> Any:
 
 
 _WORDS: Final[Mapping[str, object]] = {
-    "true": True,
-    "false": False,
-    "none": None,
-    "null": None,
-    "inf": math.inf,
-    "-inf": -math.inf,
-    "nan": math.nan,
-}
+    "true": True, "false": False, "none": None, "null": None, "inf": math.inf, "-inf": -math.inf, "nan": math.nan,
+}  # fmt: skip
 _LONGEST_LITERAL: Final = 10_000
 
 

@@ -201,12 +201,7 @@ class FreshCopies:
         return getattr(self.inner, name)
 
     def __call__(
-        self,
-        inputs: Inputs,
-        *,
-        mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
-        training: bool = False,
+        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> Answer:
         """Asks a copy that has not been asked before."""
         return self.unused()(inputs, mask=mask, padding=padding, training=training)

@@ -159,10 +159,7 @@ def _function(target: Target, call: Callable[..., Any], request: TargetRequest) 
 
 
 def _unbuilt(
-    target: Target,
-    call: Callable[..., Any],
-    module: nn.Module | None,
-    rebuild: Callable[[Mapping[str, Any]], Built],
+    target: Target, call: Callable[..., Any], module: nn.Module | None, rebuild: Callable[[Mapping[str, Any]], Built]
 ) -> Built:
     return Built(
         name=target.name,

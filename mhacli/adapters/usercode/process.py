@@ -143,12 +143,7 @@ def _started(asked: bytes) -> Iterator[_Child]:
         words = [sys.executable, *flags, "-c", _PROGRAM, *map(str, fds)]
         try:
             process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=fds,
-                start_new_session=True,
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
             )
         except OSError as fault:
             reason = fault.strerror or "unknown error"

@@ -291,10 +291,7 @@ def _output_matrices(part: Part) -> Iterator[Tensor]:
 
 
 def _with_outputs(
-    roles: dict[str, _Role],
-    outputs: Sequence[_Role | None],
-    parts: Sequence[Part],
-    widths: Widths,
+    roles: dict[str, _Role], outputs: Sequence[_Role | None], parts: Sequence[Part], widths: Widths
 ) -> Iterator[ProjectionReading]:
     """The readings that these inputs make, with every output that fits."""
     q, k, v = (roles[letter].projection for letter in "qkv")

@@ -101,53 +101,43 @@ class Sizes:
 
 
 class UserAttention(Protocol):
-    """A user's attention that can be called.
-
-    `built` is what is asked, `sizes` what it can be asked with; `k_len` is `q_len` where keys must be the queries' own rows.
-    `is_function`: q, k and v come cut into heads, and nothing is projected; `n_heads` is then how many heads it can be asked with
-    (1 where it knows no heads). `takes_context`: keys may be other rows than the queries, and of another number. `n_rows`: how
-    many of queries, keys and values it is given rows for, in arguments of their own. `causal_by`
-    names the argument that was set to make it causal, None where there is none. `mask_forms` and `padding_forms` are the ways to
-    write a mask that it accepts without raising, both meanings of True of each, the likeliest first. `described` tells how it is
-    called, in one line of Python. `untried` are the arguments that are never given another value than their default. `mode` says
-    which of its two modes this is, None where it has one.
-    """
+    """A user's attention that can be called."""
 
     @property
     def built(self) -> Built:
-        """What is asked."""
+        """What is called."""
 
     @property
     def sizes(self) -> Sizes:
-        """What it can be asked with."""
+        """What it can be called with; `k_len` is `q_len` where keys must be the queries' own rows."""
 
     @property
     def is_function(self) -> bool:
-        """Whether q, k and v come cut into heads."""
+        """Whether q, k and v come cut into heads, and nothing is projected."""
 
     @property
     def n_heads(self) -> int:
-        """How many heads a function can be asked with."""
+        """How many heads a function can be called with; 1 where it knows no heads."""
 
     @property
     def takes_context(self) -> bool:
-        """Whether keys may be other rows."""
+        """Whether keys may be other rows than the queries, and of another number."""
 
     @property
     def n_rows(self) -> int:
-        """How many different rows it is given."""
+        """How many of queries, keys and values it takes in arguments of their own."""
 
     @property
     def causal_by(self) -> str | None:
-        """The argument that makes it causal."""
+        """The argument that was set to make it causal, None where there is none."""
 
     @property
     def mask_forms(self) -> tuple[MaskForm, ...]:
-        """The ways to write a mask."""
+        """The ways to write a mask that it accepts without raising, both meanings of True of each, the likeliest first."""
 
     @property
     def padding_forms(self) -> tuple[MaskForm, ...]:
-        """The ways to write padding."""
+        """The same for padding."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,23 +149,18 @@ class UserAttention(Protocol):
 
     @property
     def described(self) -> str:
-        """How it is called."""
+        """How it is called, in one line of Python."""
 
     @property
     def untried(self) -> tuple[str, ...]:
-        """The arguments that stay at their defaults."""
+        """The arguments that are never given another value than their default."""
 
     @property
     def mode(self) -> Mode | None:
-        """Whose rows its keys are."""
+        """Which of its two modes this is, None where it has one."""
 
     def __call__(
-        self,
-        inputs: Inputs,
-        *,
-        mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
-        training: bool = False,
+        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> Answer:
         """Asks it. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what it raises."""
 

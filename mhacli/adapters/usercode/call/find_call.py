@@ -75,12 +75,7 @@ class Caller:
     mode: Mode | None = None
 
     def __call__(
-        self,
-        inputs: Inputs,
-        *,
-        mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
-        training: bool = False,
+        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> Answer:
         """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
         form has no axis for."""
@@ -139,7 +134,7 @@ def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode
     asked, dtype = _in_float64(runner, trial)
     convention, lengths = trial.convention, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
-    setting = CallSetting(sides_of_trial(trial), dtype, device, False, tensors)
+    setting = CallSetting(trial.axis_sizes, dtype, device, False, tensors)
     return Caller(
         built=asked,
         sizes=trial.sizes,
@@ -208,18 +203,6 @@ def context_matters(runner: TrialRunner, trial: Trial) -> bool:
     other = inputs._replace(keys=inputs.keys + 1.0, values=None if inputs.values is None else inputs.values.flip(-1))
     before, after = runner.answer(trial, inputs), runner.answer(trial, other)
     return before is not None and after is not None and not close(before.out, after.out)
-
-
-def sides_of_trial(trial: Trial) -> Any:
-    """The sizes of a trial's calls."""
-    empty = torch.empty(
-        trial.lengths.batch,
-        *((trial.convention.n_heads,) if trial.convention.is_function else ()),
-        trial.lengths.q_len,
-        1,
-    )
-    keys = torch.empty(*empty.shape[:-2], trial.lengths.k_len, 1)
-    return sides_of(Inputs(empty, keys), trial.convention)
 
 
 def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
@@ -414,17 +397,8 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
 # ----------------------------------------------------------------------------------------------- what is not examined
 
 _OF_SHAPE: tuple[CallRole, ...] = (
-    "rest",
-    "training",
-    "pattern",
-    "mean",
-    "batch",
-    "q_len",
-    "k_len",
-    "heads",
-    "d_head",
-    "d_model",
-)
+    "rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
+)  # fmt: skip
 """What says how large something is, or what is returned besides: none of it changes the output."""
 _OF_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
 """Names of switches that change what is returned, or printed, and not what is computed."""

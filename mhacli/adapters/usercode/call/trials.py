@@ -18,6 +18,7 @@ from mhacli.adapters.usercode.call.convention import (
     N_VARIANTS,
     PATTERN_AXES,
     ArgumentRecipe,
+    AxisSizes,
     CallConvention,
     CallMasks,
     CallResult,
@@ -29,7 +30,6 @@ from mhacli.adapters.usercode.call.convention import (
     pattern_in,
     read_answer,
     recipe_for,
-    sides_of,
     weights_for,
 )
 from mhacli.adapters.usercode.call.signature import (
@@ -409,6 +409,11 @@ class Trial:
         return Sizes(*self.lengths, self.d_in, self.d_context)
 
     @property
+    def axis_sizes(self) -> AxisSizes:
+        """The sizes of one call, with its heads."""
+        return AxisSizes(self.lengths.batch, self.convention.n_heads, self.lengths.q_len, self.lengths.k_len)
+
+    @property
     def takes_keys(self) -> bool:
         """Whether keys are given to it at all."""
         return any(slot.part != "queries" for slot in self.convention.slots)
@@ -441,7 +446,7 @@ class TrialRunner:
         """What the arguments of a trial's calls are made for."""
         dtype = dtype or self.dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in trial.tensors.items()}
-        return CallSetting(sides_of(self.rows(trial), trial.convention), dtype, self.device, training, tensors)
+        return CallSetting(trial.axis_sizes, dtype, self.device, training, tensors)
 
     def ask(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> CallResult | None:  # noqa: B008
         """What one call returns, None where it raises."""
