@@ -26,8 +26,7 @@ import torch
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
 from mhacli.compute.bench.timing import Timed, clock_for, time_in_turns
-from mhacli.results.bench.intervals import Interval
-from mhacli.results.bench.result import Benchmark, Row, read_benchmark
+from mhacli.results.bench.result import Benchmark, Interval, Row, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)

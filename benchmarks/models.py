@@ -31,7 +31,7 @@ from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 from mhacli.spec.tokens import TokenSequence
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096

@@ -1,6 +1,6 @@
 """The backends of `mha bench`, each made ready for one size: the same inputs, one call to time, one exact answer.
 
-Names and descriptions stand in `mhacli.results.bench.sweep.BACKENDS`.
+Names and descriptions stand in `mhacli.results.bench.workload.BACKENDS`.
 """
 
 from __future__ import annotations

@@ -46,11 +46,8 @@ from mhacli.compute.layer.run import TOLERANCE
 from mhacli.errors import MhaError
 from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
 from mhacli.results.record.consistency import MOST_OF_SUMS
-from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Step
-from mhacli.results.record.tiled import Check, Kept, Survey, Wanted
+from mhacli.results.record.heads import SINK_LIFT, Check, HeadStatistics, Kept, Survey, Wanted
+from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""

@@ -11,7 +11,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from inspect import get_annotations
 from itertools import repeat
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -46,11 +45,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no JSON number")
-
-
-def section(module: str) -> Mapping[str, str]:
-    """Metadata of a field whose type is defined in `module`, which is loaded when a document has something there."""
-    return {"section": module}
 
 
 def decode(kind: type[T], value: Any, place: str) -> T:
@@ -102,15 +96,15 @@ def _decoder(kind: Any) -> _Decoder:
 
 
 def _dataclass_decoder(kind: Any) -> _Decoder:
-    defaults = {f.name: f.default for f in dataclasses.fields(kind) if f.metadata.get("json", True)}
+    names = [f.name for f in dataclasses.fields(kind) if f.metadata.get("json", True)]
     known: dict[str, _Decoder] = {}
 
     def decode_fields(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _no("an object", value)
         found = {}
-        for name, default in defaults.items():
-            if name not in value or _is_empty(value[name], default):
+        for name in names:
+            if name not in value:
                 continue
             if name not in known:
                 known[name] = _decoder(_hint(kind, name))
@@ -127,11 +121,6 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
     return decode_fields
 
 
-def _is_empty(value: Any, default: Any) -> bool:
-    """Whether nothing is said but what holds anyway; then nobody needs to know the field's type."""
-    return (value is None and default is None) or (value == [] and default == ())
-
-
 def _missing(kind: Any, found: Mapping[str, Any]) -> _Wrong:
     required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
     return _Wrong(f"have the fields {', '.join(sorted(required - found.keys()))}", "none of that name")
@@ -139,12 +128,11 @@ def _missing(kind: Any, found: Mapping[str, Any]) -> _Wrong:
 
 @cache
 def _hint(kind: Any, name: str) -> Any:
-    """The type of a field, with the names of the module of the class that declares it, and of that where its section stands."""
+    """The type of a field, with the names of the module of the class that declares it."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
     declaring = next(base for base in kind.__mro__ if name in get_annotations(base))
-    names = vars(import_module(field.metadata["section"])) if "section" in field.metadata else None
     alone = types.SimpleNamespace(__annotations__={name: field.type})
-    return get_type_hints(alone, vars(sys.modules[declaring.__module__]), names)[name]
+    return get_type_hints(alone, vars(sys.modules[declaring.__module__]))[name]
 
 
 def _union_decoder(choices: tuple[Any, ...]) -> _Decoder:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.heads import PER_QUERY
 from mhacli.results.record.record import Record, layer_prefix
-from mhacli.results.record.tiled import PER_QUERY
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
 _STATED = ("qk", "scores", "pattern", "z", "out")

@@ -11,8 +11,8 @@ from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.requests.layer import FLOAT32_BYTES, TILE_BYTES, VECTORS
-from mhacli.results.record.checkpoint import LayerChoice
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import LayerChoice
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Side
 from mhacli.text.chat import Message
 

@@ -10,7 +10,7 @@ from mhacli.checkpoints.mha_weights import LayerFile, expected_shapes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.files import format_size
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE, Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.formulas import WAVES_AT_ONCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mhacli.results.record.sections import Argument
+from mhacli.results.record.record import Argument
 
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]

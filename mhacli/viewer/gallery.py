@@ -15,7 +15,7 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.checkpoint import InspectedLayer, LayerChoice
+    from mhacli.results.record.record import InspectedLayer, LayerChoice
 
 
 @dataclass(frozen=True, eq=False)

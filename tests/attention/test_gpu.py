@@ -9,7 +9,7 @@ from support import oracle
 from mhacli import Config, inspect
 from mhacli.attention import attend, masks
 from mhacli.compute.bench.run import Options, bench
-from mhacli.results.bench.sweep import BACKENDS, Sweep
+from mhacli.results.bench.workload import BACKENDS, Sweep
 
 pytestmark = pytest.mark.gpu
 

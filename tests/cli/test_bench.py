@@ -37,7 +37,7 @@ from support.processes import (
     start,
 )
 
-from mhacli.results.bench.sweep import ALL, BACKENDS
+from mhacli.results.bench.workload import ALL, BACKENDS
 
 PATIENCE_S = 120
 LENGTHS, CONTESTANTS, KERNEL_LESS = (8, 16, 32), ("explicit", "sdpa", "math"), "cudnn"

@@ -28,9 +28,8 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record import storage
-from mhacli.results.record.checkpoint import kinds_of, texts_of
-from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import Record, kinds_of, texts_of
 
 CAT, DOG = "THE CAT SAT", "A DOG"
 Command = Callable[..., tuple[int, str, str]]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args
@@ -10,15 +9,13 @@ import pytest
 from mhacli.checkpoints.mha_weights import Metadata
 from mhacli.compute.user_trace.trace import WalkRequest
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import _hint, decode, load_json, section
+from mhacli.io.json_schema import _hint, decode, load_json
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.bench.result import Benchmark, Row
 from mhacli.results.bench.workload import Workload
 from mhacli.results.check import Departure, Examination
-from mhacli.results.record.checkpoint import InspectedLayer, Model
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep, Cell, OwnModule
-from mhacli.results.record.tiled import Survey
+from mhacli.results.record.heads import Survey
+from mhacli.results.record.record import CacheStep, Cell, InspectedLayer, Model, OwnModule, Record
 from mhacli.spec.config import Config
 from mhacli.text.tokenizers.vocabulary import _File
 
@@ -62,19 +59,10 @@ def test_json_of_every_kind_becomes_frozen_data():
     assert type(found.pair[1]) is float
 
 
-LATE = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Bird:
-    name: str
-"""
-
-
 @dataclass(frozen=True)
 class Branch:
-    bird: Bird | None = field(default=None, metadata=section("late_birds"))  # type: ignore[name-defined]  # noqa: F821
-    birds: tuple[Bird, ...] = field(default=(), metadata=section("late_birds"))  # type: ignore[name-defined]  # noqa: F821
+    leaf: Leaf | None = None
+    leaves: tuple[Leaf, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,21 +71,12 @@ class Twig(Branch):
 
 
 @pytest.mark.parametrize("kind", [Branch, Twig])
-def test_a_section_is_loaded_when_there_is_something_in_it(kind, tmp_path, monkeypatch):
-    (tmp_path / "late_birds.py").write_text(LATE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "late_birds", raising=False)
-    _hint.cache_clear()
-    assert decode(kind, {"bird": None, "birds": []}, "file") == kind()
-    assert "late_birds" not in sys.modules
-    found = decode(kind, {"bird": {"name": "tit"}, "birds": [{"name": "owl"}]}, "file")
-    from late_birds import Bird
-
-    assert found == kind(Bird("tit"), (Bird("owl"),))
-    assert (
-        fault_of(decode, kind, {"birds": [{"name": 3}]}, "file")
-        == "file.birds[0].name must be a value of type str, got 3"
-    )
+def test_fields_may_be_inherited_and_empty(kind):
+    assert decode(kind, {"leaf": None, "leaves": []}, "file") == kind()
+    found = decode(kind, {"leaf": {"name": "a"}, "leaves": [{"name": "b"}]}, "file")
+    assert found == kind(Leaf("a"), (Leaf("b"),))
+    fault = fault_of(decode, kind, {"leaves": [{"name": 3}]}, "file")
+    assert fault == "file.leaves[0].name must be a value of type str, got 3"
 
 
 def classes_within(kind):

@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.bench.intervals import median_interval, quartiles
-from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row
-from mhacli.results.bench.sweep import Sweep
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row, median_interval, quartiles
+from mhacli.results.bench.workload import Sweep, Workload
 
 SIZE = Workload(2, 9, 3, 11, 5, 5, "float32", False, "forward")
 """Sizes that are pairwise different, but for the tokens."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 from support.model_families import BASE, GPT, GROUPED, PLAIN, WINDOW, made, run_plain
 
 STORY = Path(__file__).parents[2] / "sample_texts" / "story.txt"

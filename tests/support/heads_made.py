@@ -14,7 +14,7 @@ def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **cho
     """A real record of heads of these texts."""
     from mhacli.compute.heads import prepare_heads
     from mhacli.requests.layer import layer_request
-    from mhacli.results.record.tiled import Wanted
+    from mhacli.results.record.heads import Wanted
     from mhacli.spec.config import Config
     from mhacli.text.encode import encode
 

@@ -8,11 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from mhacli.results.record.checkpoint import Generated, InspectedLayer, LayerWithout, Model, SpanTokens
-from mhacli.results.record.heads import Averages, HeadStatistics, Sink, StrongCell
-from mhacli.results.record.measures import Environment, SelfCheck, Timing
-from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Check, Corner, Kept, Survey
+from mhacli.results.record.heads import Averages, Check, Corner, HeadStatistics, Kept, Sink, StrongCell, Survey
+from mhacli.results.record.record import (
+    Environment,
+    Generated,
+    InspectedLayer,
+    LayerWithout,
+    Model,
+    Record,
+    SelfCheck,
+    SpanTokens,
+    Timing,
+)
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import Piece, TokenSequence
 

@@ -11,10 +11,20 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from mhacli.results.record.heads import HeadStatistics, Sink
-from mhacli.results.record.measures import Environment, Parameter, SelfCheck, Timing, Values
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep, Cell, DecodeSummary, RouteCheck, Way
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import (
+    CacheStep,
+    Cell,
+    DecodeSummary,
+    Environment,
+    Parameter,
+    Record,
+    RouteCheck,
+    SelfCheck,
+    Step,
+    Timing,
+    Values,
+    Way,
+)
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 

@@ -28,10 +28,8 @@ from textual import events
 from textual.geometry import Size
 from textual.screen import Screen
 
-from mhacli.results.record.checkpoint import LayerWithout
 from mhacli.results.record.heads import HeadStatistics, Sink
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.record import LayerWithout, OwnModule, Record
 from mhacli.viewer.app import Viewer
 from mhacli.viewer.gallery import gallery
 from mhacli.viewer.head import HeadScreen

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.record.checkpoint import AttentionKind, LayerWithout
+from mhacli.results.record.record import AttentionKind, LayerWithout
 
 Place = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""

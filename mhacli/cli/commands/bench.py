@@ -16,8 +16,7 @@ from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.results.bench.compare import Change, Comparison, Ruling, compare, parse_rule, too_slow
 from mhacli.results.bench.result import Benchmark, read_benchmark
-from mhacli.results.bench.sweep import ALL, BACKENDS, Sweep
-from mhacli.results.bench.workload import Direction
+from mhacli.results.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.spec.config import MAX_SEED, MAX_THREADS, Config, Dtype
 
 _WHAT, _SIZES, _HOW, _AGAINST, _OUTPUT = "What", "Sizes", "How", "Against a baseline", "Output"

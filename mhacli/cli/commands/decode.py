@@ -34,7 +34,7 @@ from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 from mhacli.spec.decode_costs import CacheKind
 
 _DECODING = "Decoding"

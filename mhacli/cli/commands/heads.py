@@ -42,9 +42,8 @@ from mhacli.io.memory import uncollected
 from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
-from mhacli.results.record.checkpoint import LayerChoice, kinds_of
-from mhacli.results.record.heads import SINK_SHARE, SINK_TOKENS
-from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.results.record.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
+from mhacli.results.record.record import LayerChoice, kinds_of
 from mhacli.spec.conditions import INDUCTION, parse_pattern
 from mhacli.spec.config import MAX_LENGTH
 

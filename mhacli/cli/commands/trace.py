@@ -34,7 +34,7 @@ from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 
 if TYPE_CHECKING:
     from mhacli.requests.layer import LayerRequest

@@ -32,8 +32,7 @@ from mhacli.render.base.options import Scale, ViewOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mhacli.results.record.checkpoint import LayerChoice
-    from mhacli.results.record.record import Record
+    from mhacli.results.record.record import LayerChoice, Record
 
 _VIEW = "View"
 _ENDING = ".safetensors"

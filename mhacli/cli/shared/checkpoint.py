@@ -25,8 +25,8 @@ from mhacli.render.base.options import Rows
 if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
     from mhacli.checkpoints.folder import Checkpoint
     from mhacli.requests.checkpoint import ModelRequest
-    from mhacli.results.record.checkpoint import LayerChoice
-    from mhacli.results.record.tiled import Wanted
+    from mhacli.results.record.heads import Wanted
+    from mhacli.results.record.record import LayerChoice
     from mhacli.text.chat import Message
     from mhacli.text.read import Decoding
 
@@ -101,7 +101,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
     if word is None:
         return None
-    from mhacli.results.record.checkpoint import AttentionKind
+    from mhacli.results.record.record import AttentionKind
 
     found: list[LayerChoice] = []
     for part in word.split(","):

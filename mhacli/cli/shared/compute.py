@@ -18,8 +18,8 @@ from mhacli.cli.streams import life, loading_torch
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.rows import drawn_texts, require_rows
-from mhacli.results.record.checkpoint import kinds_of
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import kinds_of
 
 if TYPE_CHECKING:
     from mhacli.results.record.record import Record

@@ -23,7 +23,6 @@ from mhacli.attention.tiled.statistics import (
     window_of,
 )
 from mhacli.attention.tiled.tiles import Grid, Shares, visible_keys
-from mhacli.results.record.checkpoint import SpanTokens
 from mhacli.results.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,
@@ -37,6 +36,7 @@ from mhacli.results.record.heads import (
     is_sink,
     with_kind,
 )
+from mhacli.results.record.record import SpanTokens
 from mhacli.spec.conditions import Pattern
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence

@@ -25,7 +25,7 @@ from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import tensors_of
 from mhacli.requests.layer import LayerRequest
-from mhacli.results.record.measures import Environment
+from mhacli.results.record.record import Environment
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import TokenSequence

@@ -13,8 +13,7 @@ from torch import Tensor
 from mhacli.attention.core import Tap
 from mhacli.errors import MhaError
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.measures import Parameter, Timing, Values
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Parameter, Step, Timing, Values
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES, Site
 

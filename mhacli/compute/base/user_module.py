@@ -12,7 +12,7 @@ from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.sections import Argument
+from mhacli.results.record.record import Argument
 
 
 def ready(request: TargetRequest, stage: Stage) -> UserAttention:

@@ -43,11 +43,20 @@ from mhacli.compute.bench.timing import (
 from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
-from mhacli.results.bench.expected import exact_bytes, expected_extra_bytes
-from mhacli.results.bench.intervals import Interval, is_known, median_interval, paired_ratio, quartiles
-from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row, Status
-from mhacli.results.bench.sweep import BACKENDS, Sweep
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.result import (
+    BenchEnvironment,
+    Benchmark,
+    Ceiling,
+    Control,
+    Interval,
+    Row,
+    Status,
+    is_known,
+    median_interval,
+    paired_ratio,
+    quartiles,
+)
+from mhacli.results.bench.workload import BACKENDS, Sweep, Workload, exact_bytes, expected_extra_bytes
 from mhacli.spec.config import Dtype
 
 Told = Callable[[float, str], None]

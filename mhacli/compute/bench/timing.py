@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from mhacli.compute.base.devices import free_bytes
-from mhacli.results.bench.intervals import median_interval
-from mhacli.results.bench.result import Ceiling
+from mhacli.results.bench.result import Ceiling, median_interval
 from mhacli.spec.config import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01

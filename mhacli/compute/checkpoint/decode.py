@@ -22,11 +22,16 @@ from mhacli.compute.layer.decode import site_of
 from mhacli.compute.layer.run import TOLERANCE, largest_difference
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
-from mhacli.results.record.checkpoint import InspectedLayer
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.record import Record, layer_prefix
-from mhacli.results.record.sections import CacheStep, DecodeSummary
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import (
+    CacheStep,
+    DecodeSummary,
+    InspectedLayer,
+    Record,
+    SelfCheck,
+    Step,
+    Timing,
+    layer_prefix,
+)
 
 
 @torch.no_grad()

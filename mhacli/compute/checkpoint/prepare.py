@@ -16,7 +16,7 @@ from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.checkpoint import Generated, SpanTokens
+from mhacli.results.record.record import Generated, SpanTokens
 from mhacli.spec.config import DEFAULT_MAX_TOKENS
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Turn, turns_of

@@ -38,19 +38,21 @@ from mhacli.compute.base.taps import to_array
 from mhacli.compute.heads import HeadResults, joined, make_survey, second_pass
 from mhacli.errors import MhaError
 from mhacli.requests.checkpoint import CheckpointFacts, foresee_checkpoint
-from mhacli.results.record.checkpoint import (
+from mhacli.results.record.heads import HeadStatistics, Survey, Wanted
+from mhacli.results.record.record import (
+    NOT_SEEN,
     AttentionKind,
     Generated,
     InspectedLayer,
     LayerChoice,
     Model,
+    Record,
+    SelfCheck,
     SpanTokens,
+    Timing,
+    layer_prefix,
     texts_of,
 )
-from mhacli.results.record.heads import HeadStatistics
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.record import NOT_SEEN, Record, layer_prefix
-from mhacli.results.record.tiled import Survey, Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 
 KEPT = ("pattern", "z", "scores", "qk")

@@ -20,11 +20,7 @@ from mhacli.compute.base.taps import summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex
-from mhacli.results.record.checkpoint import AttentionKind, InspectedLayer
-from mhacli.results.record.measures import Parameter
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import Cell, ScorePart
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Parameter, Record, ScorePart, Step
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that make matrices of queries × keys; the others never do."""

@@ -33,7 +33,7 @@ from mhacli.compute.doctor.installation import libraries
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Patient, Report
-from mhacli.results.record.tiled import Check, Wanted
+from mhacli.results.record.heads import Check, Wanted
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Message

@@ -17,8 +17,7 @@ from mhacli.attention.fused import kernel_among, operators_of
 from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
 from mhacli.io.memory import nvidia_driver
-from mhacli.results.bench.sweep import BACKENDS
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Numerics
 from mhacli.spec.config import Dtype
 

@@ -21,10 +21,7 @@ from mhacli.compute.base.taps import Stopwatch, require_finite, time_stages, tim
 from mhacli.compute.layer.run import Observed, largest_difference, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.requests.layer import LayerRequest, decodable, foresee
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep, DecodeSummary, Way
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import CacheStep, DecodeSummary, Record, SelfCheck, Step, Timing, Way
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind

@@ -25,9 +25,7 @@ from mhacli.compute.base.taps import Capture, Stopwatch, require_finite, time_st
 from mhacli.errors import UsageError
 from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded, encode
 

@@ -15,8 +15,7 @@ from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.layer.run import Observed, largest_difference, prepare, record_run
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import Cell, RouteCheck, ScorePart
+from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.spec.config import ROPE
 from mhacli.spec.formulas import alibi_slopes
 

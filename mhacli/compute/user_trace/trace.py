@@ -51,10 +51,7 @@ from mhacli.compute.user_trace.dataflow import (
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.measures import Parameter, SelfCheck, Values
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import OwnModule
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import OwnModule, Parameter, Record, SelfCheck, Step, Values
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from mhacli.errors import UsageError
 
 if TYPE_CHECKING:
-    from mhacli.results.record.checkpoint import LayerChoice
+    from mhacli.results.record.record import LayerChoice
 
 View = Literal["matrix", "heatmap", "top", "none"]
 Scale = Literal["linear", "log", "rank"]

@@ -9,8 +9,7 @@ import shlex
 
 from mhacli.render.base.format import count_of, number_text
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.measures import SelfCheck
-from mhacli.results.record.record import Record
+from mhacli.results.record.record import Record, SelfCheck
 from mhacli.text.escape import visible
 
 RECORD_BY = "record by"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
-from mhacli.results.record.checkpoint import AttentionKind, Generated, texts_of
+from mhacli.results.record.record import AttentionKind, Generated, texts_of
 from mhacli.spec.tokens import TokenSequence
 
 

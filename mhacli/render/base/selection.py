@@ -12,8 +12,8 @@ from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.checkpoint import InspectedLayer
-    from mhacli.results.record.tiled import Survey
+    from mhacli.results.record.heads import Survey
+    from mhacli.results.record.record import InspectedLayer
 
 
 @dataclass(frozen=True)

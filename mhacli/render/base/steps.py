@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mhacli.render.base.format import number_text, sparkline
-from mhacli.results.record.measures import Parameter, Values
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Parameter, Step, Values
 from mhacli.text.escape import token_label, visible
 
 _MASKED = ("scores", "bias", "masked")

@@ -13,9 +13,8 @@ from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import fitted, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import LayerView, short_name
-from mhacli.results.record.checkpoint import InspectedLayer
 from mhacli.results.record.heads import HeadStatistics, Kind
-from mhacli.results.record.record import Record
+from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import visible
 
 _CALM = ("mixed", "uniform")

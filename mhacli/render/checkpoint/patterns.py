@@ -22,8 +22,8 @@ from mhacli.render.heads.cells import where
 from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
 from mhacli.render.heads.head_map import HeadPattern, largest_of
 from mhacli.render.heads.heatmap import scale_caption
-from mhacli.results.record.checkpoint import InspectedLayer
 from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import InspectedLayer
 from mhacli.text.tokenizers.pieces import words_of
 
 MAX_DRAWN = 8

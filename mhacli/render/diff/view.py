@@ -13,8 +13,8 @@ from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.diff.maps import maps_view
 from mhacli.render.diff.sites import sites_view
 from mhacli.render.diff.words import layers_text, texts_of, verdict_text
+from mhacli.results.diff.compare import CHANGES, SIZES, UNIT_OF, by_size
 from mhacli.results.diff.result import Differences, HeadChange, Setting, StatisticChange, TextDifference
-from mhacli.results.diff.statistics import CHANGES, SIZES, UNIT_OF, by_size
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 

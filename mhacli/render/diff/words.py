@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from mhacli.render.base.format import count_of, fitted, number_text, token_text
 from mhacli.render.base.selection import ranges
-from mhacli.results.diff.axes import MASK
+from mhacli.results.diff.arrays import MASK
 from mhacli.results.diff.result import (
     Departure,
     Differences,

@@ -17,9 +17,8 @@ from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.selection import places_of
 from mhacli.render.base.tables import left_out, plain_table, title_rule
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.heads import Corner, HeadStatistics
 from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Corner
 from mhacli.spec.tokens import TokenSequence
 
 

@@ -23,7 +23,7 @@ from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.checkpoint import InspectedLayer
+    from mhacli.results.record.record import InspectedLayer
 
 SHORT = 64
 """Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""

@@ -22,9 +22,8 @@ from mhacli.render.heads.cells import corner_view, key_name, strong_places, stro
 from mhacli.render.heads.pooled import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.requests.layer import BASE_BYTES
-from mhacli.results.record.heads import SINK_LIFT, HeadStatistics, in_order
+from mhacli.results.record.heads import SINK_LIFT, HeadStatistics, Survey, in_order
 from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Survey
 from mhacli.text.escape import visible
 
 MAX_SEQUENCES = 4

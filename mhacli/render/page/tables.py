@@ -27,9 +27,8 @@ from mhacli.render.heads.head_map import DrawableHead
 from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
 from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
-from mhacli.results.record.heads import HeadStatistics, in_order
+from mhacli.results.record.heads import Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Corner
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 

@@ -12,10 +12,7 @@ from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing
 from mhacli.render.run.user_code import repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
-from mhacli.results.record.measures import Values
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep, Way
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import CacheStep, Record, Step, Values, Way
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)

@@ -17,10 +17,8 @@ from rich.text import Text
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
 from mhacli.results.bench.compare import Comparison
-from mhacli.results.bench.intervals import CONFIDENCE, reached_confidence
-from mhacli.results.bench.result import Benchmark, Control, Row
-from mhacli.results.bench.sweep import BACKENDS
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.result import CONFIDENCE, Benchmark, Control, Row, reached_confidence
+from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.text.escape import visible
 
 _BAR = 8

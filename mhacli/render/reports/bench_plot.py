@@ -18,7 +18,7 @@ from mhacli.io.extras import installing
 from mhacli.render.base.format import bytes_text, seconds_text
 from mhacli.render.reports.bench import backend_text, families, ratio_text, size_text
 from mhacli.results.bench.result import Benchmark, Row
-from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import BACKENDS
 from mhacli.text.escape import visible
 
 MAX_FAMILIES = 24

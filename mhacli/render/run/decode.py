@@ -26,9 +26,7 @@ from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep, DecodeSummary, Way
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import CacheStep, DecodeSummary, Record, Step, Way
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible

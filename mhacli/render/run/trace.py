@@ -26,10 +26,7 @@ from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.user_code import module_closing, module_header, repeats_text, source_line
 from mhacli.render.run.view import axes_text, groups_table, self_check_line
-from mhacli.results.record.measures import Values
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import Cell, RouteCheck
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Cell, Record, RouteCheck, Step, Values
 from mhacli.spec.config import ROPE
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import variants

@@ -11,9 +11,7 @@ from rich.text import Text
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.run.view import self_check_line
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import Argument, OwnModule
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Argument, OwnModule, Record, Step
 from mhacli.text.escape import visible
 
 _MAX_PRINTED = 3

@@ -19,8 +19,7 @@ from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
 from mhacli.render.heads.head_map import HeadPattern, largest_share
 from mhacli.render.heads.heatmap import scale_caption
 from mhacli.render.heads.table import overview
-from mhacli.results.record.measures import SelfCheck
-from mhacli.results.record.record import Record
+from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec import decode_costs as costs
 from mhacli.text.escape import visible
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mhacli.errors import UsageError
-from mhacli.results.bench.intervals import CONFIDENCE, Interval, is_known, median_interval
-from mhacli.results.bench.result import Benchmark, Row, workload_of
+from mhacli.results.bench.result import CONFIDENCE, Benchmark, Interval, Row, is_known, median_interval, workload_of
 from mhacli.results.bench.workload import Workload
 
 Verdict = Literal["slower", "faster", "similar"]

@@ -1,15 +1,14 @@
-"""What attention costs by formula: visible pairs, operations, bytes. Counted arithmetically, never with a mask tensor.
-
-Operations are those of the two products, over visible pairs only; scale, softcap and softmax are left out, as the field
-does. Bytes are the least that any implementation must move: every input read once, every result written once.
-"""
+"""What `mha bench` measures: sizes, backends, and what each is expected to cost by formula."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, NamedTuple
 
-from mhacli.spec.config import ITEM_BYTES, Dtype
+from mhacli.errors import UsageError
+from mhacli.spec.config import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
 
 Direction = Literal["forward", "backward", "both"]
 
@@ -106,3 +105,264 @@ def _clamped_sum(end: int, top: int) -> int:
     """The sum of min(n, top) over n from 0 up to, and without, `end`."""
     ramp = max(0, min(end, top + 1))
     return ramp * (ramp - 1) // 2 + max(0, end - top - 1) * top
+
+
+# ------------------------------------------------------------------------------- which attentions `mha bench` measures
+
+
+MAX_WORKLOADS = 1000
+
+
+class Backend(NamedTuple):
+    """What is known of a way to compute attention before it runs."""
+
+    about: str
+    is_compiled: bool = False
+    hopes_for_fused: bool = False
+    projects: bool = False
+    returns_pattern: bool = False
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "explicit": Backend("the readable definition, attend, which builds the whole pattern"),
+    "sdpa": Backend("scaled_dot_product_attention with the kernel that torch picks", hopes_for_fused=True),
+    "math": Backend("scaled_dot_product_attention, its unfused kernel"),
+    "flash": Backend("scaled_dot_product_attention, its flash kernel"),
+    "efficient": Backend("scaled_dot_product_attention, its memory-efficient kernel"),
+    "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
+    "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "compiled": Backend("attend through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "tiled": Backend("softmax(qk)v tile by tile in plain torch calls, as mha heads does where no fused kernel fits"),
+    "torch-mha": Backend("nn.MultiheadAttention without weights", hopes_for_fused=True, projects=True),
+    "torch-mha-weights": Backend(
+        "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True
+    ),
+}
+"""The backends in the order of the default. One that projects is a whole layer, and cannot decode: it keeps no past."""
+
+ALL = "all"
+_EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
+
+
+class Scale(NamedTuple):
+    """What suits a kind of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
+
+    backends: tuple[str, ...]
+    dtype: Dtype
+    width: int
+    tokens: int
+    lengths: tuple[int, ...]
+    long_lengths: tuple[int, ...]
+    decode_lengths: tuple[int, ...]
+
+
+SCALES: Mapping[str, Scale] = {
+    "cpu": Scale(
+        ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights"),
+        "float32", 512, 1024, (256, 512, 1024), (2048,), (512, 1024, 2048, 4096, 8192),
+    ),
+    "cuda": Scale(
+        tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384), (32768,),
+        (1024, 2048, 4096, 8192, 16384, 32768, 65536),
+    ),
+    "mps": Scale(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
+}  # fmt: skip
+"""Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the device.
+
+Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
+"""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The sizes to measure. An empty tuple or None is open: `on` fills it in for a device."""
+
+    backends: tuple[str, ...] = ()
+    batch: tuple[int, ...] = ()
+    n_heads: tuple[int, ...] = ()
+    n_kv_heads: tuple[int, ...] = ()
+    d_head: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
+    causal: bool = False
+    directions: tuple[Direction, ...] = ("forward",)
+    decode: bool = False
+
+    def checked(self) -> Sweep:
+        """The sweep itself. Raises `UsageError` for a backend that does not exist, and for sizes that cannot be."""
+        for name in self.backends:
+            if name not in BACKENDS:
+                raise UsageError(f"backends must be among {', '.join(BACKENDS)} or {ALL}, got {name!r}")
+        for name in ("batch", "lengths"):
+            low = min(getattr(self, name), default=1)
+            if low < 1:
+                raise UsageError(f"{name} must be counts from 1 up, got {low}")
+        if not self.directions:
+            raise UsageError("directions must name one at least, got none")
+        if self.decode and self.directions != ("forward",):
+            raise UsageError("direction must be forward with decode: a step of decoding has no backward pass")
+        for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
+            _require_sizes(n_heads, n_kv_heads, d_head)
+        for length in self.lengths:
+            if length > MAX_LENGTH:
+                raise UsageError(f"lengths must be at most {MAX_LENGTH}, got {length}")
+        return self
+
+    def on(self, kind: str) -> Sweep:
+        """The sweep with what is open filled in for a kind of device, except for a batch, which goes with the length."""
+        scale = SCALES[kind]
+        d_head = self.d_head or (64,)
+        lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths + scale.long_lengths)
+        backends = self.backends or tuple(
+            name for name in scale.backends if not (self.decode and BACKENDS[name].projects)
+        )
+        dtypes = self.dtypes or (scale.dtype,)
+        return replace(self, backends=backends, d_head=d_head, lengths=lengths, dtypes=dtypes)
+
+    def workloads(self, kind: str) -> tuple[Workload, ...]:
+        """Every size, family by family. Raises `UsageError` for more of them than one would wait for, or a rule broken."""
+        full, scale = self.on(kind), SCALES[kind]
+        found: list[Workload] = []
+        for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
+            for n_heads in full.n_heads or (max(1, scale.width // d_head),):
+                for n_kv_heads in full.n_kv_heads or (n_heads,):
+                    _require_sizes(n_heads, n_kv_heads, d_head)
+                    for batch, length in _batches(full, scale):
+                        q_len = 1 if full.decode else length
+                        found.append(
+                            Workload(batch, n_heads, n_kv_heads, d_head, q_len, length, dtype, full.causal, direction)
+                        )
+        if len(found) > MAX_WORKLOADS:
+            raise UsageError(f"the sweep must have at most {MAX_WORKLOADS} sizes, got {len(found)}")
+        return tuple(dict.fromkeys(found))
+
+
+def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
+    """Raises `UsageError` for heads and widths that do not fit together."""
+    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+
+
+def _batches(full: Sweep, scale: Scale) -> Sequence[tuple[int, int]]:
+    """(batch, length): every batch asked for, or else as many sequences as make up the tokens of a batch; 1 to decode."""
+    if full.batch:
+        return list(product(full.batch, full.lengths))
+    return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
+
+
+# --------------------------------------------------------- what each backend is expected to do and to need, by formula
+
+
+_PASSES = {"forward": 1, "backward": 1, "both": 2}
+"""Of a projection: gradients are taken of the inputs alone, one product of the size of the forward one."""
+_EXACT_BLOCKS_BYTES = 512 << 20
+"""Of the scores of a block of queries, and what stands beside them."""
+
+TILE_CELLS = {"cpu": 512 * 1024, "cuda": 2048 * 8192}
+"""Of one tile of our own on a kind of device; others are as CUDA."""
+
+
+def expected_flops(backend: str, workload: Workload) -> int:
+    """Operations of the products: those of attention, and of the four projections where the backend has them."""
+    if not BACKENDS[backend].projects:
+        return workload.attention_flops
+    width = workload.n_heads * workload.d_head
+    rows = workload.batch * (2 * workload.q_len + 2 * workload.k_len)
+    return workload.attention_flops + 2 * rows * width * width * _PASSES[workload.direction]
+
+
+def expected_moved_bytes(backend: str, workload: Workload) -> int:
+    """The least bytes to move: those of attention, or with projections of rows in and out and of the weights.
+
+    A pattern that is a result is written too, and read where its gradient is taken.
+    """
+    kind, passes, item = BACKENDS[backend], _PASSES[workload.direction], ITEM_BYTES[workload.dtype]
+    if not kind.projects:
+        return workload.attention_bytes
+    width = workload.n_heads * workload.d_head
+    numbers = 2 * workload.batch * workload.q_len * width + 4 * width * width
+    if kind.returns_pattern:
+        numbers += workload.batch * workload.n_heads * workload.q_len * workload.k_len
+    return numbers * item * passes
+
+
+def exact_bytes(workload: Workload) -> int:
+    """The memory that the exact answer in float64 takes: inputs and result, three times over where gradients are taken."""
+    of_queries, of_keys = workload.n_heads * workload.q_len, workload.n_heads * workload.k_len
+    copies = 1 if workload.direction == "forward" else 3
+    return copies * 8 * workload.batch * workload.d_head * 2 * (of_queries + of_keys) + _EXACT_BLOCKS_BYTES
+
+
+def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
+    """The memory beyond the inputs at its largest, the result with it, on a kind of device.
+
+    Counted from what each backend keeps at one time, in whole matrices of scores and rows of heads; kernels' own small
+    buffers (about 0.6 MiB per thread on a CPU) are left out.
+    """
+    counts = _Counts(workload)
+    if backend in ("explicit", "compiled"):
+        return counts.explicit()
+    if backend == "math":
+        return counts.math()
+    if backend == "tiled":
+        return counts.tiled(kind)
+    if BACKENDS[backend].projects:
+        return counts.torch_mha(weights=BACKENDS[backend].returns_pattern, kind=kind)
+    return counts.fused()
+
+
+class _Counts:
+    """Bytes of a matrix of scores and of rows, in the inputs' dtype, and `wide`, in the one that softmax runs in."""
+
+    def __init__(self, workload: Workload) -> None:
+        item = ITEM_BYTES[workload.dtype]
+        heads, self.growth = workload.batch * workload.n_heads, max(item, 4) / item
+        self.q = heads * workload.q_len * workload.d_head * item
+        self.k = heads * workload.k_len * workload.d_head * item
+        self.is_shared = workload.n_kv_heads != workload.n_heads
+        self.matrix = heads * workload.q_len * workload.k_len * item
+        self.wide = round(self.matrix * self.growth)
+        self.lse = heads * workload.q_len * 4
+        self.mask = workload.q_len * workload.k_len if workload.is_masked else 0
+        self.has_fast_path = not self.mask and workload.n_heads % 2 == 0
+        self.item, self.is_forward = item, workload.direction == "forward"
+
+    def fused(self) -> int:
+        """The result and the log-sum-exp; backward three gradients besides, and what it saves on the way."""
+        return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
+
+    def tiled(self, kind: str) -> int:
+        """The result in the dtype of the maths, rounded where that is another; six vectors; the scores of one tile."""
+        rounded = self.q if self.growth > 1 else 0
+        wide_item = round(self.item * self.growth)
+        tile = TILE_CELLS.get(kind, TILE_CELLS["cuda"]) * wide_item
+        return round(self.q * self.growth) + rounded + 6 * self.lse // 4 * wide_item + tile
+
+    def explicit(self) -> int:
+        """Scores and their softmax, a third copy to round to 16 bits; backward the pattern and two gradients of its size."""
+        copied = self.k if self.is_shared else 0
+        if not self.is_forward:
+            return 3 * self.wide + self.q + 2 * self.k + 2 * copied + self.mask
+        rounded = self.matrix if self.growth > 1 else 0
+        return max(2 * self.wide + rounded + self.mask, self.matrix + self.q) + copied
+
+    def math(self) -> int:
+        """As explicit, with a byte per cell for rows without a key; scaled queries and keys; 16 bits are widened first."""
+        copied = 2 * self.k if self.is_shared else 0
+        rows = round((2 * self.q + 2 * self.k) * self.growth) if self.growth > 1 else self.q + self.k
+        if not self.is_forward:
+            return 3 * self.wide + rows + self.q + 2 * self.k + copied
+        cells = self.matrix // self.item
+        return 2 * self.wide + cells + 4 * self.mask + rows + copied
+
+    def torch_mha(self, *, weights: bool, kind: str) -> int:
+        """Projections, and one matrix where its fast path runs unfused, on a CPU; with weights as explicit.
+
+        A mask, or an odd number of heads, bars the fast path.
+        """
+        mask = self.mask * self.item
+        if not self.is_forward:
+            return 12 * self.q + mask + (3 * self.matrix if weights else 0)
+        if weights:
+            return (5 * self.q + self.matrix) if self.has_fast_path else 3 * self.q + 2 * self.matrix + mask
+        is_unfused = kind == "cpu" and self.has_fast_path
+        return 3 * self.q + self.matrix if is_unfused else 6 * self.q + mask

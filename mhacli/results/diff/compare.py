@@ -1,20 +1,37 @@
-"""Two records compared, whole: their settings, texts, layers, sites and heads."""
+"""Two records compared, whole: their settings, texts, layers, steps and heads."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mhacli.results.diff.arrays import compared_site
-from mhacli.results.diff.axes import ORDER, Pair, RecordAxes
-from mhacli.results.diff.result import Differences, LayerDifference, SiteDifference, TextDifference
-from mhacli.results.diff.settings import different_settings, same_settings
-from mhacli.results.diff.statistics import changed_heads
-from mhacli.results.diff.steps import compared_steps, names_alone
-from mhacli.results.diff.tokens import aligned_texts
-from mhacli.results.record.heads import HeadStatistics
-from mhacli.results.record.record import Record
+from mhacli.results.diff.arrays import (
+    ORDER,
+    Pair,
+    RecordAxes,
+    Unlike,
+    aligned,
+    aligned_texts,
+    compared_site,
+    unlike_axes,
+)
+from mhacli.results.diff.result import (
+    Differences,
+    HeadChange,
+    LayerDifference,
+    Place,
+    Setting,
+    SiteDifference,
+    StatisticChange,
+    Status,
+    TextDifference,
+)
+from mhacli.results.record.heads import STATISTICS, HeadStatistics
+from mhacli.results.record.record import InspectedLayer, Record, Step, Values
 
 TOLERANCES: Mapping[str, float] = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-5, "float64": 1e-12}
 """Relative to the largest number of a site, by the number format, the coarsest first. They are those of a record's self-check
@@ -156,3 +173,287 @@ def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) 
         own = waiting.pop(step.site, None)
         yield step if own is None else replace(own, told=step.told)
     yield from waiting.values()
+
+
+# -------------------------------------------------------------- what two records say differently of how they were made
+
+
+_LAYER_FIELDS = (
+    "name", "captured_by", "kernel", "n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap", "mask", "bias", "sinks",
+    "verified",
+)  # fmt: skip
+_OF_OTHERS = ("device", "threads", "random")
+"""Of the config: what the environment says better, and the shape of what is read."""
+_ALIKE = ("dtype", "device", "device name", "seed", "weights", "model", "module", "torch", "mha", "threads")
+_MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated", "dtype")
+_SHARED = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "causal", "scale", "softcap")
+"""Of the config of a checkpoint, for one beside a layer of our own: of two checkpoints each layer says its own."""
+_NONE = "none"
+
+
+def different_settings(
+    a: Record, b: Record, layers: Sequence[tuple[InspectedLayer, InspectedLayer]]
+) -> tuple[Setting, ...]:
+    """Everything of which the two say something else, the command first."""
+    said_a, said_b = _said(a), _said(b)
+    names = [*said_a, *(name for name in said_b if name not in said_a)]
+    if (a.model is None) != (b.model is None):  # the choices of one are not those of the other
+        said_a, said_b = ({**said, **_shared(record)} for said, record in ((said_a, a), (said_b, b)))
+        names = [name for name in names if name in said_a and name in said_b]
+    found = [Setting(name, said_a.get(name, _NONE), said_b.get(name, _NONE)) for name in names]
+    return (*(one for one in found if one.a != one.b), *_of_layers(layers))
+
+
+def same_settings(a: Record, b: Record) -> tuple[tuple[str, str], ...]:
+    """What a reader wants to know of both and that is the same: pairs of a name and a word."""
+    said_a, said_b = _said(a), _said(b)
+    return tuple(
+        (name, said_a[name])
+        for name in _ALIKE
+        if said_a.get(name) == said_b.get(name) and said_a.get(name, _NONE) != _NONE
+    )
+
+
+def _said(record: Record) -> Mapping[str, str]:
+    said: dict[str, object] = {"command": shlex.join(record.command), "kind of record": _kind(record)}
+    if record.model is not None:
+        model, names = record.model, (f.name for f in dataclasses.fields(record.model))
+        said |= {"model": model.path} | {name: getattr(model, name) for name in names if name not in _MODEL_PLACES}
+        said |= {"dtype": model.dtype, "padding": record.config.padding}
+    else:
+        said["weights"] = record.weights
+        c, names = record.config, (f.name for f in dataclasses.fields(record.config))
+        said |= {name: getattr(c, name) for name in names if name not in _OF_OTHERS}
+    if record.module is not None:
+        said |= {"module": record.module.target, "called": record.module.called}
+        said |= {f"argument {one.name}": one.value for one in record.module.arguments}
+    if record.decoding is not None:
+        said |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
+    if record.survey is not None:
+        said["kernel"] = record.survey.kernel
+    e = record.environment
+    said |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
+    said |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
+    said["self-check"] = "ok" if record.self_check.ok else "FAILED"
+    return {name: _word(value) for name, value in said.items()}
+
+
+def _shared(record: Record) -> Mapping[str, str]:
+    return {name: _word(getattr(record.config, name)) for name in _SHARED}
+
+
+def _kind(record: Record) -> str:
+    if record.module is not None:
+        return "a walk of somebody's attention"
+    own = "a checkpoint" if record.model is not None else "a layer of our own"
+    if record.decoding is not None:
+        return f"a decoding of {own}"
+    return own if record.survey is None else f"a look at heads of {own}"
+
+
+def _of_layers(layers: Sequence[tuple[InspectedLayer, InspectedLayer]]) -> tuple[Setting, ...]:
+    """What is said differently of layers, each thing once with the layers of which it is said."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for a, b in layers:
+        for name in _LAYER_FIELDS:
+            words = _word(getattr(a, name)), _word(getattr(b, name))
+            if words[0] != words[1]:
+                found.setdefault((name, *words), []).append(a.label)
+    return tuple(Setting(*said, layers=tuple(labels)) for said, labels in found.items())
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return _NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(_word, value)) or _NONE
+    return str(value)
+
+
+# --------------------------------------------------------------------------- what changes in what is said of each head
+
+
+_ORDER = {"weight": 0, "fraction": 1}
+CHANGES = (
+    *sorted((row for row in STATISTICS if row.is_change), key=lambda row: _ORDER[row.unit]),
+    *(row for row in STATISTICS if not row.is_change),
+)
+"""The statistics in the order in which changes are listed: those that say how far a head changed come first."""
+UNIT_OF = {row.field: row.unit for row in STATISTICS}
+SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
+"""Statistics from 0 to 1, by which changes are ordered."""
+
+_Heads = Sequence[tuple[HeadStatistics, HeadStatistics]]
+"""Heads that belong together, of one layer."""
+
+
+def changed_heads(layers: Sequence[tuple[str, _Heads]], tolerance: float) -> tuple[tuple[HeadChange, ...], ...]:
+    """For each layer, given by its label and heads, those heads of which something changed by more than the tolerance, which is
+    relative to the largest value of that statistic among all heads of both."""
+    scales = {
+        name: _scale([pair for _, heads in layers for pair in heads], name) for name in (row.field for row in CHANGES)
+    }
+    return tuple(tuple(_changed(label, heads, scales, tolerance)) for label, heads in layers)
+
+
+def _changed(label: str, heads: _Heads, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
+    for a, b in heads:
+        changes = tuple(_changes(a, b, scales, tolerance))
+        if changes or a.kind != b.kind:
+            yield HeadChange(label, a.head, a.kind, b.kind, _size(changes), changes)
+
+
+def by_size(changes: Sequence[HeadChange]) -> tuple[HeadChange, ...]:
+    """The largest changes first: those where a number is gone or new, then by their shares."""
+    return tuple(sorted(changes, key=lambda change: -math.inf if change.size is None else -change.size))
+
+
+def _changes(
+    a: HeadStatistics, b: HeadStatistics, scales: Mapping[str, float], tolerance: float
+) -> Iterator[StatisticChange]:
+    for name in (row.field for row in CHANGES):
+        one, other = getattr(a, name), getattr(b, name)
+        if one is None and other is None:
+            continue
+        if one is None or other is None or abs(other - one) > tolerance * scales[name]:
+            yield StatisticChange(name, one, other)
+
+
+def _scale(heads: _Heads, name: str) -> float:
+    values = (getattr(head, name) for both in heads for head in both)
+    return max((abs(value) for value in values if value is not None), default=0.0)
+
+
+def _size(changes: Sequence[StatisticChange]) -> float | None:
+    """The largest change of a share."""
+    if any((change.a is None) != (change.b is None) for change in changes):
+        return None
+    return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SIZES), default=0.0)
+
+
+# ---------------------------------------------------------------------------- what two walkthroughs say of their steps
+
+
+_TOKEN_AXES = ("batch", "query", "key")
+_SAID = ("layout", "formula", "operation")
+_EXTREMES = ("min", "max", "mean", "std")
+
+
+def compared_steps(
+    a: Record, b: Record, tolerance: float, *, known: Collection[str], has_same_tokens: bool
+) -> tuple[SiteDifference, ...]:
+    """The steps of both traces, those of A in their order and those of B between them. Of sites that are `known` by their arrays
+    only the shape is compared. A step that one alone has counts as a difference only where traces are all there is."""
+    if a.decoding is not None or b.decoding is not None:  # steps of a decoding are no sites
+        return ()
+    is_all = a.module is not None and b.module is not None
+    rows = []
+    for one, other in _pairs(a.trace, b.trace):
+        if one is not None and other is not None:
+            is_counted = has_same_tokens and one.site not in known
+            rows.append(_compared_step(one, other, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted))
+        elif is_all and (step := one or other) is not None:
+            rows.append(_alone(step, is_of_a=other is None))
+    return tuple(rows)
+
+
+def names_alone(a: Record, b: Record) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The sites of the traces that one of them alone has, each once."""
+    if a.decoding is not None or b.decoding is not None or not a.trace or not b.trace:
+        return (), ()
+    names = [{step.site: None for step in record.trace} for record in (a, b)]
+    return tuple(n for n in names[0] if n not in names[1]), tuple(n for n in names[1] if n not in names[0])
+
+
+def _pairs(a: Sequence[Step], b: Sequence[Step]) -> Iterator[tuple[Step | None, Step | None]]:
+    """Steps of the same name beside each other, in the order of both."""
+    matches, _ = aligned([step.site for step in a], [step.site for step in b])
+    i = j = 0
+    for match in matches:
+        yield from ((step, None) for step in a[i : match.a])
+        yield from ((None, step) for step in b[j : match.b])
+        i, j = match.a + match.length, match.b + match.length
+        yield from zip(a[match.a : i], b[match.b : j], strict=True)
+    yield from ((step, None) for step in a[i:])
+    yield from ((None, step) for step in b[j:])
+
+
+def _alone(step: Step, *, is_of_a: bool) -> SiteDifference:
+    a, b = (step.shape, None) if is_of_a else (None, step.shape)
+    return SiteDifference(step.site, "shape", "shape", step.axes, a, b, why=f"only {'A' if is_of_a else 'B'} has it")
+
+
+def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool, is_counted: bool) -> SiteDifference:
+    words = ((name, str(getattr(a, name)), str(getattr(b, name))) for name in _SAID)
+    told = tuple(Setting(name, of_a, of_b) for name, of_a, of_b in words if of_a != of_b)
+    unlike = _unlike(a, b, has_same_tokens)
+    row = SiteDifference(
+        site=a.site,
+        seen="shape",
+        status="identical" if unlike is None else "shape" if unlike.departs else "skipped",
+        axes=a.axes,
+        shape_a=a.shape,
+        shape_b=b.shape,
+        why="" if unlike is None else unlike.why,
+        told=told if a.operation and b.operation else (),
+    )
+    if unlike is not None or not is_counted or a.values is None or b.values is None:
+        return row
+    return _compared_values(row, a.values, b.values, tolerance)
+
+
+def _unlike(a: Step, b: Step, has_same_tokens: bool) -> Unlike | None:
+    """What is other in the axes and sizes of a step; other tokens excuse other lengths."""
+    if a.axes != b.axes:
+        return unlike_axes(a.axes, b.axes)
+    if len(a.shape) != len(b.shape):
+        return Unlike(f"{len(a.shape)} axes against {len(b.shape)}")
+    sizes = zip(a.axes, a.shape, b.shape, strict=False)
+    parts = [
+        f"{axis} {n_a} against {n_b}"
+        for axis, n_a, n_b in sizes
+        if n_a != n_b and (has_same_tokens or axis not in _TOKEN_AXES)
+    ]
+    return Unlike(", ".join(parts)) if parts else None
+
+
+def _compared_values(row: SiteDifference, a: Values, b: Values, tolerance: float) -> SiteDifference:
+    """All numbers where the trace holds them, else the extremes and moments."""
+    is_whole = a.numbers is not None and b.numbers is not None and len(a.numbers) == len(b.numbers)
+    pairs = [*zip(*(_numbers(v, is_whole) for v in (a, b)), strict=True)]
+    known = [(n, abs(y - x)) for n, (x, y) in enumerate(pairs) if x is not None and y is not None]
+    n_gone = sum((x is None) != (y is None) for x, y in pairs)
+    n_broken = max(n_gone, abs(a.n_nan - b.n_nan), abs(a.n_inf - b.n_inf))
+    place, largest = max(known, key=lambda item: item[1], default=(0, 0.0))
+    magnitude = max((abs(x) for pair in pairs for x in pair if x is not None), default=0.0)
+    status: Status = "within" if tolerance > 0 and largest <= tolerance * magnitude else "beyond"
+    return replace(
+        row,
+        seen="numbers" if is_whole else "extremes",
+        status="beyond" if n_broken else "identical" if largest == 0 else status,
+        n_cells=len(pairs) if is_whole else math.prod(row.shape_a or ()),
+        n_different=sum(x != y for x, y in pairs) if is_whole else 0,
+        n_nonfinite=n_broken,
+        largest=largest,
+        magnitude=magnitude,
+        at=_place(place, row) if is_whole and largest else None,
+        why="" if is_whole else f"by {', '.join(_EXTREMES)}",
+    )
+
+
+def _numbers(values: Values, is_whole: bool) -> Sequence[float | None]:
+    if is_whole:
+        return values.numbers or ()
+    return [getattr(values, name) for name in _EXTREMES]
+
+
+def _place(flat: int, row: SiteDifference) -> Place:
+    """Where a number of a small tensor stands, counted along its axes."""
+    indices: list[int] = []
+    for size in reversed(row.shape_a or ()):
+        flat, index = divmod(flat, size)
+        indices.insert(0, index)
+    axes = tuple("sequence" if axis == "batch" else axis for axis in row.axes)
+    return Place(axes, tuple(indices), tuple(indices))

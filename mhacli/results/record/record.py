@@ -11,28 +11,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
-from mhacli.io.json_schema import section
 from mhacli.results.record.arrays import Array, Prefixed
-from mhacli.results.record.heads import HeadStatistics
-from mhacli.results.record.measures import Environment, SelfCheck, Timing
-from mhacli.results.record.steps import Step
+from mhacli.results.record.heads import HeadStatistics, Survey
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import TokenSequence
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
-
-if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.checkpoint import InspectedLayer, Model, SpanTokens
-    from mhacli.results.record.sections import Cell, DecodeSummary, OwnModule, RouteCheck
-    from mhacli.results.record.tiled import Survey
-
-
 NOT_SEEN = ", not seen"
 """What stands behind the arrays of `Record.not_kept` that were asked for and that nobody saw."""
 
@@ -42,7 +32,7 @@ class Record:
     """One run, whole.
 
     `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
-    shapes of `mhacli.results.record.tiled.survey_shapes`; else it is keyed by site, plus `allowed`
+    shapes of `mhacli.results.record.heads.survey_shapes`; else it is keyed by site, plus `allowed`
     `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands
     beside the sequence's own tokens, on the side that the config says: `first_query` and `first_key` tell where those begin.
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
@@ -64,14 +54,14 @@ class Record:
     environment: Environment
     weights: str | None = None
     not_kept: tuple[str, ...] = ()
-    routes: tuple[RouteCheck, ...] = field(default=(), metadata=section("mhacli.results.record.sections"))
-    cell: Cell | None = field(default=None, metadata=section("mhacli.results.record.sections"))
-    decoding: DecodeSummary | None = field(default=None, metadata=section("mhacli.results.record.sections"))
-    survey: Survey | None = field(default=None, metadata=section("mhacli.results.record.tiled"))
-    model: Model | None = field(default=None, metadata=section("mhacli.results.record.checkpoint"))
-    layers: tuple[InspectedLayer, ...] = field(default=(), metadata=section("mhacli.results.record.checkpoint"))
-    spans: tuple[SpanTokens, ...] = field(default=(), metadata=section("mhacli.results.record.checkpoint"))
-    module: OwnModule | None = field(default=None, metadata=section("mhacli.results.record.sections"))
+    routes: tuple[RouteCheck, ...] = ()
+    cell: Cell | None = None
+    decoding: DecodeSummary | None = None
+    survey: Survey | None = None
+    model: Model | None = None
+    layers: tuple[InspectedLayer, ...] = ()
+    spans: tuple[SpanTokens, ...] = ()
+    module: OwnModule | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -94,7 +84,6 @@ class Record:
 
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
-        from mhacli.results.record.checkpoint import texts_of
 
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context)
@@ -143,3 +132,381 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+# ---------------------------------------------------------------------------------- what a record says of a checkpoint
+
+
+AttentionKind = Literal["self", "encoder", "decoder", "cross"]
+"""Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
+the decoder those of the encoder."""
+
+
+LayerChoice = tuple[AttentionKind | None, int]
+"""A layer that is asked for: of which kind, None for any, and its number."""
+
+_Texts = tuple[TokenSequence, ...]
+
+
+def texts_of(kind: AttentionKind, sequences: _Texts, context: _Texts | None) -> tuple[_Texts, _Texts]:
+    """The texts whose tokens are the queries of an attention, and those whose tokens are its keys; `context` is what an encoder
+    reads."""
+    encoder = context or sequences
+    return encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+
+
+def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
+    """The kinds of attention among the layers that are asked for (None: all), in the order in which they run."""
+    known: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
+    return tuple(own for own in known if layers is None or any(kind in (None, own) for kind, _ in layers))
+
+
+@dataclass(frozen=True)
+class LayerWithout:
+    """A layer that has no attention matrix, and what the checkpoint calls its type."""
+
+    layer: int
+    type: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Tokens that the model made itself, greedily: each sequence's are those from `prompt_lens` on.
+
+    `repeated` says of how many of them one pass over the whole text gives the same: all but those where rounding decides.
+    """
+
+    prompt_lens: tuple[int, ...]
+    n_tokens: int
+    repeated: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The checkpoint that was inspected, and which of its ways of computing attention.
+
+    `identical_outputs` says whether the first `compared_len` tokens gave the same bits without inspection; None where that
+    was not tried. `implementation` is transformers' word; `path_inspected` what that came to. `without` are the layers that
+    have no attention matrix.
+    """
+
+    path: str
+    revision: str | None
+    family: str
+    architecture: str
+    implementation: str
+    path_inspected: str
+    identical_outputs: bool | None
+    compared_len: int
+    n_layers: int
+    n_parameters: int
+    n_vocabulary: int
+    positions: str
+    max_positions: int | None
+    dtype: str
+    without: tuple[LayerWithout, ...] = ()
+    generated: Generated | None = None
+
+
+@dataclass(frozen=True)
+class InspectedLayer:
+    """One attention of a checkpoint.
+
+    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`Rung` in
+    `mhacli.adapters.hf.capture`).
+    `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
+    take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
+    nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
+    layer, `call` counts them from 1, and the later ones say it in their `name`. `extras` has what else changes the scores, by the
+    keyword of the attention function, in words.
+    """
+
+    layer: int
+    name: str
+    kind: AttentionKind
+    captured_by: str
+    kernel: str
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_v: int
+    scale: float | None
+    softcap: float | None
+    mask: str
+    bias: bool
+    sinks: bool
+    verified: bool
+    unverified: tuple[str, ...]
+    self_check: SelfCheck
+    survey: Survey
+    call: int = 1
+    extras: Mapping[str, str] = field(default_factory=dict, metadata={"omit_empty": True})
+
+    @property
+    def departures(self) -> Mapping[str, str]:
+        """What departs from plain attention in the scores, each in words."""
+        known = {
+            "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
+            "bias": "a bias on the scores" if self.bias else "",
+            "sinks": "learned sinks, which entropy counts as one more key" if self.sinks else "",
+        }
+        return known | dict(self.extras)
+
+    @property
+    def label(self) -> str:
+        """`layer 5`, or with the kind where a model has several: `decoder layer 5`; and which call, if not the first."""
+        said = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
+        return said if self.call == 1 else f"{said}, call {self.call}"
+
+
+@dataclass(frozen=True)
+class SpanTokens:
+    """A named part of the texts: for each sequence the indices of its tokens."""
+
+    name: str
+    tokens: tuple[tuple[int, ...], ...]
+
+
+# ------------------------------------------------------------------------------------------------- a step of the trace
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
+
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed. What is
+    not `built` was made to be looked at: the kernel that ran never makes it.
+    Of somebody's own attention `operation` is what torch calls it, `file`, `line` and `source` say where it stands in their code,
+    `remark` what is odd about it. A
+    line that ran `repeats` times is one step: flops and bytes are those of all times, the rest of the first; `repeats_of` is
+    the word for what it was repeated.
+    """
+
+    site: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    formula: str
+    meaning: str
+    layout: Literal["view", "copy"]
+    strides: tuple[int, ...]
+    flops: int
+    bytes: int
+    time_s: float | None = None
+    view_of: str | None = None
+    parameters: tuple[Parameter, ...] = ()
+    values: Values | None = None
+    cache: CacheStep | None = None
+    built: bool = True
+    operation: str = ""
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    remark: str = ""
+    repeats: int = 1
+    repeats_of: str = ""
+
+
+# ----------------------------------------------------------------------------------------- what only some records have
+
+
+@dataclass(frozen=True)
+class CacheStep:
+    """One step of decoding: new tokens come in, read what is kept of the past, and are kept themselves.
+
+    `start` is the position of the first new token, `tokens` names the new ones of each sequence (empty for padding).
+    Shapes are those of the new queries, keys and values. `read_bytes` are keys and values that attention reads,
+    `appended_bytes` those that this step adds, `moved_bytes` all that this way of keeping the past reads and writes of it,
+    `cache_bytes` the storage that it holds. `max_abs_difference` is the distance of the output from the rows of a full
+    recomputation; None where not finite.
+    """
+
+    phase: Literal["prefill", "decode"]
+    start: int
+    tokens: tuple[tuple[str, ...], ...]
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    v_shape: tuple[int, ...]
+    n_past: int
+    read_bytes: int
+    appended_bytes: int
+    moved_bytes: int
+    cache_bytes: int
+    max_abs_difference: float | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of keeping the past, at one length: time and bytes of its last step, and of the whole sequence.
+
+    `total_s` is the sum over all steps, of which `n_timed` were timed and the rest interpolated between them.
+    """
+
+    cache: str
+    length: int
+    step: Timing
+    total_s: float
+    n_timed: int
+    step_bytes: int
+    total_bytes: int
+    step_flops: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeSummary:
+    """A decoded sequence: how the past was kept, how long the prompt was, and how the ways of keeping it compare.
+
+    `weight_bytes` are read at every step whatever the length, `token_bytes` per token and sequence that is kept; they are
+    equal at `crossing_len` tokens. `full_token_bytes` is what a token would take with a kv head for every query head.
+    """
+
+    cache: str
+    prompt_len: int
+    ways: tuple[Way, ...]
+    weight_bytes: int
+    token_bytes: int
+    full_token_bytes: int
+    crossing_len: float
+
+
+@dataclass(frozen=True)
+class RouteCheck:
+    """One way of writing the computation: how far its output is from that of the separate projections."""
+
+    route: str
+    sites: tuple[str, ...]
+    max_abs_difference: float | None
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class ScorePart:
+    """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
+
+    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed. What is `added` comes
+    after scale and softcap.
+    """
+
+    name: str
+    kind: Literal["content", "position", "both", "given", "softcap"]
+    value: float | None
+    added: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number followed all the way: how a query of a head came to give a key its share.
+
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
+    `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query. `qk` is the
+    dot product as it was scaled, after any rotation; `parts` are the terms of the score.
+    """
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+    q: tuple[float | None, ...]
+    k: tuple[float | None, ...]
+    v: tuple[float | None, ...]
+    qk: float | None
+    scale: float
+    softcap: float | None
+    allowed: bool
+    score: float | None
+    scores_row: tuple[float | None, ...]
+    pattern_row: tuple[float | None, ...]
+    share: float | None
+    z: tuple[float | None, ...]
+    parts: tuple[ScorePart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
+
+    name: str
+    value: str
+    origin: Literal["given", "default", "guessed"]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """Somebody's own attention that was walked: the `target` that names it, the `arguments` it was built with, how it was
+    `called`, and the `sizes` that it was asked with, as `(word, size)`. `n_runs` with other sizes told the axes apart. The
+    `result` has a shape, and `expected` is the one that attention must give; what it `printed` is kept."""
+
+    target: str
+    arguments: tuple[Argument, ...]
+    called: str
+    sizes: tuple[tuple[str, int], ...]
+    n_runs: int
+    result: tuple[int, ...]
+    expected: tuple[int, ...]
+    printed: str = ""
+
+
+# ------------------------------------------------------------------------------------ what is measured in every record
+
+
+@dataclass(frozen=True)
+class Values:
+    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
+
+    `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    histogram: tuple[int, ...]
+    n_nan: int
+    n_inf: int
+    numbers: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A weight that a site uses, by its name on disk."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one stage: the first run apart, then the samples with their median and interquartile range."""
+
+    first_s: float
+    samples_s: tuple[float, ...]
+    median_s: float
+    iqr_s: float
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """The output recomputed in float64 from the pattern that is shown, against the output that was computed; of decoding
+    also against a full recomputation, whichever is further."""
+
+    max_abs_error: float | None
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where it ran. `device_asked` is what the user said, `device` what that came to."""
+
+    mha: str
+    torch: str
+    numpy: str
+    python: str
+    platform: str
+    device: str
+    device_name: str
+    device_asked: str
+    threads: int

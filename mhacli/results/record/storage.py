@@ -26,9 +26,8 @@ from mhacli.results.record.record import SCHEMA, Record, layer_prefix
 from mhacli.spec.sites import SITES
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.sections import Cell
-    from mhacli.results.record.steps import Step
-    from mhacli.results.record.tiled import Survey
+    from mhacli.results.record.heads import Survey
+    from mhacli.results.record.record import Cell, Step
     from mhacli.spec.config import Config
     from mhacli.spec.facts import Facts
 
@@ -139,7 +138,7 @@ def _is_inside(cell: Cell, record: Record) -> bool:
 
 
 def _is_survey(survey: Survey, record: Record) -> bool:
-    from mhacli.results.record.tiled import Corner
+    from mhacli.results.record.heads import Corner
 
     facts, heads = record.facts, [head.head for head in record.heads]
     are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
@@ -233,7 +232,7 @@ def _shapes(record: Record) -> _Shapes:
 
 
 def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
-    from mhacli.results.record.tiled import FOR_ALL_HEADS, survey_shapes
+    from mhacli.results.record.heads import FOR_ALL_HEADS, survey_shapes
 
     facts = record.facts
     shapes = survey_shapes(
@@ -252,7 +251,7 @@ def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
 
 
 def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable[str]:
-    from mhacli.results.record.tiled import MATRICES, OPTIONAL
+    from mhacli.results.record.heads import MATRICES, OPTIONAL
 
     yield from (name for name in shapes if name not in OPTIONAL)
     if any(name in held for name in MATRICES):  # without their mask nobody knows which cells are there

@@ -39,8 +39,8 @@ from mhacli.adapters.hf import capture
 from mhacli.adapters.hf.capture import Call, KernelWatch, ScoredCall, SoftmaxCall, captured, unknown_keywords
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.results.record.heads import Wanted
 from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Wanted
 
 OF_EACH_RUNG = {
     "gpt2": "h.2.attn",

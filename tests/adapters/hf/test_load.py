@@ -29,8 +29,8 @@ from mhacli.adapters.hf.tokenizer import first_tokens, load_tokenizer, require_i
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
 from mhacli.io import memory
+from mhacli.results.record.heads import Wanted
 from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Wanted
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Message
 

@@ -30,8 +30,7 @@ from mhacli.attention.backends import (
     told,
 )
 from mhacli.attention.fused import fused_attend, kernel_among, operators_of
-from mhacli.results.bench.sweep import BACKENDS
-from mhacli.results.bench.workload import Direction, Workload
+from mhacli.results.bench.workload import BACKENDS, Direction, Workload
 from mhacli.spec.config import Dtype
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.base.devices import one_thread, shared_out
 from mhacli.compute.checkpoint import run as checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 
 
 @pytest.fixture(params=[1, 2, 3])

@@ -18,8 +18,7 @@ from mhacli.attention import attend
 from mhacli.attention.backends import Prepared
 from mhacli.compute.bench import memory as footprint
 from mhacli.compute.bench.memory import Footprint, FreshProcesses, fresh_processes
-from mhacli.results.bench.expected import expected_extra_bytes
-from mhacli.results.bench.workload import Direction, Workload
+from mhacli.results.bench.workload import Direction, Workload, expected_extra_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its high-water mark")
 

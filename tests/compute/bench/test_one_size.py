@@ -27,8 +27,7 @@ from mhacli.compute.bench.run import Contest, Options, bench
 from mhacli.compute.bench.timing import Timed, WallClock, measure_ceiling
 from mhacli.errors import MhaError
 from mhacli.results.bench.result import Ceiling, Row, read_benchmark
-from mhacli.results.bench.sweep import Sweep
-from mhacli.results.bench.workload import Direction, Workload
+from mhacli.results.bench.workload import Direction, Sweep, Workload
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,8 @@ from mhacli.compute.checkpoint.decode import decode_checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.record import storage
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import CacheStep, Record
 
 LAYER, BATCH, ITEM = 1, 2, 4
 FAMILIES = ("gpt2", "llama", "mistral", "t5")

@@ -15,7 +15,7 @@ from support.model_families import N_HEADS, PAIRS, calls_of, ids_of, loaded_of, 
 
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
 
 LENGTHS, CONTEXTS = (4, 9, 1), (7, 9, 3)
 TOLERANCE, OF_T5 = 5e-6, 5e-5

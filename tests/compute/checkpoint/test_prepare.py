@@ -38,7 +38,7 @@ from mhacli.compute.checkpoint import prepare
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
-from mhacli.results.record.checkpoint import Generated
+from mhacli.results.record.record import Generated
 from mhacli.spec.config import DEFAULT_MAX_TOKENS
 from mhacli.text.chat import Message
 

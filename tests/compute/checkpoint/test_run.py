@@ -49,9 +49,8 @@ from mhacli.cli.shared.output import tell_notes
 from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
 from mhacli.errors import MhaError
 from mhacli.results.record import storage
-from mhacli.results.record.checkpoint import LayerWithout
-from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import LayerWithout, Record
 
 TOLERANCE, OF_T5 = 2e-6, 5e-5  # T5 does not scale its scores, which are larger
 Z_TOLERANCE = 2e-5  # z is a sum of a dozen values of size 10

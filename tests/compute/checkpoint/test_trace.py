@@ -40,9 +40,8 @@ from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record import storage
-from mhacli.results.record.checkpoint import AttentionKind
-from mhacli.results.record.record import Record
-from mhacli.results.record.tiled import Wanted
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import AttentionKind, Record
 
 BATCH, LAYER = 2, 1
 TOLERANCE = 5e-5

@@ -26,7 +26,7 @@ from mhacli.compute.doctor.installation import (
 )
 from mhacli.compute.doctor.machine import DTYPES, numerics_of
 from mhacli.errors import MhaError
-from mhacli.results.bench.sweep import BACKENDS
+from mhacli.results.bench.workload import BACKENDS
 from mhacli.results.doctor import Device, HealthCheck, Library, Numerics, Report
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"

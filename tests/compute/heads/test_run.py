@@ -30,8 +30,7 @@ from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import BASE_BYTES, facts_of, foresee_heads, layer_request
 from mhacli.results.record import storage
-from mhacli.results.record.heads import Averages, with_kind
-from mhacli.results.record.tiled import PER_QUERY, Corner, Kept, Wanted
+from mhacli.results.record.heads import PER_QUERY, Averages, Corner, Kept, Wanted, with_kind
 from mhacli.spec.conditions import parse_pattern
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode

@@ -17,7 +17,7 @@ from mhacli.compute.layer import decode as study
 from mhacli.compute.layer.run import Options, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import decodable, layer_request
-from mhacli.results.record.measures import SelfCheck
+from mhacli.results.record.record import SelfCheck
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 

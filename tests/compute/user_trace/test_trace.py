@@ -10,8 +10,7 @@ import pytest
 from mhacli.compute.user_trace.trace import walk_request
 from mhacli.io.json_schema import decode
 from mhacli.results.record import storage
-from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Record, Step
 
 HEAD = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 SEPARATE = """

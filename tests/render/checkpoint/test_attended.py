@@ -5,7 +5,7 @@ import pytest
 from render.checkpoint.test_view import RECORDS, view
 from support.layers_made import layered
 
-from mhacli.results.record.checkpoint import Generated
+from mhacli.results.record.record import Generated
 
 KEPT = layered(causal=True, generated=Generated((9,), 6, 5))
 

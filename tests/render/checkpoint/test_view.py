@@ -26,7 +26,7 @@ from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.render.checkpoint.words import merged, words_with
 from mhacli.results.record import storage
-from mhacli.results.record.checkpoint import Generated, LayerWithout, SpanTokens
+from mhacli.results.record.record import Generated, LayerWithout, SpanTokens
 
 WIDTHS = [40, 80, 120, 200]
 HOSTILE = (

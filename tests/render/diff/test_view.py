@@ -24,8 +24,7 @@ from mhacli.render.diff.view import diff_view
 from mhacli.render.diff.words import verdict_text
 from mhacli.render.heads.head_map import drawable_heads, head_map
 from mhacli.results.diff.compare import compare
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import OwnModule
+from mhacli.results.record.record import OwnModule, Record
 
 TEXT = ("the", "cat", "sat", "on", "it")
 WIDTHS = [20, 80, 200]

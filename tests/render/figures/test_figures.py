@@ -24,9 +24,8 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg.elements import wrapped
 from mhacli.render.figures.trace.flow import PLACES, sources_of
-from mhacli.results.record.checkpoint import LayerWithout
 from mhacli.results.record.heads import HeadStatistics, Sink
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import LayerWithout, Step
 from mhacli.spec.sites import SITES
 
 FIVE, THREE = ("the", "cat", "sat", "on", "mats"), ("a", "dog", "ran")

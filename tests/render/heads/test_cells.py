@@ -17,7 +17,7 @@ from mhacli.render.run.mask import mask_view
 from mhacli.render.run.view import run_view
 from mhacli.results.diff.compare import compare
 from mhacli.results.mask import SequenceMask
-from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.results.record.heads import Corner, Kept, Wanted
 
 WIDTH = 100
 LONG = tuple(f"t{i}" for i in range(60))

@@ -30,9 +30,8 @@ from mhacli.render.heads.pooled import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view
 from mhacli.requests.layer import BASE_BYTES
-from mhacli.results.record.heads import SORTS, Averages, Sink, in_order
-from mhacli.results.record.measures import SelfCheck
-from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.results.record.heads import SORTS, Averages, Corner, Kept, Sink, Wanted, in_order
+from mhacli.results.record.record import SelfCheck
 from mhacli.spec.conditions import parse_pattern
 
 WIDTHS = [40, 80, 120, 200]

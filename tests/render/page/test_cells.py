@@ -17,7 +17,7 @@ from mhacli.render.base.colours import ramp_colour
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.heads.cells import strongest_keys
 from mhacli.render.page.document import page
-from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.results.record.heads import Corner, Kept, Wanted
 
 MEGABYTE = 1_048_576
 LONG, SHORT = "the cat sat on the red mat and ran off to see a dog", "a dog ran by"

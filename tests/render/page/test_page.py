@@ -26,10 +26,8 @@ from mhacli.render.page.html import tag, text
 from mhacli.render.page.maps import coded, decoded
 from mhacli.render.page.payload import Fineness, drawn_head, exact_maps, fitting_maps
 from mhacli.results.record import storage
-from mhacli.results.record.checkpoint import Generated, LayerWithout
-from mhacli.results.record.heads import HeadStatistics, Sink
-from mhacli.results.record.sections import OwnModule
-from mhacli.results.record.tiled import Kept, Wanted
+from mhacli.results.record.heads import HeadStatistics, Kept, Sink, Wanted
+from mhacli.results.record.record import Generated, LayerWithout, OwnModule
 from mhacli.spec.config import Config
 
 MEGABYTE = 1_048_576

@@ -21,8 +21,7 @@ from mhacli.render.reports import bench_plot as plot
 from mhacli.render.reports.bench import family_name
 from mhacli.render.reports.bench_plot import MAX_FAMILIES, about, page, require_plots, svg
 from mhacli.results.bench.result import Benchmark, Ceiling, read_benchmark
-from mhacli.results.bench.sweep import BACKENDS
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.workload import BACKENDS, Workload
 
 LENGTHS = (8, 16, 64)
 HOSTILE = '<script>alert("1")</script>]]>--><image href="http://e/x.png"/>&lt;\x1b[2J\u202e'

@@ -9,8 +9,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.run.decode import MAX_STEPS, decode_view
 from mhacli.render.run.view import MAX_SEQUENCES
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.sections import Way
+from mhacli.results.record.record import SelfCheck, Timing, Way
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

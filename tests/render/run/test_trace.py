@@ -7,8 +7,7 @@ from support.records import drawn, make_record, walked
 
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import closing, step_blocks
-from mhacli.results.record.measures import Parameter, Timing, Values
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Parameter, Step, Timing, Values
 
 WIDTHS = [40, 80, 200]
 

@@ -17,8 +17,7 @@ from mhacli.render.run.view import (
     timing_table,
 )
 from mhacli.results.record.heads import HeadStatistics
-from mhacli.results.record.measures import SelfCheck, Timing
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import SelfCheck, Step, Timing
 
 WIDTHS = [40, 80, 200]
 HOSTILE = ("\x1b[31mred", "\u202eevil", "漢字漢字漢字", "a\u0301\u0301", " ", "\n", "x" * 300, "[bold]b[/bold]", "")

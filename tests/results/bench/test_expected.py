@@ -10,9 +10,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.results.bench.expected import TILE_CELLS, expected_extra_bytes, expected_flops, expected_moved_bytes
-from mhacli.results.bench.sweep import BACKENDS
-from mhacli.results.bench.workload import Direction, Workload
+from mhacli.results.bench.workload import (
+    BACKENDS,
+    TILE_CELLS,
+    Direction,
+    Workload,
+    expected_extra_bytes,
+    expected_flops,
+    expected_moved_bytes,
+)
 from mhacli.spec.config import Dtype
 
 DIRECTIONS = get_args(Direction)

@@ -15,10 +15,8 @@ from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control,
 
 from mhacli.errors import MhaError
 from mhacli.results.bench.compare import compare
-from mhacli.results.bench.expected import expected_flops, expected_moved_bytes
 from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark, workload_of
-from mhacli.results.bench.sweep import Sweep
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 
 FULL = made_benchmark(
     made_row("explicit", [0.25, 0.5, 0.125]),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mhacli.errors import EXIT_USAGE, UsageError
-from mhacli.results.bench.sweep import BACKENDS, MAX_WORKLOADS, SCALES, Sweep
-from mhacli.results.bench.workload import Workload
+from mhacli.results.bench.workload import BACKENDS, MAX_WORKLOADS, SCALES, Sweep, Workload
 
 KINDS = tuple(SCALES)
 

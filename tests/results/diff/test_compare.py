@@ -14,15 +14,12 @@ from support.layers_made import layered, text_of
 from support.records import decoded, make_record, make_sequence, walked
 
 from mhacli.results.diff import arrays as comparing
-from mhacli.results.diff.compare import TOLERANCES, compare
+from mhacli.results.diff.arrays import aligned
+from mhacli.results.diff.compare import TOLERANCES, by_size, compare
 from mhacli.results.diff.result import Differences, Match, SiteDifference, TextDifference
-from mhacli.results.diff.statistics import by_size
-from mhacli.results.diff.tokens import aligned
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.measures import Values
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import OwnModule
-from mhacli.results.record.tiled import Corner, Kept, Wanted
+from mhacli.results.record.heads import Corner, Kept, Wanted
+from mhacli.results.record.record import OwnModule, Record, Values
 
 TEXT = ("the", "cat", "sat", "on", "it")
 OTHER = ("dogs", "bark")

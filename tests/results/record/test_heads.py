@@ -16,29 +16,27 @@ from mhacli.errors import EXIT_USAGE, MhaError, UsageError
 from mhacli.results.record import storage
 from mhacli.results.record.heads import (
     CERTAIN_ENOUGH,
+    FOR_ALL_HEADS,
     NEAR,
     NEARLY_UNIFORM,
+    OPTIONAL,
+    PER_QUERY,
     SINK_SHARE,
     SINK_TOKENS,
     SORTS,
     Averages,
+    Check,
+    Corner,
     HeadStatistics,
+    Kept,
     Sink,
+    Survey,
+    Wanted,
     in_order,
     is_sink,
     require_order,
-    with_kind,
-)
-from mhacli.results.record.tiled import (
-    FOR_ALL_HEADS,
-    OPTIONAL,
-    PER_QUERY,
-    Check,
-    Corner,
-    Kept,
-    Survey,
-    Wanted,
     survey_shapes,
+    with_kind,
 )
 from mhacli.spec.conditions import parse_pattern
 

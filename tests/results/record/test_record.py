@@ -20,7 +20,7 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.run.trace import closing, step_blocks
 from mhacli.render.run.view import run_view
 from mhacli.results.record import storage
-from mhacli.results.record.sections import Cell
+from mhacli.results.record.record import Cell
 
 DOG = ("a", "dog")
 RECORDS = {

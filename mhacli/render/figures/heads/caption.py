@@ -16,8 +16,7 @@ from mhacli.render.figures.svg.elements import INK, LINE, MONO_EM, SOFT, Piece, 
 from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.heads.head_map import is_before_dropout
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.checkpoint import InspectedLayer
-from mhacli.results.record.record import Record
+from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import visible
 
 _WORDS = (

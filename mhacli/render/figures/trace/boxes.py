@@ -24,7 +24,7 @@ from mhacli.render.figures.svg.elements import (
 )
 from mhacli.render.run.user_code import repeats_text
 from mhacli.render.run.view import axes_text
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Step
 from mhacli.text.escape import visible
 
 SIZE, INSET = 10.0, 9.0

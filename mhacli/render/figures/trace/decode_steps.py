@@ -10,9 +10,7 @@ from mhacli.render.base.format import bytes_text, count_text, fitted, number_tex
 from mhacli.render.base.options import balanced
 from mhacli.render.base.steps import new_tokens_text
 from mhacli.render.figures.svg.elements import FAINT, INK, MONO_EM, SOFT, Piece, element, rectangle, written
-from mhacli.results.record.record import Record
-from mhacli.results.record.sections import CacheStep
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import CacheStep, Record, Step
 
 _SIZE, _ROW, _MOST, _APART, _TOKENS = 10.0, 17.0, 48, 2, 36
 _BAR = 120.0

@@ -14,8 +14,7 @@ from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.figures.trace.boxes import box, legend
 from mhacli.render.figures.trace.decode_steps import has_steps, step_table
 from mhacli.render.figures.trace.flow import flow, is_flow
-from mhacli.results.record.record import Record
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Record, Step
 from mhacli.text.escape import visible
 
 _WIDTH, _SIZE = 936.0, 10.5

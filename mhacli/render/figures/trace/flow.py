@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mhacli.render.figures.svg.elements import Piece, element, placed, value_text
 from mhacli.render.figures.trace.boxes import box
-from mhacli.results.record.steps import Step
+from mhacli.results.record.record import Step
 
 _GAP, _LANE, _BETWEEN = 26.0, 300.0, 18.0
 _ARROW = "#44607c"
