@@ -19,8 +19,28 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests marked `gpu` where torch finds no CUDA device. torch is imported only if there is such a test."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="all rows that can differ, and every process a cold one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        os.environ["MHA_TESTS_COLD"] = "1"  # before support.forks reads it
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of the tier, all where rows are asked for by name; skips those marked `gpu` without a CUDA device."""
+    from support import tiers
+
+    if not any("[" in word for word in config.args):
+        kept = tiers.chosen(items, full=config.getoption("--full"))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    _skip_without_device(items)
+
+
+def _skip_without_device(items: list[pytest.Item]) -> None:
+    """torch is imported only if there is a test that needs a device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

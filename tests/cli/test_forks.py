@@ -11,7 +11,7 @@ from support import forks, processes
 from support.documents import settled
 from support.processes import NO_TORCH, WITH_TORCH, Launch, Outcome
 
-pytestmark = pytest.mark.skipif(forks.IS_COLD, reason="every process is cold")
+pytestmark = [pytest.mark.every_row, pytest.mark.skipif(forks.IS_COLD, reason="every process is cold")]
 
 LAYER = """
 import torch

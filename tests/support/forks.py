@@ -25,10 +25,11 @@ IS_COLD = bool(os.environ.get("MHA_TESTS_COLD"))
 
 
 class Ended(NamedTuple):
-    """How a process ended: the exit code, negative for a signal, and the most memory that it held."""
+    """How a process ended: the exit code, negative for a signal, the most memory that it held, and what it computed for."""
 
     code: int
     peak_bytes: int
+    cpu_s: float
 
 
 class Call:
@@ -189,7 +190,7 @@ def _answer(connection: socket.socket) -> None:
         os.close(fd)
     _send(connection, pid)
     _, status, usage = os.wait4(pid, 0)
-    _send(connection, (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
+    _send(connection, (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))
 
 
 def _become(words: list[bytes], folder: bytes, env: dict[str, str], umask: int, fds: list[int]) -> None:

@@ -194,7 +194,7 @@ def _begun(
     def wait() -> forks.Ended:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        return forks.Ended(process.returncode, usage.ru_maxrss * 1024)
+        return forks.Ended(process.returncode, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
 
     return process.pid, wait
 

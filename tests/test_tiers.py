@@ -1,0 +1,30 @@
+"""Of a product of parametrisations few rows are taken, and none that they hold goes missing."""
+
+import itertools
+
+from support.tiers import covering, spread
+
+ROWS = list(itertools.product("abcde", "xyz", "12", "!?"))
+
+
+def held(rows, strength):
+    return {part for row in rows for part in itertools.combinations(enumerate(row), strength)}
+
+
+def test_few_rows_hold_every_value_and_more_every_pair():
+    values, pairs = ([ROWS[place] for place in covering(ROWS, strength)] for strength in (1, 2))
+    assert held(values, 1) == held(ROWS, 1)
+    assert held(pairs, 2) == held(ROWS, 2)
+    assert len(values) == 5
+    assert 15 <= len(pairs) <= 18
+    assert pairs == [row for row in ROWS if row in pairs]
+
+
+def test_rows_of_one_parametrisation_all_count():
+    assert covering([("a",), ("b",), ("c",)], 1) == [0, 1, 2]
+    assert covering(list(itertools.product("ab", "xy")), 2) == [0, 1, 2, 3]
+
+
+def test_rows_are_spread_from_the_first_to_the_last():
+    assert spread(list(range(11)), 3) == [0, 5, 10]
+    assert spread(list(range(3)), 8) == [0, 1, 2]
