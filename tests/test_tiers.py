@@ -2,7 +2,7 @@
 
 import itertools
 
-from support.tiers import covering, spread
+from support.tiers import covering, drawn
 
 ROWS = list(itertools.product("abcde", "xyz", "12", "!?"))
 
@@ -25,6 +25,9 @@ def test_rows_of_one_parametrisation_all_count():
     assert covering(list(itertools.product("ab", "xy")), 2) == [0, 1, 2, 3]
 
 
-def test_rows_are_spread_from_the_first_to_the_last():
-    assert spread(list(range(11)), 3) == [0, 5, 10]
-    assert spread(list(range(3)), 8) == [0, 1, 2]
+def test_the_same_rows_are_drawn_among_others():
+    few, many = ([(f"case {n}",) for n in range(size)] for size in (40, 50))
+    assert len(drawn(few, 8)) == 8
+    assert drawn(few, 8) == sorted(drawn(few, 8))
+    assert set(drawn(many, 8)) & set(range(40)) <= set(drawn(few, 8))
+    assert drawn(few[:3], 8) == [0, 1, 2]

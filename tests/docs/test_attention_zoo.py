@@ -341,16 +341,19 @@ def close_enough(case: Case, when):
 # What holds of the zoo
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", RIGHT, ids=ids(RIGHT))
 def test_a_right_layer_equals_the_formula(case: Right):
     assert difference(pair_of_answers(case, thing_of(case))) < close_enough(case, "eval")
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", RIGHT, ids=ids(RIGHT))
 def test_a_right_layer_forgets_what_it_was_asked_before(case: Right):
     assert difference(pair_of_answers(case, thing_of(case), "second")) < close_enough(case, "second")
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", WRONG, ids=ids(WRONG))
 def test_a_wrong_layer_differs_from_the_formula_where_its_mistake_shows(case: Wrong):
     shapes, right_shapes = shapes_of(case, thing_of(case)), shapes_of(case, mended_thing(case))
@@ -362,6 +365,7 @@ def test_a_wrong_layer_differs_from_the_formula_where_its_mistake_shows(case: Wr
         assert asked(case, built(case, thing_of(case)), rows).shape == rows["x"].shape
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", WRONG, ids=ids(WRONG))
 def test_a_wrong_layer_is_right_once_its_one_mistake_is_mended(case: Wrong):
     thing = mended_thing(case)
@@ -373,6 +377,7 @@ def shapes_of(case, thing):
     return [] if case.is_function else [tuple(parameter.shape) for parameter in built(case, thing).parameters()]
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", WRONG, ids=ids(WRONG))
 def test_the_line_of_a_mistake_is_the_one_to_be_mended(case: Wrong):
     first, last = case.culprit.lines

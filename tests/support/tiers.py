@@ -1,13 +1,14 @@
 """Which tests a plain `pytest` runs and which wait for `--full`: of rows that walk the same code, those that can differ.
 
 A test with several parametrisations needs no product of them: mistakes come from one value or from two together. `--full` runs
-every pair of values, plain runs every value at least once, and of more than `PLAIN_ROWS` so many, spread over their order. A test
+every pair of values, plain runs every value at least once, and of more rows than `PLAIN_ROWS` so many. A test
 marked `sampled(n)` has a number of its own, one marked `every_row` runs all rows always, and one marked `full` none plainly.
 """
 
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -32,14 +33,17 @@ def _chosen_rows(items: list[pytest.Item], *, full: bool) -> Iterable[pytest.Ite
         items = [item for item in items if not item.get_closest_marker("full")]
     if len(items) < 2 or items[0].get_closest_marker("every_row"):
         return items
-    rows = list(map(_row, items))
-    items = [items[place] for place in covering(rows, 2 if full else 1)]
+    items = _at(items, covering(_rows(items), 2 if full else 1))
     sampled = items[0].get_closest_marker("sampled")
-    return items if full else spread(items, sampled.args[0] if sampled else PLAIN_ROWS)
+    return items if full else _at(items, drawn(_rows(items), sampled.args[0] if sampled else PLAIN_ROWS))
 
 
-def _row(item: pytest.Item) -> Row:
-    return tuple(item.callspec._idlist) if hasattr(item, "callspec") else ()
+def _at(items: list[pytest.Item], places: Iterable[int]) -> list[pytest.Item]:
+    return [items[place] for place in places]
+
+
+def _rows(items: Iterable[pytest.Item]) -> list[Row]:
+    return [tuple(item.callspec._idlist) if hasattr(item, "callspec") else () for item in items]
 
 
 def covering(rows: Sequence[Row], strength: int) -> list[int]:
@@ -60,8 +64,7 @@ def _held(row: Row, strength: int) -> Iterator[tuple[tuple[int, str], ...]]:
     return itertools.combinations(enumerate(row), strength)
 
 
-def spread(items: Sequence[pytest.Item], n: int) -> list[pytest.Item]:
-    """n of them at even distances, the first and the last among them; all where there are no more."""
-    if n >= len(items):
-        return list(items)
-    return [items[round(place * (len(items) - 1) / max(1, n - 1))] for place in range(n)]
+def drawn(rows: Sequence[Row], n: int) -> list[int]:
+    """The places of n rows, drawn by their ids: tests over the same cases draw the same ones, whatever cases are added."""
+    lots = sorted(range(len(rows)), key=lambda place: zlib.crc32("-".join(rows[place]).encode()))
+    return sorted(lots[:n])

@@ -19,6 +19,7 @@ NAMES = {
 """What the report calls some of the choices of the zoo; of the others it says nothing."""
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", RIGHT, ids=[f"{case.file}-{case.name}" for case in RIGHT])
 def test_a_right_layer_is_called_right(case: Right) -> None:
     examination = examined(case)
@@ -38,6 +39,7 @@ def test_an_unusual_layer_is_not_accused(case: Case) -> None:
     assert verdict in case.verdict  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", RIGHT, ids=[f"{case.file}-{case.name}" for case in RIGHT])
 def test_what_another_author_would_have_done_otherwise_is_told(case: Right) -> None:
     told = {choice.name for choice in examined(case).choices}

@@ -28,6 +28,7 @@ def names(cases: Iterable[Wrong]) -> list[str]:
     return [f"{case.file}-{case.name}" for case in cases]
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
     examination = examined(case)
@@ -37,6 +38,7 @@ def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
     assert set(others) <= {case.code, *case.also}
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_its_line_stands_in_the_layer(case: Wrong) -> None:
     finding = examined(case).findings[0]
@@ -48,11 +50,13 @@ def test_its_line_stands_in_the_layer(case: Wrong) -> None:
     assert finding.source in text[finding.line - 1]
 
 
+@pytest.mark.full
 def test_most_lines_are_those_of_the_mistake() -> None:
     near = [case for case in TOLD if abs((examined(case).findings[0].line or 0) - case.line) <= 8]
     assert len(near) >= 0.9 * len(TOLD), names(set(TOLD) - set(near))
 
 
+@pytest.mark.sampled(34)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: Wrong) -> None:
     for finding in examined(case).findings:
