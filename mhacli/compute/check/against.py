@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import math
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parameters_of, role_of
-from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.asker import InputDrawer, cast, cast_copy
 from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
@@ -25,7 +24,7 @@ from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation,
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, Draw, ask, inputs_for, randomised
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, randomised
 from mhacli.compute.user_trace.dataflow import Flow
 from mhacli.compute.user_trace.trace import Pass, watched
 from mhacli.errors import MhaError
@@ -194,13 +193,13 @@ def _transferred(
 ) -> Iterator[tuple[nn.Module, Choice]]:
     shapes = {name: tuple(p.shape) for name, p in source.named_parameters()}
     if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
-        made = cast(copy.deepcopy(target), torch.float64)
+        made = cast_copy(target, torch.float64)
         made.load_state_dict({**made.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
         yield made, Choice("weights", "weights are carried over by their names")
         return
     count = 0
     for mine, theirs in product(_readings(source, one, request), _readings(_numbered(target), other, request)):
-        made = cast(copy.deepcopy(target), torch.float64)
+        made = cast_copy(target, torch.float64)
         if count < _MOST_TRANSFERS and _carry(mine, theirs, made):
             count += 1
             yield made, Choice("weights", f"weights are carried over: {', '.join(theirs.parts)}")
@@ -222,7 +221,7 @@ def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) 
 
 def _numbered(module: nn.Module) -> nn.Module:
     """A copy whose parameters hold the number of each of their cells, so that a reading of them tells where each lies."""
-    numbered, start = cast(copy.deepcopy(module), torch.float64), 1  # 0 is where a reading has put a zero of its own
+    numbered, start = cast_copy(module, torch.float64), 1  # 0 is where a reading has put a zero of its own
     for parameter in numbered.parameters():
         parameter.data = torch.arange(start, start + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
         start += parameter.numel()
@@ -270,11 +269,11 @@ def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
 def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[_Gap]:
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
-    draw = Draw(common, seed)
-    yield _gap("rows that attend to themselves", one, other, draw.inputs(other=False))
+    draw = InputDrawer.of(common, seed)
+    yield _gap("rows that attend to themselves", one, other, drawn_inputs(draw, with_context=False))
     if one.takes_context and other.takes_context:
-        yield _gap("fewer queries than keys", one, other, draw.inputs(other=True))
-    inputs = draw.inputs(other=one.takes_context and other.takes_context)
+        yield _gap("fewer queries than keys", one, other, drawn_inputs(draw, with_context=True))
+    inputs = drawn_inputs(draw, with_context=one.takes_context and other.takes_context)
     if one.mask_forms and other.mask_forms:
         masked = inputs._replace(allowed=draw.allowed(inputs)[:1])
         yield _least("a mask", one, other, masked, one.mask_forms, other.mask_forms, "mask")
@@ -380,7 +379,7 @@ def _fix(request: CheckRequest, parting: Departure | None) -> str:
 def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None:
     """The smallest of a few small inputs on which the two differ."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        inputs = Draw(replace_sizes(one, other), seed).inputs(other=False, batch=batch, q_len=length, k_len=length)
+        inputs = InputDrawer.of(replace_sizes(one, other), seed).own_rows(length, batch=batch)
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.adapters.usercode.asker import InputDrawer
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.projections import read_name
 from mhacli.adapters.usercode.user_attention import Built, Inputs, Operation, UserAttention
@@ -20,7 +21,7 @@ from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
-from mhacli.compute.check.inputs import HIDDEN, Draw, Play, Scene, ask, make_scene
+from mhacli.compute.check.inputs import HIDDEN, Play, Scene, ask, drawn_inputs, make_scene
 from mhacli.results.check import Departure
 
 
@@ -327,7 +328,7 @@ def _small(
     play: Play, subject: UserAttention, like: Scene, seed: int, sizes: tuple[int, int, int], *, other: bool
 ) -> Scene:
     batch, q_len, k_len = sizes
-    inputs = Draw(subject, seed).inputs(other=other, batch=batch, q_len=q_len, k_len=k_len)
+    inputs = drawn_inputs(InputDrawer.of(subject, seed), with_context=other, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:
         inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
     if like.padding is not None:

@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import cast, cast_dtype
+from mhacli.adapters.usercode.asker import FreshCopies, InputDrawer, cast, cast_copy, map_rows, seeded
 from mhacli.adapters.usercode.operations import watch
-from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.probes.catalogue import Probed
 
@@ -49,62 +49,18 @@ class Scene:
         return max(largest, 1e-30) * (LARGE_TOLERANCE if self.play == "large" else TOLERANCE)
 
 
-class Draw:
-    """Seeded inputs for a subject."""
-
-    def __init__(self, subject: UserAttention, seed: int) -> None:
-        self.subject, self.generator = subject, torch.Generator().manual_seed(seed)
-
-    def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
-        """Standard normal rows, `[batch, length, d_in]`, or heads of them."""
-        sizes = self.subject.sizes
-        batch = sizes.batch if batch is None else batch
-        width = sizes.d_context if context else sizes.d_in
-        shape = (batch, self.subject.n_heads, length, width) if self.subject.is_function else (batch, length, width)
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
-
-    def inputs(
-        self, *, other: bool, batch: int | None = None, q_len: int | None = None, k_len: int | None = None
-    ) -> Inputs:
-        """Rows for queries, and with `other` rows of their own for keys, and for values where those are given apart; of a
-        function always q, k and v of their own."""
-        sizes = self.subject.sizes
-        q_len = sizes.q_len if q_len is None else q_len
-        if self.subject.is_function:
-            k_len = (sizes.k_len if other else q_len) if k_len is None else k_len
-            return Inputs(self.rows(q_len, batch=batch), *(self.rows(k_len, context=True, batch=batch) for _ in "kv"))
-        if not other and sizes.d_in == sizes.d_context:
-            return Inputs(self.rows(q_len, batch=batch))
-        if not other:
-            return Inputs(self.rows(q_len, batch=batch), self.rows(q_len, context=True, batch=batch))
-        k_len = sizes.k_len if k_len is None else k_len
-        queries, keys = self.rows(q_len, batch=batch), self.rows(k_len, context=True, batch=batch)
-        is_apart = self.subject.n_rows > 2
-        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if is_apart else None)
-
-    def allowed(self, inputs: Inputs) -> Tensor:
-        """A random mask that leaves each query a key, and is neither symmetric nor a triangle."""
-        batch, q_len, k_len = _lengths(inputs)
-        keep = torch.rand(batch, 1, q_len, k_len, generator=self.generator) < 0.6
-        keep[..., torch.arange(q_len), torch.randint(k_len, (q_len,), generator=self.generator)] = True
-        return keep
-
-    def real(self, inputs: Inputs, *, on_the_right: bool = True) -> Tensor:
-        """Padding, other in each sequence: on the right, or anywhere, the first token of some sequences too."""
-        batch, _, k_len = _lengths(inputs)
-        if on_the_right:
-            lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
-            lengths[-1] = k_len if batch > 1 else lengths[-1]
-            return torch.arange(k_len)[None] < lengths[:, None]
-        real = torch.rand(batch, k_len, generator=self.generator) < 0.7
-        real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
-        real[:, -1] |= ~real.any(dim=1)
-        return real
-
-
-def _lengths(inputs: Inputs) -> tuple[int, int, int]:
-    keys = inputs.queries if inputs.keys is None else inputs.keys
-    return inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2]
+def drawn_inputs(
+    drawer: InputDrawer,
+    *,
+    with_context: bool,
+    batch: int | None = None,
+    q_len: int | None = None,
+    k_len: int | None = None,
+) -> Inputs:
+    """Rows that attend to themselves, or `with_context` to others."""
+    if with_context:
+        return drawer.with_context(q_len, k_len, batch=batch)
+    return drawer.own_rows(q_len, batch=batch)
 
 
 def ask(
@@ -117,10 +73,9 @@ def ask(
 
 def inputs_for(subject: UserAttention, inputs: Inputs) -> Inputs:
     """The inputs in the subject's dtype, on its device."""
-    queries = inputs.queries.to(subject.device, subject.dtype)
-    return Inputs(
-        queries, *(None if t is None else t.to(subject.device, cast_dtype(t, subject.dtype)) for t in inputs[1:])
-    )
+    given = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
+    allowed, real = (None if t is None else t.to(subject.device) for t in (inputs.allowed, inputs.real))
+    return given._replace(allowed=allowed, real=real)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> Rows:
@@ -152,18 +107,18 @@ def make_scene(
 
 def core_scenes(subject: UserAttention, seed: int) -> Iterator[Scene]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
-    draw = Draw(subject, seed)
-    yield make_scene("core", "rows that attend to themselves", subject, draw.inputs(other=False))
+    draw = InputDrawer.of(subject, seed)
+    yield make_scene("core", "rows that attend to themselves", subject, drawn_inputs(draw, with_context=False))
     if subject.takes_context:
-        yield make_scene("core", "fewer queries than keys", subject, draw.inputs(other=True))
+        yield make_scene("core", "fewer queries than keys", subject, drawn_inputs(draw, with_context=True))
     elif subject.n_rows > 1:
-        yield make_scene("core", "other rows for each argument", subject, draw.inputs(other=True))
+        yield make_scene("core", "other rows for each argument", subject, drawn_inputs(draw, with_context=True))
 
 
 def mask_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
     """The same mask written in every form that is accepted, one scene each."""
-    draw = Draw(subject, seed)
-    inputs = draw.inputs(other=subject.takes_context)
+    draw = InputDrawer.of(subject, seed)
+    inputs = drawn_inputs(draw, with_context=subject.takes_context)
     inputs = inputs._replace(allowed=draw.allowed(inputs))
     for form in forms:
         wanted = inputs
@@ -179,8 +134,8 @@ def windows_scene(subject: UserAttention, seed: int, form: MaskForm) -> Scene | 
     """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
-    draw = Draw(subject, seed)
-    inputs = draw.inputs(other=subject.takes_context, batch=4)
+    draw = InputDrawer.of(subject, seed)
+    inputs = drawn_inputs(draw, with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
         return make_scene("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
@@ -190,8 +145,8 @@ def windows_scene(subject: UserAttention, seed: int, form: MaskForm) -> Scene | 
 
 def padding_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
     """Padding written in every form that is accepted, one scene each."""
-    draw = Draw(subject, seed)
-    inputs = draw.inputs(other=subject.takes_context)
+    draw = InputDrawer.of(subject, seed)
+    inputs = drawn_inputs(draw, with_context=subject.takes_context)
     holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
     for form in forms:
         padded = inputs._replace(real=right if form.kind == "lengths" else holes)
@@ -242,9 +197,9 @@ def with_own_weights(subject: UserAttention, probed: Probed, seed: int) -> Exami
         tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
         return Examined(subject, None, tensors)
     module = cast(randomised(module, seed), subject.dtype)
-    asked, forgetful = subject.of(module, subject.dtype), Anew(subject.of(module, subject.dtype), module)
+    asked, forgetful = subject.of(module, subject.dtype), FreshCopies(subject.of(module, subject.dtype), module)
     keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
-    plain = cast(copy.deepcopy(module), torch.float64, "cpu")
+    plain = cast_copy(module, torch.float64, "cpu")
     return Examined(forgetful if keeps_state else asked, plain, {}, keeps_state)
 
 
@@ -259,10 +214,10 @@ def _pristine(built: Built, probed: Probed) -> nn.Module | None:
         return built.module
 
 
-def _remembers_masks(subject: UserAttention, forgetful: Anew, seed: int) -> bool:
+def _remembers_masks(subject: UserAttention, forgetful: FreshCopies, seed: int) -> bool:
     """Whether the mask of one call is still there in the next one."""
-    draw = Draw(subject, seed)
-    inputs = draw.inputs(other=subject.takes_context)
+    draw = InputDrawer.of(subject, seed)
+    inputs = drawn_inputs(draw, with_context=subject.takes_context)
     for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
         is_padding = form in subject.padding_forms
         given = (
@@ -274,21 +229,17 @@ def _remembers_masks(subject: UserAttention, forgetful: Anew, seed: int) -> bool
         )
         how = {"padding": form} if is_padding else {"mask": form}
         try:
-            used = forgetful.inner.of(copy.deepcopy(forgetful.module), subject.dtype)
+            used = forgetful.unused()
             ask(used, first, **how)
-            second, alone = (_seeded(one, given, how) for one in (used, forgetful))
+            with seeded(0, subject.device):
+                second = ask(used, given, **how)
+            with seeded(0, subject.device):
+                alone = ask(forgetful, given, **how)
         except Exception:  # a form that these sizes do not fit
             continue
         if not torch.equal(second.nan_to_num(), alone.nan_to_num()):
             return True
     return False
-
-
-def _seeded(subject: UserAttention, inputs: Inputs, how: Mapping[str, MaskForm]) -> Tensor:
-    """An answer in which what is random is the same each time."""
-    with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        return ask(subject, inputs, **how)
 
 
 def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
@@ -318,30 +269,6 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
 def _is_gain(parameter: Tensor) -> bool:
     """Whether it is all ones, as the gain of a norm is before training, or a temperature."""
     return bool((parameter.detach() == 1).all())
-
-
-@dataclass(frozen=True)
-class Anew:
-    """A subject that forgets: every call asks a fresh copy."""
-
-    inner: UserAttention
-    module: nn.Module
-
-    def __getattr__(self, name: str) -> Any:
-        """What the subject has."""
-        return getattr(self.inner, name)
-
-    def __call__(
-        self,
-        inputs: Inputs,
-        *,
-        mask: MaskForm | None = None,
-        padding: MaskForm | None = None,
-        training: bool = False,
-    ) -> Answer:
-        """Asks a copy that has not been asked before."""
-        fresh = self.inner.of(copy.deepcopy(self.module), self.inner.dtype)
-        return fresh(inputs, mask=mask, padding=padding, training=training)
 
 
 # ----------------------------------------------------------------------------------------------------- two runs, watched
@@ -408,7 +335,10 @@ def runs_of(
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
     files = [] if subject.built.file is None else [subject.built.file]
-    asked = [Draw(subject, seed + number).inputs(other=other, q_len=q_len, k_len=k_len) for number in range(2)]
+    asked = [
+        drawn_inputs(InputDrawer.of(subject, seed + number), with_context=other, q_len=q_len, k_len=k_len)
+        for number in range(2)
+    ]
     first, second = (watch(partial(ask, subject, inputs), files)[1] for inputs in asked)
     if [_kind(op) for op in first] != [_kind(op) for op in second]:
         raise Unreadable

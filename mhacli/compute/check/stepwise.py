@@ -11,7 +11,7 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import float64_copy
+from mhacli.adapters.usercode.asker import FreshCopies, InputDrawer, float64_copy
 from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.operations import watch
@@ -41,7 +41,7 @@ from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import counts_of
 from mhacli.compute.check.diagnose import Diagnosis
 from mhacli.compute.check.hypotheses import Line, stages_with
-from mhacli.compute.check.inputs import TOLERANCE, Anew, Draw, Examined
+from mhacli.compute.check.inputs import TOLERANCE, Examined
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.results.check import Choice, Finding, Probe
 
@@ -92,7 +92,7 @@ class _Asker:
 def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
     """Prefill and single steps, token by token, and chunks, in each way of handing a cache on that works, until one gives what
     one call gives. Nothing where it takes no cache, or none that could be given."""
-    caller = examined.subject.inner if isinstance(examined.subject, Anew) else examined.subject
+    caller = examined.subject.inner if isinstance(examined.subject, FreshCopies) else examined.subject
     if (
         not isinstance(caller, Caller)
         or caller.mode == "cross"
@@ -101,7 +101,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     ):
         return Stepwise()
     caller = _unused(caller, stage)
-    rows = Draw(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
+    rows = InputDrawer.of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
     asker = _Asker(caller, rows, mask)
     found: list[tuple[StepConvention, list[Outcome]]] = []

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of
-from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.asker import InputDrawer
+from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, Sizes, UserAttention
 from mhacli.compute.user_trace.dataflow import KERNEL, Attention, Flow, Roles, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with
@@ -51,22 +52,16 @@ class Asked:
 
     def inputs(self, seed: int, dtype: torch.dtype, device: torch.device) -> Inputs:
         """Random rows of these sizes, the same for the same seed."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def rows(length: int, width: int) -> Tensor:
-            heads = () if self.n_heads is None else (self.n_heads,)
-            made = torch.randn(self.batch, *heads, length, width, generator=generator)
-            return made.to(device=device, dtype=dtype)
-
-        queries = rows(self.q_len, self.d_in)
         is_function = self.n_heads is not None
-        keys = rows(self.k_len, self.d_context) if self.takes_context or is_function else None
-        values = rows(self.k_len, self.d_context) if is_function else None
-        allowed = None
+        sizes = Sizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
+        drawer = InputDrawer(sizes, seed=seed, n_heads=self.n_heads, drawn_in=torch.float32, dtype=dtype, device=device)
+        has_keys = self.takes_context or is_function
+        inputs = drawer.with_context() if has_keys else Inputs(drawer.rows(self.q_len))
         if self.mask is not None:
             places = torch.arange(max(self.q_len, self.k_len), device=device)
             allowed = (places[: self.k_len] <= places[: self.q_len, None])[None, None]
-        return Inputs(queries, keys, values, allowed)
+            return inputs._replace(allowed=allowed)
+        return inputs
 
 
 def asked_of(subject: UserAttention, *, causal: bool) -> Asked:
@@ -161,19 +156,19 @@ _TWINS = (("kv_head", "head"), ("d_v", "d_head"), ("key", "query"), ("d_context"
 _SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "qkv", "kv", "qk_proj", "concat", "q", "k", "v")
 """Sites whose width is that of heads side by side, although it may be that of the model."""
 _FUSED = "(head+2·kv_head)·d_head"
-Sizes = Mapping[str, int]
+WordSizes = Mapping[str, int]
 """What each word came to in a run."""
 
 
 class Measured(NamedTuple):
     """A run: its words' sizes, the shape of what each place of the walk made there, and how often it was passed."""
 
-    sizes: Sizes
+    sizes: WordSizes
     shapes: Mapping[object, tuple[int, ...]]
     counts: Mapping[object, int]
 
 
-def sizes_of(flow: Flow, roles: Roles, asked: Sizes) -> Sizes:
+def sizes_of(flow: Flow, roles: Roles, asked: WordSizes) -> WordSizes:
     """The words that the run itself tells of, besides those that it was `asked` with: widths and counts of heads."""
     found = dict(asked)
     if not roles.attentions:
@@ -229,7 +224,7 @@ def _width_of_values(flow: Flow, one: Attention) -> int | None:
     return int(operation.inputs[2 if operation.name == KERNEL else -1].shape[-1])
 
 
-def _kv_heads(flow: Flow, roles: Roles, found: Sizes) -> int:
+def _kv_heads(flow: Flow, roles: Roles, found: WordSizes) -> int:
     """How many heads keys have, by how many numbers their projection makes, where that can be told."""
     n_heads, d_head = found.get("head", 0), found.get("d_head", 0)
     projections = [(index, site) for index, site in roles.sites.items() if site in ("k_proj", "kv", "qkv")]
@@ -292,7 +287,7 @@ def name_of(sizes: Sequence[int], runs: Sequence[Measured], words: Sequence[str]
     return "part" if len(runs) > 1 and len(set(sizes)) == 1 else "width"
 
 
-def _value(name: str, sizes: Sizes) -> float:
+def _value(name: str, sizes: WordSizes) -> float:
     """How large something is that has such a name."""
     if name == _FUSED:
         return float((sizes["head"] + 2 * sizes["kv_head"]) * sizes["d_head"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.asker import ask, fresh_copy
 from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
@@ -123,7 +123,7 @@ def walk_subject(
     raises.
     """
     asked = asked_of(subject, causal=request.causal)
-    fresh = _fresh(subject), _fresh(subject)
+    fresh = fresh_copy(subject), fresh_copy(subject)
     tell("calling")
     first = _pass(subject, asked, request.seed)
     passes = [first, *_others(fresh[0], asked, request, subjects, tell)]
@@ -138,27 +138,17 @@ def walk_subject(
     return replace(
         record,
         trace=steps_of(walked, values=values),
-        self_check=_check(first.answer.out, _answer(fresh[1], asked, request.seed).out),
+        self_check=_check(first.answer.out, _unwatched(fresh[1], asked, request.seed)),
     )
 
 
 # ------------------------------------------------------------------------------------------------------------ the calls
 
 
-def _fresh(subject: UserAttention) -> UserAttention:
-    """One that has not been called, so that what a call leaves behind does not reach the next; the same where it has no copy."""
-    try:
-        return subject.of(copy.deepcopy(subject.built.call), subject.dtype)
-    except Exception:  # what their objects raise when they are copied
-        return subject
-
-
-def _answer(subject: UserAttention, asked: Asked, seed: int) -> Answer:
-    """What it gives, everything that is random drawn from the seed."""
+def _unwatched(subject: UserAttention, asked: Asked, seed: int) -> Tensor:
+    """What it gives without being watched."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        return subject(inputs, mask=asked.mask)
+    return ask(subject, inputs, mask=asked.mask, seed=seed).out
 
 
 def _pass(subject: UserAttention, asked: Asked, seed: int) -> Pass:
@@ -177,12 +167,8 @@ def watched(
         subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
     )  # fmt: skip
 
-    def ask() -> Answer:
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(seed)
-            return subject(inputs, mask=mask, padding=padding)
-
-    answer, operations = watch(ask, _files(subject.built))
+    call = partial(ask, subject, inputs, mask=mask, padding=padding, seed=seed)
+    answer, operations = watch(call, _files(subject.built))
     given = _given(inputs, is_function=subject.is_function)
     names, parameters = _names(subject, operations, given, asked)
     flow = flow_of(operations, names, parameters)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.asker import InputDrawer, ask, copy_or_none, map_rows
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, UserAttention
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Probe
@@ -118,7 +119,6 @@ def told(name: str, message: str, value: float | None = None, ok: bool | None = 
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 _MOVES_16 = 2e-2
 _TIMED_S = 0.15
-_LARGEST_COPY = 100_000_000
 
 
 class Context:
@@ -132,13 +132,18 @@ class Context:
         self.subject, self.request, self.expects_causal = subject, request, expects_causal
         self.facts = Facts()
         self.stage: Callable[[], None] = lambda: None
-        self._pristine = _copied(subject.built.module)
-        self._generator = torch.Generator()
-        self.begin()
+        self._pristine = copy_or_none(subject.built.module)
+        self._drawer = InputDrawer(
+            subject.sizes,
+            seed=request.of.seed % 2**63,
+            n_heads=subject.n_heads if subject.is_function else None,
+            dtype=subject.dtype,
+            device=subject.device,
+        )
 
     def begin(self) -> None:
         """Starts the drawing of rows anew: each probe begins with the same ones."""
-        self._generator.manual_seed(self.request.of.seed % 2**63)
+        self._drawer.restart()
 
     @property
     def tolerance(self) -> float:
@@ -170,15 +175,7 @@ class Context:
         if of is None and self.facts.keeps_state and self._pristine is not None:
             asked = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
         self.stage()
-        if seed is None:
-            with torch.no_grad():
-                return asked(inputs, mask=mask, padding=padding, training=training)
-        devices = [asked.device] if asked.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad():
-            torch.manual_seed(seed) if devices else torch.default_generator.manual_seed(
-                seed
-            )  # which is ten times as quick
-            return asked(inputs, mask=mask, padding=padding, training=training)
+        return ask(asked, inputs, mask=mask, padding=padding, training=training, seed=seed)
 
     def fresh(self) -> nn.Module | None:
         """A copy of the module as it was before it was asked anything, None where there is none."""
@@ -193,55 +190,19 @@ class Context:
             found.append(time.perf_counter() - begun)
         return min(found)
 
-    def rows(self, *shape: int) -> Tensor:
-        """Standard normal numbers, the same in every run."""
-        drawn = torch.randn(shape, generator=self._generator, dtype=torch.float64)
-        return drawn.to(self.subject.device, self.subject.dtype)
-
     def square(self, length: int | None = None, *, batch: int | None = None, factor: float = 1.0) -> Inputs:
         """As many keys as queries: the queries' own rows, of a function q, k and v."""
-        length, batch = length or self.subject.sizes.q_len, batch or self.subject.sizes.batch
-        if self.subject.is_function:
-            return self._heads(batch, length, length, factor)
-        sizes = self.subject.sizes
-        queries = self.rows(batch, length, sizes.d_in) * factor
-        if sizes.d_in == sizes.d_context:
-            return Inputs(queries)
-        return Inputs(
-            queries, self.rows(batch, length, sizes.d_context) * factor
-        )  # which cannot be the queries' own rows
+        return _times(self._drawer.own_rows(length, batch=batch), factor)
 
-    def oblong(
-        self, q_len: int | None = None, k_len: int | None = None, *, batch: int | None = None, factor: float = 1.0
-    ) -> Inputs:
+    def oblong(self, k_len: int | None = None, *, factor: float = 1.0) -> Inputs:
         """Keys of their own, of another number than the queries."""
-        sizes = self.subject.sizes
-        q_len, k_len, batch = q_len or sizes.q_len, k_len or sizes.k_len, batch or sizes.batch
-        if self.subject.is_function:
-            return self._heads(batch, q_len, k_len, factor)
-        queries = self.rows(batch, q_len, sizes.d_in) * factor
-        return Inputs(queries, self.rows(batch, k_len, sizes.d_context) * factor)
-
-    def _heads(self, batch: int, q_len: int, k_len: int, factor: float) -> Inputs:
-        n_heads, width = self.subject.n_heads, self.subject.sizes.d_in
-        q, k, v = (self.rows(batch, n_heads, length, width) for length in (q_len, k_len, k_len))
-        return Inputs(q * factor, k * factor, v * factor)
+        return _times(self._drawer.with_context(k_len=k_len), factor)
 
     def replaced(
         self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0
     ) -> Inputs:
         """With the rows of some keys, and their values, drawn anew, or all of one number; of own rows the queries' too."""
-
-        def anew(rows: Tensor) -> Tensor:
-            shape = (*rows.shape[:-2], len(places), rows.shape[-1])
-            changed = rows.clone()
-            changed[..., list(places), :] = self.rows(*shape) * factor if by is None else by
-            return changed
-
-        if inputs.keys is None:
-            return inputs._replace(queries=anew(inputs.queries))
-        values = None if inputs.values is None else anew(inputs.values)
-        return inputs._replace(keys=anew(inputs.keys), values=values)
+        return self._drawer.replaced(inputs, places, by=by, factor=factor)
 
     def moves(self, before: Tensor, after: Tensor) -> bool:
         """Whether an output moved."""
@@ -253,14 +214,8 @@ class Context:
         return change.movedim(-2, 1).flatten(2).amax(2) > self.tolerance
 
 
-def _copied(module: nn.Module | None) -> nn.Module | None:
-    """A copy to begin from again; None where there is no module, or a huge one, or one that cannot be copied."""
-    if module is None or sum(parameter.numel() for parameter in module.parameters()) > _LARGEST_COPY:
-        return None
-    try:
-        return copy.deepcopy(module)
-    except Exception:  # whatever its author's __deepcopy__ raises
-        return None
+def _times(inputs: Inputs, factor: float) -> Inputs:
+    return map_rows(inputs, lambda rows: rows * factor)
 
 
 def changes(before: Tensor, after: Tensor) -> Tensor:

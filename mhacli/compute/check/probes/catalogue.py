@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import role_of, stated
-from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.user_attention import Built, Inputs, UserAttention
 from mhacli.compute.check.probes import Context, Facts, Question, Told, bad_numbers, first_line, relative, told
 from mhacli.compute.check.probes import masks as probing_masks
@@ -335,7 +335,7 @@ def _rounded(context: Context, dtype: torch.dtype) -> tuple[UserAttention | None
     if small is None:
         return None, None
     small = cast(small, dtype)
-    wide = cast(copy.deepcopy(small), torch.float64)
+    wide = cast_copy(small, torch.float64)
     return context.subject.of(small, dtype), context.subject.of(wide, torch.float64)
 
 
