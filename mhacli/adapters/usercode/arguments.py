@@ -162,7 +162,7 @@ MEANINGS: Final[Mapping[Role, str]] = {
     "scale": "1/√d_head",
     "temperature": "√d_head",
 }
-"""As what a name was understood whose value nobody gave, in a few words."""
+"""What each guessed role means, in a few words."""
 
 
 class Surroundings(NamedTuple):
@@ -172,7 +172,7 @@ class Surroundings(NamedTuple):
     device: str
 
 
-def guessed(roles: Set[Role], known: Mapping[Role, Any], around: Surroundings) -> dict[Role, Any]:
+def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: Surroundings) -> dict[Role, Any]:
     """A value for every role of `roles`, given those that are known."""
     sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and _is_size(value)})
     d_head = int(sizes["d_head"])
@@ -193,7 +193,7 @@ def guessed(roles: Set[Role], known: Mapping[Role, Any], around: Surroundings) -
     return {role: sizes[role] if role in SIZES else others[role] for role in roles if role in SIZES or role in others}
 
 
-def why(role: Role, around: Surroundings) -> str:
+def guess_reason(role: Role, around: Surroundings) -> str:
     """What a guess for the role rests on, in a few words."""
     return MEANINGS.get(role, "--causal" if around.causal else "no --causal")
 
@@ -224,7 +224,7 @@ def _sizes(roles: Set[Role], known: Mapping[Role, int]) -> dict[Role, int]:
 
 
 def _n_heads(known: Mapping[Role, int], width: int | None, is_grouped: bool) -> int:
-    """How many heads, where nobody says: three at least, odd, and unlike their width, as far as the known sizes let them."""
+    """How many heads, where nothing is given: three at least, odd, and unlike their width, as far as the known sizes let them."""
     n_kv_heads, d_head = known.get("n_kv_heads", 1), known.get("d_head")
     if width and d_head and width % d_head == 0 and width // d_head % n_kv_heads == 0:
         return width // d_head

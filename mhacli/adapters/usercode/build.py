@@ -19,12 +19,12 @@ from mhacli.adapters.usercode.arguments import (
     Surroundings,
     describe_parameters,
     describe_unknown,
-    guessed,
+    guess_reason,
+    guess_values,
     parameters_of,
     parse_value,
     require_known,
     role_of,
-    why,
 )
 from mhacli.adapters.usercode.asker import copied, seeded
 from mhacli.adapters.usercode.call.signature import ROWS, signature_of
@@ -35,7 +35,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest
 
 
-class _Words(NamedTuple):
+class _ConstructorCall(NamedTuple):
     """What a constructor is called with: what was given and guessed. `configs` are those among them that are configs, each
     with what was given for it, `guesses` what is guessed before it runs."""
 
@@ -197,10 +197,10 @@ def _built(
     target: Target,
     request: TargetRequest,
     given: Mapping[str, Any],
-    told: frozenset[str],
+    given_names: frozenset[str],
     earlier: tuple[Guess, ...] = (),
 ) -> Built:
-    """The class called with `given`, of which `told` are the user's and `earlier` were guessed before. Raises what the
+    """The class called with `given`, of which `given_names` are the user's and `earlier` were guessed before. Raises what the
     constructor raises."""
     parameters, around = parameters_of(target.thing), Surroundings(request.causal, request.device)
     words = _words(target.name, parameters, given, around)
@@ -219,7 +219,7 @@ def _built(
     def rebuild(changes: Mapping[str, Any]) -> Built:
         kept = {guess.name: guess.value for guess in guesses}
         left = tuple(guess for guess in guesses if guess.name not in changes)
-        return _built(asked, request, {**kept, **given, **changes}, told, left)
+        return _built(asked, request, {**kept, **given, **changes}, given_names, left)
 
     return Built(
         name=target.name,
@@ -227,7 +227,7 @@ def _built(
         call=made if callable(made) else made.forward,
         module=made if isinstance(made, nn.Module) else None,
         arguments=arguments,
-        given=told,
+        given=given_names,
         guesses=tuple(guesses),
         rebuild=rebuild,
         documentation=target.documentation,
@@ -251,8 +251,8 @@ def _of_what_came_back(target: Target, made: Any) -> Target:
     return Target(target.name, thing, source_file(thing) or target.file, documentation)
 
 
-def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: Surroundings) -> _Words:
-    """What the constructor is called with. Raises `MhaError` for names that it does not know, and for what nobody knows."""
+def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: Surroundings) -> _ConstructorCall:
+    """What the constructor is called with. Raises `MhaError` for names that it does not know, and for what has no usual name."""
     named = {p.name: p for p in parameters.named}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in _spread(given, named).items():
@@ -262,18 +262,18 @@ def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around:
         if dot:
             inner.setdefault(first, {})[rest] = value
     values = {name: value for name, value in given.items() if "." not in name and name not in inner}
-    known = _known(named, values, inner)
+    known = _known_roles(named, values, inner)
     required = [p for p in parameters.required if p.name not in values]
     configs = [p.name for p in required if _is_config(p)] + [n for n in inner if n not in values]
     open_parameters = [p for p in required if p.name not in configs]
     names = frozenset(named)
     roles = {p.name: role for p in open_parameters if (role := _role(p, names)) is not None}
     extra: set[Role] = {"n_kv_heads"} if configs else set()
-    guess = guessed({*roles.values(), *extra}, known, around)
+    guess = guess_values({*roles.values(), *extra}, known, around)
     unknown = [p.name for p in open_parameters if roles.get(p.name) not in guess]
     if unknown:
         raise describe_unknown(owner, unknown)
-    guesses = [Guess(name, guess[role], why(role, around)) for name, role in roles.items()]
+    guesses = [Guess(name, guess[role], guess_reason(role, around)) for name, role in roles.items()]
     guesses += _made_causal(parameters, values, around)
     values |= {one.name: one.value for one in guesses}
     settled = {**known, **{role: guess[role] for role in roles.values()}}
@@ -282,7 +282,7 @@ def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around:
         config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled, around)
         values[name] = config.config
         guesses += config.guesses
-    return _Words(values, {name: inner.get(name, {}) for name in dict.fromkeys(configs)}, guesses)
+    return _ConstructorCall(values, {name: inner.get(name, {}) for name in dict.fromkeys(configs)}, guesses)
 
 
 def _spread(given: Mapping[str, Any], named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _role(parameter: inspect.Parameter, names: frozenset[str]) -> Role | None:
     return role
 
 
-def _known(
+def _known_roles(
     named: Mapping[str, inspect.Parameter], values: Mapping[str, Any], inner: Mapping[str, Mapping[str, Any]]
 ) -> dict[Role, Any]:
     """What is settled of each role: by what was given, else by a default."""
@@ -397,7 +397,7 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class UnknownAttribute(AttributeError):
-    """A constructor read a name of a config that nobody gave and whose meaning is unknown."""
+    """A constructor read a name of a config that was not given and whose meaning is unknown."""
 
 
 class UnknownItem(KeyError):
@@ -503,11 +503,11 @@ def make_config(
         role = role_of(asked)
         if role is not None and role != "config":
             roles: set[Role] = {role, "n_kv_heads"}  # which other names are still to be read is not known
-            values = guessed(roles, known, around)
+            values = guess_values(roles, known, around)
             if role in values:
-                return Guess(asked, values[role], why(role, around))
+                return Guess(asked, values[role], guess_reason(role, around))
         if asked == "is_decoder":
-            return Guess(asked, around.causal, why("causal", around))
+            return Guess(asked, around.causal, guess_reason("causal", around))
         return Guess(asked, _SETTINGS[asked], "the usual setting") if asked in _SETTINGS else None
 
     return MadeConfig(GuessedConfig(name, given, guess), ())
@@ -536,11 +536,11 @@ def _instance(
     settled = dict(known) | {role: value for role, value in [*defaults, *own] if role is not None}
     open_parameters = [p for p in parameters.required if p.name not in given]
     roles = {role for p in open_parameters if (role := role_of(p.name)) is not None}
-    values = guessed(roles, settled, around)
+    values = guess_values(roles, settled, around)
     unknown = [p.name for p in open_parameters if role_of(p.name) not in values]
     if unknown:
         raise describe_unknown(name, [f"{name}.{one}" for one in unknown])
-    guesses = [Guess(f"{name}.{p.name}", values[role], why(role, around))
+    guesses = [Guess(f"{name}.{p.name}", values[role], guess_reason(role, around))
                for p in open_parameters if (role := role_of(p.name)) is not None]  # fmt: skip
     guesses += [
         Guess(f"{name}.{p.name}", True, "--causal")

@@ -101,14 +101,14 @@ _NO_CUDA: Final = re.compile(
 _TWO_DEVICES: Final = re.compile(r"Expected all tensors to be on the same device.*\bcuda\b", re.S)
 
 
-def lacks_cuda(said: str) -> bool:
+def lacks_cuda(text: str) -> bool:
     """Whether an exception says that CUDA was asked for where torch has no device for it."""
-    return _NO_CUDA.search(said) is not None
+    return _NO_CUDA.search(text) is not None
 
 
-def is_on_cuda(said: str) -> bool:
+def is_on_cuda(text: str) -> bool:
     """Whether an exception says that some tensors are on a CUDA device, and others are not."""
-    return _TWO_DEVICES.search(said) is not None
+    return _TWO_DEVICES.search(text) is not None
 
 
 def user_code_error(

@@ -62,7 +62,7 @@ class _WatchedOperation:
     place: _Origin
 
     def operation(self) -> Operation:
-        """As it is told."""
+        """What is reported of it."""
         return Operation(self.name, tuple(self.inputs), self.output, self.arguments, *self.place)
 
 
@@ -274,7 +274,7 @@ def arguments_of(
     An argument whose name is not known is called by its place, "0" for the first. Of operators with a number on the left, such
     as `1 - x`, that number is `input`. `None` is kept; what stands in lists of tensors is taken out of them.
     """
-    said = {_OLD_WORDS.get(key, key): value for key, value in keywords.items() if key != "_stacklevel"}
+    given = {_OLD_WORDS.get(key, key): value for key, value in keywords.items() if key != "_stacklevel"}
     named: dict[str, Any] = {}
     if name in _OF_SHAPES:
         rest = args[1:] if args and isinstance(args[0], Tensor) else args
@@ -284,7 +284,7 @@ def arguments_of(
         for place, value in enumerate(_in_order(name, func, args)):
             names = _PARAMETERS.get(name, "").split()
             named[names[place] if place < len(names) else str(place)] = value
-    named |= said
+    named |= given
     order = _PARAMETERS.get(name, "input").split()
     values = sorted(named.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     inputs = [tensor for key, value in values if key != "out" for tensor in _tensors_in(value)]
@@ -314,7 +314,7 @@ def _shape(word: str, rest: Sequence[Any]) -> dict[str, Any]:
 
 
 def _of_property(name: str, owner: Any) -> dict[str, Any]:
-    """The axes that `x.T` and `x.mT` exchange, which nobody wrote."""
+    """The axes that `x.T` and `x.mT` exchange, which no argument names."""
     is_property = name == "transpose" and getattr(owner, "__name__", "") in ("T", "mT", "H", "mH")
     return {"dim0": -2, "dim1": -1} if is_property else {}
 

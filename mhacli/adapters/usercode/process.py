@@ -133,7 +133,7 @@ class _Child(NamedTuple):
 
 @contextlib.contextmanager
 def _started(asked: bytes) -> Iterator[_Child]:
-    """The process, which has been told what it is to do. It is gone afterwards, with all that it started."""
+    """The process, with its job sent. It is ended afterwards, with all that it started."""
     with contextlib.ExitStack() as stack:
         output, dump = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         printed = _Printed(output)
@@ -151,7 +151,7 @@ def _started(asked: bytes) -> Iterator[_Child]:
         try:
             hears.close()
             tells.close()
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is told later
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, which is reported later
                 _write(asks.fileno(), asked)
             yield _Child(process, answers.fileno(), printed, dump)
         finally:
@@ -176,7 +176,7 @@ def _write(fd: int, message: bytes) -> None:
 
 
 class _Answers:
-    """The answers of a process, taken apart as they come: a line of JSON each, and behind it as many bytes as it says.
+    """The answers of a process, parsed as they come: a line of JSON each, and behind it as many bytes as it says.
 
     `what` is the stage that the process is at."""
 
@@ -320,7 +320,7 @@ class StageReporter:
 def guard(asked: int) -> None:
     """Leaves a process that ends this one, and all that it starts, when whoever asked has gone, however that went.
 
-    A thread could not: native code of theirs may hold the interpreter for ever. It is nobody's child, so that no code of theirs
+    A thread could not: native code of theirs may hold the interpreter for ever. It is no child of ours, so that no code of theirs
     that waits for its own children waits for it.
     """
     between = os.fork()
@@ -335,7 +335,7 @@ def guard(asked: int) -> None:
 
 
 def load_job(job: str) -> Job:
-    """The job, after torch, whose own complaints are nobody's."""
+    """The job, after torch is loaded without its warnings."""
     from mhacli.io.memory import keep_what_is_loaded, uncollected
     from mhacli.text.tokenizers.file import silent_stderr
 

@@ -53,7 +53,7 @@ class _Role(NamedTuple):
 
 
 def projection_readings(parts: Sequence[Part], widths: Widths) -> Iterator[ProjectionReading]:
-    """Every reading, the most natural first. None where queries, keys and values cannot be told."""
+    """Every reading, the most natural first. None where queries, keys and values cannot be distinguished."""
     for sources, outputs in _assignments(tuple(parts), widths):
         for roles in product(*sources):
             flat = {role.letter: role for group in roles for role in group}
@@ -98,8 +98,8 @@ def _roles(group: tuple[Part, ...], widths: Widths) -> Iterator[tuple[_Role, ...
     letters, is_named = first.letters.rstrip("?"), not first.letters.endswith("?")
     if len(letters) == 1:
         for projection, choices in _singles(group, letters, widths):
-            said = choices if is_named else (*choices, Choice("unnamed", f"{first.name} makes the {_NAMES[letters]}"))
-            yield (_Role(letters, projection, tuple(part.name for part in group), said),)
+            notes = choices if is_named else (*choices, Choice("unnamed", f"{first.name} makes the {_NAMES[letters]}"))
+            yield (_Role(letters, projection, tuple(part.name for part in group), notes),)
     elif len(group) == 1:
         yield from _fused(first, letters, is_named, widths)
     elif all(part.number is not None and part.weight.ndim == 2 for part in group):
@@ -162,10 +162,10 @@ def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, 
 def _fused(part: Part, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
     """The projections that lie in one matrix, by every order and layout that is left open."""
     if part.weight.ndim == 3 and part.weight.shape[0] == len(letters):
-        said = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
+        notes = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
         biases = [None] * len(letters) if part.bias is None else list(part.bias.reshape(len(letters), -1))
         for pieces in (list(part.weight), [weight.mT for weight in part.weight]):
-            yield from _ordered(part, letters, is_named, pieces, biases, said)
+            yield from _ordered(part, letters, is_named, pieces, biases, notes)
         return
     for matrix, applied in _matrices(part, widths, letters[0]):
         for shared, layout in product(_widths_of_fused(matrix, letters, widths), _LAYOUTS):
@@ -194,12 +194,14 @@ def _fused_per_head(group: tuple[Part, ...], letters: str, widths: Widths) -> It
         return
     cut = [one[0].chunk(len(letters)) for one in matrices if one is not None]
     biases = [None if part.bias is None else part.bias.chunk(len(letters)) for part in ordered]
-    said, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
+    notes, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
     made = []
     for place, letter in enumerate(letters):
         own = [bias[place] for bias in biases if bias is not None]
         bias = torch.cat(own) if len(own) == len(ordered) else None
-        made.append(_Role(letter, Projection(torch.cat([pieces[place] for pieces in cut]), bias), names, said, letters))
+        made.append(
+            _Role(letter, Projection(torch.cat([pieces[place] for pieces in cut]), bias), names, notes, letters)
+        )
     yield tuple(made)
 
 
@@ -215,14 +217,14 @@ def _ordered(
     is_named: bool,
     pieces: Sequence[Tensor],
     biases: Sequence[Tensor | None],
-    said: tuple[Choice, ...],
+    notes: tuple[Choice, ...],
 ) -> Iterator[tuple[_Role, ...]]:
     """The pieces as the letters that the name says, or where it says none as any."""
     orders = [tuple(letters)] if is_named else list(permutations(letters))
     for order in orders:
         choice = () if is_named else (Choice("fused-order", f"{part.name} holds {', '.join(order)} in this order"),)
         yield tuple(
-            _Role(letter, Projection(piece, bias), (part.name,), (*said, *choice), letters if is_named else None)
+            _Role(letter, Projection(piece, bias), (part.name,), (*notes, *choice), letters if is_named else None)
             for letter, piece, bias in zip(order, pieces, biases, strict=True)
         )
 
@@ -301,12 +303,12 @@ def _with_outputs(
             if q.weight.shape[0] % widths.n_heads or v.weight.shape[0] % n_kv:
                 continue
             used = (*roles["q"].names, *roles["k"].names, *roles["v"].names, *(() if output is None else output.names))
-            said = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
+            notes = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
             yield ProjectionReading(
                 Projections(q, k, v, out),
                 widths.n_heads,
                 n_kv,
-                tuple(dict.fromkeys(said)),
+                tuple(dict.fromkeys(notes)),
                 roles["q"].order,
                 tuple(dict.fromkeys(used)),
                 tuple(part.name for part in parts if part.name not in used),
@@ -330,7 +332,7 @@ def _kv_heads(q: Projection, k: Projection, widths: Widths) -> Iterator[int]:
 
 
 Orientation = Literal["out-in", "in-out", "free"]
-"""How a matrix is applied: `x Wᵀ` as nn.Linear does, `x W` as Conv1D does, or nobody knows."""
+"""How a matrix is applied: `x Wᵀ` as nn.Linear does, `x W` as Conv1D does, or unknown."""
 
 _WORDS = {
     "q": "toqueries wquery q query queries querys wq qs qry fcq qproj qlin queryproj",

@@ -21,13 +21,13 @@ from mhacli.adapters.usercode.call.convention import (
     call_with,
     leaves,
     make_argument,
-    nothing_hidden,
+    open_mask,
     output_in,
     output_of,
     part_at,
     parts_of,
     rearranged,
-    written,
+    write_mask,
 )
 from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import Parameter, call_role, called_function, signature_of, source_of
@@ -57,7 +57,7 @@ class StepConvention:
     number, a tensor of one number, or the positions of its rows with none, one or all axes of the batch. `switches` are set to
     True.
     `is_table_whole`: rotations are given for all positions, not those of the step alone. `mask` is the form in which a step is
-    told what it may see, `is_mask_whole`: for all the keys that a cache has room for, not those that it has seen."""
+    given what it may see, `is_mask_whole`: for all the keys that a cache has room for, not those that it has seen."""
 
     caller: Caller
     sizes: CacheSizes
@@ -120,13 +120,13 @@ class StepConvention:
         """The masks of a step: its own rows of the causal one, and of those that are required besides such as hide nothing."""
         sides, dtype, device = setting.sides, setting.dtype, setting.device
         masks: dict[str, Any] = {
-            name: None if form is None else nothing_hidden(form, sides, device, dtype)
+            name: None if form is None else open_mask(form, sides, device, dtype)
             for name, form in self.caller.convention.idle
         }
         if self.mask is not None:
             k_len = self.sizes.length if self.is_mask_whole else end
             keep = torch.ones(end - start, k_len, dtype=torch.bool, device=device).tril(start)[None, None]
-            masks[self.mask.parameter] = written(self.mask, keep, None, sides._replace(k_len=k_len), dtype)
+            masks[self.mask.parameter] = write_mask(self.mask, keep, None, sides._replace(k_len=k_len), dtype)
         return masks
 
     def _rotations(self, setting: CallSetting, start: int, end: int) -> dict[str, Any]:

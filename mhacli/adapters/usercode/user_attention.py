@@ -14,7 +14,7 @@ from mhacli.results.check import Mode
 
 
 class Guess(NamedTuple):
-    """An argument that nobody gave: its `name`, the `value` that was taken, and `why`, in a few words."""
+    """An argument that was not given: its `name`, the `value` that was taken, and `why`, in a few words."""
 
     name: str
     value: object

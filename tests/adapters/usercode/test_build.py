@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mhacli.adapters.usercode.arguments import SPELLINGS, Role, Surroundings, guessed, parse_value, role_of, stated
+from mhacli.adapters.usercode.arguments import SPELLINGS, Role, Surroundings, guess_values, parse_value, role_of, stated
 from mhacli.adapters.usercode.build import GuessedConfig, build
 from mhacli.adapters.usercode.target import Target
 from mhacli.adapters.usercode.user_attention import Built
@@ -119,7 +119,7 @@ def test_no_spelling_stands_for_two_things() -> None:
 def test_guesses_are_consistent_with_each_other_and_with_one_size_that_was_given(
     roles: Set[Role], known: Mapping[Role, int]
 ) -> None:
-    found = {**guessed(roles - known.keys(), known, HERE), **known}
+    found = {**guess_values(roles - known.keys(), known, HERE), **known}
     assert found.keys() >= roles
     assert all(isinstance(size, int) and size > 0 for size in found.values())
     if {"d_model", "n_heads"} <= found.keys():
@@ -135,12 +135,12 @@ def test_guesses_are_consistent_with_each_other_and_with_one_size_that_was_given
 
 def test_free_sizes_tell_axes_apart() -> None:
     every: set[Role] = {"d_model", "n_heads", "d_head", "context_length"}
-    free = guessed(every, {}, HERE)
+    free = guess_values(every, {}, HERE)
     assert len(set(free.values())) == len(free)
     assert free["n_heads"] >= 3
     assert free["n_heads"] % 2 == 1
     assert free["d_head"] % 2 == 0
-    grouped = guessed({*every, "n_kv_heads"}, {}, HERE)
+    grouped = guess_values({*every, "n_kv_heads"}, {}, HERE)
     group = grouped["n_heads"] // grouped["n_kv_heads"]
     assert len({*grouped.values(), group}) == len(grouped) + 1
     assert 1 < grouped["n_kv_heads"] < grouped["n_heads"]
@@ -168,7 +168,7 @@ def test_free_sizes_tell_axes_apart() -> None:
     ],
 )
 def test_a_guess_fits_what_was_given(known: Mapping[Role, int], asked: Role, value: int) -> None:
-    assert guessed({asked}, known, HERE)[asked] == value
+    assert guess_values({asked}, known, HERE)[asked] == value
 
 
 # --------------------------------------------------------------------------------------------------- what is guessed

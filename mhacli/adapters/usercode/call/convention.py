@@ -76,7 +76,7 @@ class CallMasks(NamedTuple):
 
 
 NO_PATH = ResultPath((), ())
-"""Where the output of a way is that nobody has tried yet."""
+"""Where the output of a convention is that was never tried."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, for
     masks: dict[str, Any] = {}
     sides, device, dtype = setting.sides, setting.device, setting.dtype
     for name, form in convention.idle:
-        masks[name] = None if form is None else nothing_hidden(form, sides, device, dtype)
+        masks[name] = None if form is None else open_mask(form, sides, device, dtype)
     mask, padding = forms.mask, forms.padding
     allowed = None if inputs.allowed is None else inputs.allowed.to(device)
     real = None if inputs.real is None else inputs.real.to(device)
@@ -232,14 +232,14 @@ def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, for
         raise ValueError("inputs.real must come with the form of a padding mask, got none")
     both = allowed is not None and real is not None
     if both and mask is not None and padding is not None and mask.parameter == padding.parameter:
-        return masks | {mask.parameter: written(mask, allowed, real, sides, dtype)}
+        return masks | {mask.parameter: write_mask(mask, allowed, real, sides, dtype)}
     if allowed is not None and mask is not None:
-        masks[mask.parameter] = written(mask, allowed, None, sides, dtype)
+        masks[mask.parameter] = write_mask(mask, allowed, None, sides, dtype)
     if real is not None and padding is not None:
         everywhere = None
         if (padding.parameter, padding.axes) in convention.spread:
             everywhere = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
-        masks[padding.parameter] = written(padding, everywhere, real, sides, dtype)
+        masks[padding.parameter] = write_mask(padding, everywhere, real, sides, dtype)
     return masks
 
 
@@ -291,7 +291,7 @@ class CallSetting(NamedTuple):
 def recipe_for(
     parameter: Parameter, *, n_heads: int, d_head: int, d_model: int, causal: bool, variant: int
 ) -> ArgumentRecipe | None:
-    """How to make an argument that is required; None where nobody knows what it is."""
+    """How to make an argument that is required; None where its meaning is unknown."""
     name, role = parameter.name, parameter.role
     numbers = {"heads": n_heads, "d_head": d_head, "d_model": d_model, "scale": d_head**-0.5, "dropout": 0.0}
     if role in numbers:
@@ -395,7 +395,7 @@ def weights_for(
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-def written(
+def write_mask(
     form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: AxisSizes, dtype: torch.dtype
 ) -> Tensor:
     """A mask in that form. `allowed` bool `[batch or 1, 1, query, key]`, `real` bool `[batch, key]`, or both, True = keep.
@@ -440,12 +440,12 @@ def _lengths(real: Tensor | None, sides: AxisSizes) -> Tensor:
     return counts
 
 
-def nothing_hidden(form: MaskForm, sides: AxisSizes, device: torch.device, dtype: torch.dtype) -> Tensor:
+def open_mask(form: MaskForm, sides: AxisSizes, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The mask in that form that lets every query attend to every key."""
     everything = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
     if form.kind == "lengths":
         return _lengths(None, sides).to(device)
-    return written(form, everything, None, sides, dtype)
+    return write_mask(form, everything, None, sides, dtype)
 
 
 # -------------------------------------------------------------------------------------------------------------- results

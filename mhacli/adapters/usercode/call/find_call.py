@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import parse_value, role_of
 from mhacli.adapters.usercode.asker import float64_copy, map_rows
 from mhacli.adapters.usercode.call.convention import (
-    ArgumentRecipe,
     CallConvention,
     CallMasks,
     CallSetting,
@@ -26,7 +25,7 @@ from mhacli.adapters.usercode.call.convention import (
     tensor_at,
 )
 from mhacli.adapters.usercode.call.masks import MaskedTrial, masks_by_mode, modes_of, with_masks
-from mhacli.adapters.usercode.call.signature import Axes, CallRole, Parameter, Signature, known_of, signature_of
+from mhacli.adapters.usercode.call.signature import Axes, CallRole, Parameter, Signature, known_sizes, signature_of
 from mhacli.adapters.usercode.call.trials import (
     CallFacts,
     FailedTrial,
@@ -36,7 +35,6 @@ from mhacli.adapters.usercode.call.trials import (
     find_trial,
     is_lazy,
     stated_rows,
-    without,
 )
 from mhacli.adapters.usercode.errors import is_on_cuda, lacks_cuda, shortened
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Sizes
@@ -118,7 +116,7 @@ def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner
     """What is known of the call, where it is tried, and a first way that works."""
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
-    call = CallFacts(built, signature_of(built.call), known_of(built), fixed, request.causal, request.seed)
+    call = CallFacts(built, signature_of(built.call), known_sizes(built), fixed, request.causal, request.seed)
     call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
     runner = TrialRunner(built, device, request.seed)
     refuse_unknown(call)
@@ -166,15 +164,15 @@ def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
         and not runner.is_slow
         and not keeps_sequences_apart(runner, trial)
     ):
-        turned = replace(trial, convention=replace(trial.convention, axes=("row", "batch", "width")))
-        found = runner.located(turned)
+        turned = trial.changed(axes=("row", "batch", "width"))
+        found = runner.with_output(turned)
         if found is not None and keeps_sequences_apart(runner, found):
             trial = found
     optional = [slot for slot in trial.convention.slots if slot.part != "queries" and not slot.required]
     if optional and not runner.is_slow and not context_matters(runner, trial):
-        alone = without(trial, (slot for slot in trial.convention.slots if slot not in optional))
+        alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in optional))
         same = alone.lengths._replace(k_len=alone.lengths.q_len)
-        trial = runner.located(replace(alone, lengths=same)) or trial
+        trial = runner.with_output(replace(alone, lengths=same)) or trial
     return trial
 
 
@@ -210,11 +208,8 @@ def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     if not call.causal:
         return trial
     for parameter in call.free(*call.signature.of_role("causal")):
-        others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != parameter.name)
-        extras = (*others, ArgumentRecipe(parameter.name, "literal", True))
-        found = runner.located(
-            replace(trial, convention=replace(trial.convention, extras=extras, causal_by=parameter.name))
-        )
+        switched = trial.with_values({parameter.name: True})
+        found = runner.with_output(switched.changed(causal_by=parameter.name))
         if found is not None:
             return found
     return trial
@@ -222,21 +217,13 @@ def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
 
 def _with_pattern(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial with the switches that bring the pattern, of each head by preference, where the output stays what it was."""
-    switches = [ArgumentRecipe(p.name, "literal", True) for p in call.free(*call.signature.of_role("pattern"))]
-    means = [ArgumentRecipe(p.name, "literal", False) for p in call.free(*call.signature.of_role("mean"))]
+    switches = {parameter.name: True for parameter in call.free(*call.signature.of_role("pattern"))}
+    means = {parameter.name: False for parameter in call.free(*call.signature.of_role("mean"))}
     before = runner.answer(trial, runner.rows(trial)) if switches or means else None
-    for chosen in ([*switches, *means], switches, means) if before is not None else ():
-        names = {recipe.parameter for recipe in chosen}
-        kept = tuple(recipe for recipe in trial.convention.extras if recipe.parameter not in names)
-        found = (
-            runner.located(replace(trial, convention=replace(trial.convention, extras=(*kept, *chosen))))
-            if chosen
-            else None
-        )
-        if found is None or found.convention.pattern is None or before is None:
-            continue
-        after = runner.answer(found, runner.rows(found))
-        if after is not None and close(before.out, after.out):
+    for values in filter(None, ({**switches, **means}, switches, means)):
+        found = None if before is None else runner.with_output(trial.with_values(values))
+        after = None if found is None or found.convention.pattern is None else runner.answer(found, runner.rows(found))
+        if found is not None and before is not None and after is not None and close(before.out, after.out):
             return found
     return trial
 
@@ -308,7 +295,7 @@ _SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|ein
 
 
 def refuse_unknown(call: CallFacts) -> None:
-    """Raises MhaError for required parameters whose meaning nobody knows, and for a given one that there is none of."""
+    """Raises MhaError for required parameters whose meaning is unknown, and for a given one that does not exist."""
     names = [parameter.name for parameter in call.signature.parameters]
     for name in call.fixed:
         if name not in names and not call.signature.takes_any and call.signature.known:
@@ -343,7 +330,7 @@ def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial])
 
 
 def _short(failure: FailedTrial) -> str:
-    """What was said, and the line, no longer than some two lines of a terminal."""
+    """The exception and its line, no longer than some two lines of a terminal."""
     where = f" (line {failure.line[0]}: {shortened(failure.line[1], _MOST_SOURCE)})" if failure.line else ""
     return shortened(failure.message, _MOST_SAID) + where
 
@@ -442,9 +429,7 @@ def _is_idle_switch(parameter: Parameter, runner: TrialRunner, trial: Trial) -> 
     """Whether it is a switch that may stand either way."""
     if not isinstance(parameter.default, bool) or runner.is_slow:
         return False
-    turned = ArgumentRecipe(parameter.name, "literal", not parameter.default)
-    others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != parameter.name)
-    found = runner.located(replace(trial, convention=replace(trial.convention, extras=(*others, turned))))
+    found = runner.with_output(trial.with_values({parameter.name: not parameter.default}))
     if found is None:
         return False
     rows = runner.rows(trial)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.asker import map_rows
-from mhacli.adapters.usercode.call.convention import PATTERN_AXES, ArgumentRecipe, CallMasks
+from mhacli.adapters.usercode.call.convention import PATTERN_AXES, CallMasks
 from mhacli.adapters.usercode.call.signature import MASKS, Axes, Parameter, documented_meaning
-from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms, without
+from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, MaskKind, MaskMeaning
 from mhacli.results.check import Mode
 
@@ -57,9 +57,9 @@ def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Tria
     if not others or any(slot.required for slot in others):
         return ((None, trial),)
     always = tuple(slot._replace(required=True) for slot in trial.convention.slots)
-    crossed = replace(trial, convention=replace(trial.convention, slots=always))
-    alone = without(trial, (slot for slot in trial.convention.slots if slot not in others))
-    found = runner.located(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
+    crossed = trial.changed(slots=always)
+    alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in others))
+    found = runner.with_output(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
     if found is None or not _looks_at_others(runner, found):
         return ((None, crossed),)
     return (("self", found), ("cross", crossed))
@@ -90,16 +90,14 @@ def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTria
     masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     any_masks = call.free(*call.signature.of_role(*MASKS))
     if not masks and not paddings and any_masks and trial.convention.causal_by is not None:
-        search = MaskSearch(
-            runner, replace(trial, convention=replace(trial.convention, causal_yields=True)), call.built.documentation
-        )
+        search = MaskSearch(runner, trial.changed(causal_yields=True), call.built.documentation)
         masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     trial = search.trial
     best = {form.parameter: form for form in reversed((*masks, *paddings))} | {
         form.parameter: form for form in reversed(masks)
     }
     idle = tuple((name, form if form is None else best.get(name, form)) for name, form in trial.convention.idle)
-    trial = replace(trial, convention=replace(trial.convention, idle=idle))
+    trial = trial.changed(idle=idle)
     return MaskedTrial(trial, masks, paddings, frozenset(search.acting))
 
 
@@ -118,7 +116,7 @@ def masks_by_mode(
     """The masks of each mode: those that act in it, and those that act in no mode and are of its rows.
 
     A mask that changes nothing may want another argument beside it, so it is tried with the other masks given, open, and with
-    the switches on that speak of masks, before it is said to be idle.
+    the switches on that speak of masks, before it counts as idle.
     """
     found = dict(found)
     acting = frozenset().union(*(one.acting for one in found.values()))
@@ -180,15 +178,13 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
     """The trial with each other mask given, open, and with each switch of masks on, as far as it bears that."""
     switches = [p for p in call.free(*call.signature.of_role("off", "causal")) if "mask" in p.name.lower()]
     for switch in switches:
-        others = tuple(recipe for recipe in trial.convention.extras if recipe.parameter != switch.name)
-        extras = (*others, ArgumentRecipe(switch.name, "literal", True))
-        found = runner.located(replace(trial, convention=replace(trial.convention, extras=extras)))
+        found = runner.with_output(trial.with_values({switch.name: True}))
         if found is not None:
             yield found
     for other in call.free(*call.signature.of_role("mask", "padding")):
         for form in _open_forms(other, batched=trial.convention.batched) if other.name != name else ():
             idle = (*(pair for pair in trial.convention.idle if pair[0] != other.name), (other.name, form))
-            found = runner.located(replace(trial, convention=replace(trial.convention, idle=idle)))
+            found = runner.with_output(trial.changed(idle=idle))
             if found is not None:
                 yield found
                 break
@@ -350,7 +346,7 @@ _LIKELY: tuple[MaskKind, ...] = ("lengths", "bool", "01", "whole", "additive")
 
 
 class TriedForm(NamedTuple):
-    """What an experiment told of a form: whether it was accepted, whether what it hides had no influence while the rest had
+    """What an experiment showed of a form: whether it was accepted, whether what it hides had no influence while the rest had
     (`hides`), and whether the output was finite."""
 
     form: MaskForm
@@ -377,7 +373,7 @@ def padding_axes(*, batched: bool, batch_second: bool) -> tuple[Axes, ...]:
 
 
 def usual_meaning(parameter: str, role: str) -> MaskMeaning:
-    """What True most often stands for in a mask of that name, where nobody says it: torch's padding masks hide, others keep."""
+    """What True most often stands for in a mask of that name, unless stated: torch's padding masks hide, others keep."""
     name = parameter.lower()
     hides = role == "padding" and "pad" in name and "non" not in name
     return "hide" if hides or "ignore" in name or "is_masked" in name or name.startswith("block") else "keep"
@@ -396,12 +392,12 @@ def rank_forms(tried: list[TriedForm], parameter: Parameter, documentation: str)
 
     def rank(form: MaskForm) -> tuple[object, ...]:
         written_so = (form.kind, form.true_means)
-        told = form.true_means == stated if stated else written_so in seen
+        agrees = form.true_means == stated if stated else written_so in seen
         return (
             form.kind not in KINDS if stated_fails else not any(kind == form.kind for kind, _ in seen),
             axes_found.index(form.axes),
             _LIKELY.index(form.kind),
-            not told,
+            not agrees,
             written_so not in finite,
             form.true_means != custom,
         )

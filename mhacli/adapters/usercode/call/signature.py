@@ -421,7 +421,7 @@ class TrialLengths(NamedTuple):
     k_len: int
 
 
-def known_of(built: Built) -> KnownSizes:
+def known_sizes(built: Built) -> KnownSizes:
     """What the arguments and the parameters tell."""
     numbers = dict(_numbers(built.arguments))
     shapes = _shapes(built.module)
@@ -512,15 +512,15 @@ def _unique(numbers: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def lengths_to_try(known: KnownSizes, *, apart: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
-    """The sizes of experiments, the most telling first: with keys of another number than queries where they may be (`apart`),
-    then of the same, then those that the limits say, then even ones."""
+def lengths_to_try(known: KnownSizes, *, separate_keys: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
+    """The sizes of experiments, the most telling first: with keys of another number than queries where keys may be other rows
+    (`separate_keys`), then of the same, then those that the limits say, then even ones."""
     limit = min(known.limits, default=None)
     batch = _pick((3, 4, 6), known.taken, None)
     q_len = _pick((5, 7, 9, 6), known.taken | {batch}, limit)
     k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), known.taken | {batch, q_len}, limit)
     same = _pick((7, 5, 9, 6, 4, 3, 2), known.taken | {batch}, limit)
-    found = [TrialLengths(batch, q_len, k_len)] if apart and q_len != k_len else []
+    found = [TrialLengths(batch, q_len, k_len)] if separate_keys and q_len != k_len else []
     found.append(TrialLengths(batch, same, same))
     for exact in _unique(
         [*hinted, *sorted(known.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
@@ -543,14 +543,16 @@ _WIDTH_ERRORS = (
 
 
 def widths_in_errors(errors: Iterable[str]) -> list[int]:
-    """The widths that errors of torch said were wanted."""
-    return _told(errors, _WIDTH_ERRORS)
+    """The widths that errors of torch ask for."""
+    return _numbers_in(errors, _WIDTH_ERRORS)
 
 
 def lengths_in_errors(errors: Iterable[str]) -> list[int]:
     """Numbers in errors that may be the length that is wanted: sizes that were there, and those that an author names."""
-    return [number for number in _told(errors, (r"(?<![\w.])(\d+)(?![\w.])",)) if 3 < number <= _LONGEST][:_MOST_HINTS]
+    return [number for number in _numbers_in(errors, (r"(?<![\w.])(\d+)(?![\w.])",)) if 3 < number <= _LONGEST][
+        :_MOST_HINTS
+    ]
 
 
-def _told(errors: Iterable[str], patterns: Iterable[str]) -> list[int]:
+def _numbers_in(errors: Iterable[str], patterns: Iterable[str]) -> list[int]:
     return _unique(int(match[1]) for error in errors for pattern in patterns for match in re.finditer(pattern, error))

@@ -101,7 +101,7 @@ class CallFacts:
 
 
 def find_trial(call: CallFacts, runner: TrialRunner) -> Trial | None:
-    """A trial that works, with the places of its output and pattern; None where none does: the laboratory has the failures."""
+    """A trial that works, with the places of its output and pattern; None where none does: the runner has the failures."""
     arities = _arities(call)
     three = len(arities[0]) == 3 and {slot.part for slot in arities[0]} == {"queries", "keys", "values"}
     may_be_cut = three and not call.has_weights
@@ -121,7 +121,7 @@ def find_trial(call: CallFacts, runner: TrialRunner) -> Trial | None:
 
 @dataclass(frozen=True)
 class ErrorHints:
-    """Widths and lengths that errors told."""
+    """Widths and lengths that errors name."""
 
     widths: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
@@ -303,7 +303,7 @@ def _in_layout(
     call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: Axes, widths: list[int | None]
 ) -> Trial | None:
     """The first trial with rows in that order of axes that gives an output."""
-    lengths = lengths_to_try(call.known, apart=True)[:2]
+    lengths = lengths_to_try(call.known, separate_keys=True)[:2]
     wide = list(dict.fromkeys(width for width in widths if width))
     trials = _trials(call, [slots], [(0.0, axes)], wide, lengths, is_function=True)
     return _first(runner, trials, 6 if not _has_required_mask(call) else 24)
@@ -317,8 +317,8 @@ def _of_rows(
     call: CallFacts, runner: TrialRunner, arities: list[tuple[RowArgument, ...]], hints: ErrorHints
 ) -> Trial | None:
     widths = list(dict.fromkeys([*hints.widths, *call.known.widths])) or [_free_width(call)]
-    apart = any(len(slots) > 1 for slots in arities)
-    lengths = lengths_to_try(call.known, apart=apart, hinted=hints.lengths)
+    separate_keys = any(len(slots) > 1 for slots in arities)
+    lengths = lengths_to_try(call.known, separate_keys=separate_keys, hinted=hints.lengths)
     trials = _trials(call, arities, _layouts(call, _ROW_LAYOUTS), widths[:4], lengths, is_function=False)
     return _first(runner, trials, MAX_TRIALS if hints == ErrorHints() else MAX_TRIALS // 2)
 
@@ -332,7 +332,7 @@ def _first(runner: TrialRunner, trials: Iterable[Trial], most: int) -> Trial | N
     for n, trial in enumerate(trials):
         if n >= most or (runner.is_slow and n >= 12):
             return None
-        found = runner.located(trial)
+        found = runner.with_output(trial)
         if found is not None:
             return found
     return None
@@ -345,7 +345,7 @@ LENGTHS: Axes = ("batch",)
 
 
 def required_forms(parameter: Parameter, *, batched: bool) -> tuple[MaskForm | None, ...]:
-    """What is tried for a mask that is required while nobody knows its form: nothing at all, then masks that allow everything."""
+    """What is tried for a mask that is required while its form is unknown: nothing at all, then masks that allow everything."""
     name = parameter.name
     wide: list[tuple[Axes, MaskKind]] = [
         (PATTERN_AXES, "bool"), (("query", "key"), "bool"), (PATTERN_AXES, "additive"), (("batch", "query", "key"), "bool"),
@@ -379,7 +379,7 @@ _MAX_COPIED = 4_000_000
 
 
 class FailedTrial(NamedTuple):
-    """A way that did not work: how it was called, what was said, and at which line of the author's, `(15, "z = q @ k")`."""
+    """A way that did not work: how it was called, the exception, and the line of the author's, `(15, "z = q @ k")`."""
 
     described: str
     message: str
@@ -387,14 +387,14 @@ class FailedTrial(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """What was said, with the line."""
+        """The exception with its line."""
         return self.message + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A way with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more than
-    those of the way, that it accepts too, and with which it is no attention."""
+    """A convention with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more
+    than those of the convention, that it accepts too, and with which it is no attention."""
 
     convention: CallConvention
     lengths: TrialLengths
@@ -413,6 +413,17 @@ class Trial:
         """The sizes of one call, with its heads."""
         return AxisSizes(self.lengths.batch, self.convention.n_heads, self.lengths.q_len, self.lengths.k_len)
 
+    def changed(self, **fields: Any) -> Trial:
+        """The same with other fields of its convention."""
+        return replace(self, convention=replace(self.convention, **fields))
+
+    def with_values(self, values: Mapping[str, object]) -> Trial:
+        """The same with these values for arguments that are neither rows nor masks."""
+        others = tuple(recipe for recipe in self.convention.extras if recipe.parameter not in values)
+        return self.changed(
+            extras=(*others, *(ArgumentRecipe(name, "literal", value) for name, value in values.items()))
+        )
+
     @property
     def takes_keys(self) -> bool:
         """Whether keys are given to it at all."""
@@ -420,7 +431,7 @@ class Trial:
 
 
 class TrialRunner:
-    """Where trials are run. It counts calls, keeps the failures, and knows the time of the fastest call."""
+    """Runs trials: counts the calls, keeps the failures, and knows the time of the fastest call."""
 
     def __init__(self, built: Built, device: torch.device, seed: int) -> None:
         self.built, self.device, self.seed = built, device, seed
@@ -472,7 +483,7 @@ class TrialRunner:
         answer = read_answer(asked, trial.convention)
         return Answer(answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu())
 
-    def located(self, trial: Trial) -> Trial | None:
+    def with_output(self, trial: Trial) -> Trial | None:
         """The trial with the places of output and pattern in what it returns, None where it raises or returns no output."""
         asked = self.ask(trial, self.rows(trial))
         if asked is None:
@@ -483,7 +494,7 @@ class TrialRunner:
             self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, convention, asked)))
             return None
         pattern = pattern_in(first, output.path, asked.sides, batched=convention.batched)
-        return replace(trial, convention=replace(convention, output=output, pattern=pattern))
+        return trial.changed(output=output, pattern=pattern)
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
         place = source_line_of(fault, self.built.file)
@@ -581,8 +592,3 @@ def layout_score(runner: TrialRunner, trial: Trial) -> int:
         trial, inputs._replace(values=torch.ones_like(inputs.keys if inputs.values is None else inputs.values))
     )
     return 2 if even is not None and close(even.out, torch.ones_like(even.out)) else 1
-
-
-def without(trial: Trial, slots: Iterable[RowArgument]) -> Trial:
-    """The trial with these slots only."""
-    return replace(trial, convention=replace(trial.convention, slots=tuple(slots)))
