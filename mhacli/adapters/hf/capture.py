@@ -424,6 +424,11 @@ class ScoredCall(Call):
         return (*self.q.shape[:3], self.k.shape[2])
 
     @property
+    def scoring(self) -> dict[str, Any]:
+        """What makes scores of the products of queries and keys, mask and bias aside, by the fields of `Scores`."""
+        return {"scale": self.scale, "softcap": self.softcap}
+
+    @property
     def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
         """The scores of sinks, with an axis of 1 where batch and query do not matter."""
         return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)

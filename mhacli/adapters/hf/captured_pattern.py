@@ -61,7 +61,8 @@ def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMask
 
 
 def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
-    scores = Scores(call.q, call.k, call.scale, call.softcap, None if bias is None else tensor_bias(bias), allowed)
+    added = None if bias is None else tensor_bias(bias)
+    scores = Scores(call.q, call.k, bias=added, allowed=allowed, **call.scoring)
     if call.lse is not None:
         lse = torch.where(call.lse.abs() < _MOST_LSE, call.lse, 0.0)
     else:
