@@ -1,14 +1,15 @@
 """Options shared by commands, in groups: one group, one panel of the help.
 
 A command takes groups as parameters (`def run(text: TextOptions, layer: LayerOptions)`), and `command` spreads their
-fields into the signature that Typer reads. None means "not given", so that a weights file can decide.
+fields, and those of groups in them, into the signature that Typer reads. None means "not given", so that a weights file can
+decide. `mhacli.cli.shared.output` has the groups of what goes out.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
@@ -41,10 +42,10 @@ from mhacli.spec.config import (
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def option_group(group: type[T]) -> type[T]:
     """A dataclass of options, frozen for type checkers. Methods that nobody calls would take time at every start."""
-    return dataclass(repr=False)(group)
+    return dataclass(repr=False, kw_only=True)(group)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -53,8 +54,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def spread(**values: Any) -> None:
-        taken = {name: kind(**{f.name: values[f.name] for f in fields(kind)}) for name, kind in groups.items()}
-        function(**taken)
+        function(**{name: _filled(kind, values) for name, kind in groups.items()})
 
     parameters = [parameter for kind in groups.values() for parameter in _parameters(kind)]
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -62,18 +62,28 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-def _parameters(group: Any) -> list[inspect.Parameter]:
+def _parameters(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    found = []
     for f in fields(group):
-        found.append(
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        )
-    return found
+        if is_dataclass(hints[f.name]):
+            yield from _parameters(hints[f.name])
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            yield inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name])
+
+
+def _filled(group: Any, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(group)
+    return group(
+        **{
+            f.name: _filled(hints[f.name], values) if is_dataclass(hints[f.name]) else values[f.name]
+            for f in fields(group)
+        }
+    )
 
 
 _TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and scores"
-_DEVICE, _VIEW, _OUTPUT = "Device", "View", "Output"
+_DEVICE, VIEW, OUTPUT = "Device", "View", "Output"
 
 
 def option(panel: str, text: str, *names: str, **how: Any) -> Any:
@@ -89,6 +99,31 @@ def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, 
 def switch(panel: str, names: str, text: str) -> Any:
     """An option of two names, on and off, that may also be left open."""
     return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
+
+
+# ----------------------------------------------------------------------------------------- options of several commands
+
+Force = Annotated[bool, option(OUTPUT, "Overwrite files that exist.", "--force")]
+ForceOne = Annotated[bool, option(OUTPUT, "Overwrite a file that exists.", "--force")]
+SaveRecord = Annotated[str | None, option(OUTPUT, "Save the record.", metavar="FILE")]
+HeadList = Annotated[
+    str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
+]
+Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")]
+_DEVICES = ["auto", "cpu", "cuda", "mps"]
+
+
+def seed_option(panel: str, text: str) -> Any:
+    """`--seed`, of what the text says."""
+    return number(panel, integer("seed", 0, MAX_SEED), text)
+
+
+def device_option(panel: str, text: str, **how: Any) -> Any:
+    """`--device`, with completion."""
+    return option(panel, text, autocompletion=lambda: _DEVICES, **how)
+
+
+# ------------------------------------------------------------------------------------------------ what is computed
 
 
 @option_group
@@ -213,9 +248,7 @@ class LayerOptions:
     ] = None
     train: Annotated[bool, option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
     init: Annotated[Init | None, option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
-    seed: Annotated[
-        int | None, number(_LAYER, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")
-    ] = None
+    seed: Annotated[int | None, seed_option(_LAYER, "Seed of everything random. (default: 0)")] = None
     weights: Annotated[str | None, option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
     allow_nonfinite: Annotated[
         bool, option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
@@ -274,11 +307,7 @@ class DeviceOptions:
 
     device: Annotated[
         str | None,
-        option(
-            _DEVICE,
-            "auto, cpu, cuda, cuda:N or mps. (default: auto)",
-            autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
-        ),
+        device_option(_DEVICE, "auto, cpu, cuda, cuda:N or mps. (default: auto)"),
     ] = None
     dtype: Annotated[Dtype | None, option(_DEVICE, "Number format. (default: float32)")] = None
     threads: Annotated[
@@ -290,22 +319,23 @@ class DeviceOptions:
     ] = None
 
 
+# --------------------------------------------------------------------------------------------------- what is shown
+
+
 @option_group
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, option(_VIEW, "How each head is drawn.")] = "matrix"
-    head: Annotated[
-        str | None, option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
-    ] = None
+    view: Annotated[View, option(VIEW, "How each head is drawn.")] = "matrix"
+    head: HeadList = None
     sequence: Annotated[
-        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
+        str | None, option(VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
     ] = None
     top: Annotated[
-        int, number(_VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
+        int, number(VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
     ] = 3
-    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
-    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
+    precision: Precision = 2
+    all: Annotated[bool, option(VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
 
 
 @option_group
@@ -313,12 +343,12 @@ class HeadsViewOptions:
     """How the overview of many heads is ordered, and which maps stand below it."""
 
     map: Annotated[
-        str | None, option(_VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
+        str | None, option(VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
     ] = None
     sort: Annotated[
         str,
         option(
-            _VIEW,
+            VIEW,
             "Order of heads, such as entropy or sink: the largest first, with :up the smallest.",
             metavar="NAME[:up]",
             autocompletion=lambda: list(SORTS),
@@ -332,32 +362,21 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        option(_OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
+        option(OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
     ] = "auto"
-
-
-@option_group
-class MachineOptions:
-    """Output for programs."""
-
-    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
-    csv: Annotated[
-        bool,
-        option(_OUTPUT, "Print one line per sequence, head, query and key; tokens as JSON strings.", "--csv"),
-    ] = False
 
 
 @option_group
 class SaveOptions:
     """Files to write, and what to keep in them."""
 
-    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
-    save_weights: Annotated[str | None, option(_OUTPUT, "Save the weights.", metavar="FILE")] = None
-    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    save: SaveRecord = None
+    save_weights: Annotated[str | None, option(OUTPUT, "Save the weights.", metavar="FILE")] = None
+    force: Force = False
     keep: Annotated[
         str | None,
         option(
-            _OUTPUT,
+            OUTPUT,
             "Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
             metavar="SITES",
         ),
@@ -365,7 +384,7 @@ class SaveOptions:
     keep_limit: Annotated[
         int,
         number(
-            _OUTPUT,
+            OUTPUT,
             size("keep-limit"),
             f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
             metavar="SIZE",

@@ -13,13 +13,13 @@ from support import forks
 
 from mhacli.cli import options
 from mhacli.cli.app import COMMANDS
-from mhacli.cli.commands import check, decode, diff, doctor, heads, show, trace, view, vocab, weights
-from mhacli.cli.shared import pictures
+from mhacli.cli.commands import bench, check, decode, diff, doctor, heads, show, trace, view, vocab, weights
+from mhacli.cli.shared import output
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, check, decode, diff, doctor, heads, pictures, show, trace, view, vocab, weights)
+    for room in (options, bench, check, decode, diff, doctor, heads, output, show, trace, view, vocab, weights)
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -38,6 +38,9 @@ def test_there_are_options_to_look_at() -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_every_option_says_what_it_does(group: type) -> None:
     for name, hint in typing.get_type_hints(group, include_extras=True).items():
+        if isinstance(hint, type):  # a group in a group
+            assert hint in GROUPS or hint in (output.Formats, output.SavedOutput), name
+            continue
         (info,) = hint.__metadata__
         assert len(info.help or "") >= 6, f"{group.__name__}.{name} has no help text"
 

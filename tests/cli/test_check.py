@@ -60,7 +60,7 @@ def told(monkeypatch, capsys, examination, *, printed="", **given):
     monkeypatch.setattr(process, "run_in_child", instead)
     options = {
         command.SubjectOptions: {"target": "mine:Attention"}, command.MeaningOptions: {}, command.RunOptions: {},
-        command.ReportOptions: {}, command.ColourOptions: {"color": "never"},
+        command.CheckFormats: {}, command.ColourOptions: {"color": "never"},
     }  # fmt: skip
     for kind, values in options.items():
         values.update({name: value for name, value in given.items() if name in kind.__dataclass_fields__})

@@ -7,19 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, get_args
 
-from mhacli.cli.options import ColourOptions, command, number, option, option_group, switch
-from mhacli.cli.shared.output import require_one_format
+from mhacli.cli.options import (
+    OUTPUT,
+    ColourOptions,
+    Force,
+    command,
+    device_option,
+    number,
+    option,
+    option_group,
+    seed_option,
+    switch,
+)
+from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import draw, loading_torch, note, progress, screen, write_pieces
+from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.cli.values import counts, integer, real, whole, words_of
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.results.bench.compare import Change, Comparison, Ruling, compare, parse_rule, too_slow
 from mhacli.results.bench.result import Benchmark, read_benchmark
 from mhacli.results.bench.workload import ALL, BACKENDS, Direction, Sweep
-from mhacli.spec.config import MAX_SEED, MAX_THREADS, Config, Dtype
+from mhacli.spec.config import MAX_THREADS, Config, Dtype
 
-_WHAT, _SIZES, _HOW, _AGAINST, _OUTPUT = "What", "Sizes", "How", "Against a baseline", "Output"
+_WHAT, _SIZES, _HOW, _AGAINST = "What", "Sizes", "How", "Against a baseline"
 _MOST_SECONDS = 86_400.0
 
 
@@ -65,7 +76,7 @@ class MeasureOptions:
 
     device: Annotated[
         str,
-        option(_HOW, "auto, cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["auto", "cpu", "cuda", "mps"]),
+        device_option(_HOW, "auto, cpu, cuda, cuda:N or mps."),
     ] = "auto"
     threads: Annotated[
         int | None, number(_HOW, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
@@ -88,7 +99,7 @@ class MeasureOptions:
             metavar="SECONDS",
         ),
     ] = 5.0
-    seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of the inputs. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_HOW, "Seed of the inputs. (default: 0)")] = 0
 
 
 @option_group
@@ -110,34 +121,37 @@ class BaselineOptions:
     save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE")] = None
 
 
-@option_group
-class ReportOptions:
-    """How to tell of it."""
+@format_options(json="Print the run as one JSON document.", csv="Print one line per row, without samples.")
+class BenchFormats(Formats):
+    """Formats of a benchmark."""
 
-    json: Annotated[bool, option(_OUTPUT, "Print the run as one JSON document.", "--json")] = False
-    csv: Annotated[bool, option(_OUTPUT, "Print one line per row, without samples.", "--csv")] = False
+
+@option_group
+class ReportOutput:
+    """What is printed of it, and drawn."""
+
+    formats: BenchFormats
     svg: Annotated[
-        str | None, option(_OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
+        str | None, option(OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
     ] = None
-    html: Annotated[str | None, option(_OUTPUT, "The plots and the rows as one page.", metavar="FILE")] = None
-    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
+    html: Annotated[str | None, option(OUTPUT, "The plots and the rows as one page.", metavar="FILE")] = None
+    force: Force = False
+    colour: ColourOptions
 
 
 @command
-def bench(
-    what: SweepOptions, how: MeasureOptions, against: BaselineOptions, report: ReportOptions, colour: ColourOptions
-) -> None:
+def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, output: ReportOutput) -> None:
     """Options in, the study `bench`, a table or a document out; then the verdict."""
-    require_one_format(json=report.json, csv=report.csv)
+    name = output.formats.chosen()
     limit = _limit(against)
     Config(d_model=1, n_heads=1, device=how.device, seed=how.seed, threads=how.threads).resolved()
     for name, seconds in (("budget", how.budget), ("call-limit", how.call_limit)):
         if not 0 < seconds <= _MOST_SECONDS:
             raise UsageError(f"{name} must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {seconds:g}")
-    _require_targets(against, report)
+    _require_targets(against, output)
     baseline = None if against.compare is None else _baseline(against.compare)
     sweep = _sweep(what, baseline)
-    if report.svg or report.html:
+    if output.svg or output.html:
         from mhacli.render.reports.bench_plot import require_plots
 
         require_plots()
@@ -155,22 +169,23 @@ def bench(
     if comparison is not None and limit is not None:
         comparison = comparison.ruled(limit)
     if against.save_baseline is not None:
-        write_whole(against.save_baseline, found.to_json().encode(), force=report.force)
-    _tell(found, comparison, report, colour)
-    _draw(found, report)
+        write_whole(against.save_baseline, found.to_json().encode(), force=output.force)
+    _print(found, comparison, output)
+    _draw(found, output)
     _require(found, comparison)
-    is_table = not (report.json or report.csv)
-    for warning in () if comparison is None or is_table else comparison.warnings:  # last, so that an error stands alone
+    for warning in (
+        () if comparison is None or name is None else comparison.warnings
+    ):  # last, so that an error stands alone
         note(warning)
 
 
-def _require_targets(against: BaselineOptions, report: ReportOptions) -> None:
+def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
     """Raises `MhaError` for a file that could not be written when all is measured; each must be another one."""
     taken: dict[str, str] = {}
-    for name, path in (("save-baseline", against.save_baseline), ("svg", report.svg), ("html", report.html)):
+    for name, path in (("save-baseline", against.save_baseline), ("svg", output.svg), ("html", output.html)):
         if path is None:
             continue
-        check_target(path, force=report.force)
+        check_target(path, force=output.force)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
             raise UsageError(f"{other} and {name} must be different files, got {path} for both")
@@ -222,29 +237,28 @@ def _sweep(what: SweepOptions, baseline: Benchmark | None) -> Sweep:
     return replace(known, **{name: value for name, value in given.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
 
 
-def _draw(found: Benchmark, report: ReportOptions) -> None:
+def _draw(found: Benchmark, output: ReportOutput) -> None:
     """The pictures that were asked for, each whole."""
-    if report.svg is None and report.html is None:
+    if output.svg is None and output.html is None:
         return
     from mhacli.render.reports.bench_plot import page, svg
 
     picture = svg(found)
-    if report.svg is not None:
-        write_whole(report.svg, picture.encode(), force=report.force)
-    if report.html is not None:
-        write_whole(report.html, page(found, picture).encode(), force=report.force)
+    if output.svg is not None:
+        write_whole(output.svg, picture.encode(), force=output.force)
+    if output.html is not None:
+        write_whole(output.html, page(found, picture).encode(), force=output.force)
 
 
-def _tell(found: Benchmark, comparison: Comparison | None, report: ReportOptions, colour: ColourOptions) -> None:
+def _print(found: Benchmark, comparison: Comparison | None, output: ReportOutput) -> None:
     from mhacli.render.reports.bench import bench_view, csv_pieces, json_pieces
 
-    if report.json:
-        write_pieces(json_pieces(found, comparison))
-    elif report.csv:
-        write_pieces(csv_pieces(found))
-    else:
-        on = screen(colour.color)
-        draw(bench_view(found, comparison, on), on)
+    print_report(
+        output.formats.chosen(),
+        output.colour,
+        formats={"json": lambda: json_pieces(found, comparison), "csv": lambda: csv_pieces(found)},
+        view=lambda on: bench_view(found, comparison, on),
+    )
 
 
 def _require(found: Benchmark, comparison: Comparison | None) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from os.path import isdir, isfile
 from shlex import quote
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mhacli.adapters.usercode.target import require_readable
-from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.options import ColourOptions, command, number, option, option_group, seed_option
+from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import draw, note, progress, screen, write_pieces
-from mhacli.cli.values import integer, pairs, real, whole
+from mhacli.cli.streams import note, progress
+from mhacli.cli.values import pairs, real, whole
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.json_schema import decode, load_json
 from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.results.check import Examination
-from mhacli.spec.config import MAX_HEADS, MAX_SEED, Config
+from mhacli.spec.config import MAX_HEADS, Config
 
-_WHAT, _MEANT, _HOW, _OUTPUT = "What", "What its author meant", "How", "Output"
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+
+_WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
 _JOB = "mhacli.compute.check.examine:examine_request"
 _MOST_SECONDS = 86_400.0
 _NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
@@ -96,7 +101,7 @@ class RunOptions:
     device: Annotated[str, option(_HOW, "cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["cpu", "cuda", "mps"])] = (
         "cpu"
     )
-    seed: Annotated[int, number(_HOW, integer("seed", 0, MAX_SEED), "Seed of its inputs. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_HOW, "Seed of its inputs. (default: 0)")] = 0
     time_limit: Annotated[
         float,
         number(
@@ -108,16 +113,14 @@ class RunOptions:
     ] = DEFAULT_TIME_LIMIT_S
 
 
-@option_group
-class ReportOptions:
-    """How to tell of it."""
-
-    json: Annotated[bool, option(_OUTPUT, "Print the examination as one JSON document.", "--json")] = False
+@format_options(json="Print the examination as one JSON document.")
+class CheckFormats(Formats):
+    """Formats of an examination."""
 
 
 @command
 def check(
-    subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, report: ReportOptions, colour: ColourOptions
+    subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, formats: CheckFormats, colour: ColourOptions
 ) -> None:
     """A target in, what is right or wrong with it out; then the verdict."""
     request = _request(subject, meaning, how)
@@ -125,16 +128,16 @@ def check(
         raise UsageError(f"time-limit must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {how.time_limit:g}")
     leave_deleted_folder()
     examination = _examined(request, how.time_limit)
-    if report.json:
-        write_pieces([json.dumps(examination.as_json(), indent=1, allow_nan=False) + "\n"])
-    else:
-        from mhacli.render.reports.check import check_view
-
-        on = screen(colour.color)
-        draw(check_view(_with_short_paths(examination), on), on)
-    _require_right(examination, hint=_NEXT if report.json else None)
+    name = formats.chosen()
+    print_report(
+        name,
+        colour,
+        formats={"json": lambda: json_document(examination.as_json())},
+        view=lambda on: _view(_with_short_paths(examination), on),
+    )
+    _require_right(examination, hint=None if name is None else _NEXT)
     for one in examination.arguments:
-        if one.origin == "guessed" and report.json:
+        if one.origin == "guessed" and name is not None:
             note(
                 f"{one.name}={one.value} is guessed{f': {one.why}' if one.why else ''}; --arg {one.name}=… says otherwise"
             )
@@ -206,6 +209,12 @@ def _undone(document: object) -> object:
     if isinstance(document, dict) and isinstance(document.get("environment"), dict):
         return document | {"environment": [[name, value] for name, value in document["environment"].items()]}
     return document
+
+
+def _view(examination: Examination, on: Screen) -> RenderableType:
+    from mhacli.render.reports.check import check_view
+
+    return check_view(examination, on)
 
 
 def _with_short_paths(examination: Examination) -> Examination:

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.options import (
-    ColourOptions,
     DeviceOptions,
     LayerOptions,
-    MachineOptions,
-    SaveOptions,
+    Precision,
     SourceOptions,
     TextOptions,
     command,
@@ -26,8 +24,7 @@ from mhacli.cli.shared.checkpoint import (
     require_one_layer,
     require_without_model,
 )
-from mhacli.cli.shared.output import save_record
-from mhacli.cli.shared.pictures import PictureOptions, tell, with_pictures
+from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
 from mhacli.cli.streams import life, loading_torch
 from mhacli.cli.values import counts, index_list, whole
 from mhacli.errors import UsageError
@@ -76,20 +73,8 @@ class DecodeOptions:
         str | None,
         typer.Option(metavar="LIST", help="Sequences to draw. (default: all that fit)", rich_help_panel="View"),
     ] = None
-    precision: Annotated[
-        int,
-        typer.Option(
-            parser=whole("precision", 1, 9),
-            metavar="N",
-            help="Decimals of a share. (default: 2)",
-            rich_help_panel="View",
-            show_default=False,
-        ),
-    ] = 2
+    precision: Precision = 2
     all: Annotated[bool, typer.Option("--all", help="Draw every step and every key.", rich_help_panel="View")] = False
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel="Output")
-    ] = False
 
 
 @command
@@ -101,18 +86,17 @@ def decode(
     model: ModelOptions,
     going_on: GenerateOptions,
     decoding: DecodeOptions,
-    save: SaveOptions,
-    pictures: PictureOptions,
-    colour: ColourOptions,
+    output: StepsOutput,
 ) -> None:
     """Options in, the study `decode` or that of a checkpoint, its steps out."""
     compared = counts(decoding.lengths, "lengths")
-    options = with_pictures(_drawn(decoding), pictures, others=save.files, force=save.force, keep=save.keep)
+    save = output.save
+    options = with_output(_drawn(decoding), output, others=save.files, keep=save.keep)
     if model.model is not None:
         reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
         require_configured_heads(options.heads, of_model)
-        _decode_checkpoint(of_model, options, decoding, save, pictures, colour)
+        _decode_checkpoint(of_model, options, decoding, output)
         return
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
@@ -129,8 +113,7 @@ def decode(
     with life("computing"):
         record = study.decode(request, cache=decoding.cache, prompt_len=decoding.prompt_len, lengths=compared)
         save_files(record, request, save)
-    machine = MachineOptions(json=decoding.json)
-    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+    print_result(record, request.notes, options=options, output=output)
 
 
 def _drawn(decoding: DecodeOptions) -> ViewOptions:
@@ -150,12 +133,7 @@ def _require_own_cache(decoding: DecodeOptions) -> None:
 
 
 def _decode_checkpoint(
-    request: ModelRequest,
-    options: ViewOptions,
-    decoding: DecodeOptions,
-    save: SaveOptions,
-    pictures: PictureOptions,
-    colour: ColourOptions,
+    request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, output: StepsOutput
 ) -> None:
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
@@ -167,6 +145,5 @@ def _decode_checkpoint(
         look, notes = prepare_checkpoint(request)
     with life("computing"):
         record = decode_checkpoint(look, decoding.prompt_len)
-    machine = MachineOptions(json=decoding.json)
-    save_record(record, save)
-    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+    save_record(record, output.save)
+    print_result(record, notes, options=options, output=output)

@@ -6,21 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.options import ColourOptions, Precision, command, number, option, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
+from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.shared.text_arguments import require_record
-from mhacli.cli.streams import draw, life, screen, write_pieces
-from mhacli.cli.values import index_list, real, whole
+from mhacli.cli.streams import life
+from mhacli.cli.values import index_list, real
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.results.record.consistency import require_agreement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
     from mhacli.results.diff.result import Differences
     from mhacli.results.record.record import Record
 
-_COMPARISON, _VIEW, _OUTPUT = "Comparison", "View", "Output"
+_COMPARISON, _VIEW = "Comparison", "View"
 
 
 @option_group
@@ -58,15 +64,13 @@ class PanelOptions:
     map_scale: Annotated[
         Scale | None, option(_VIEW, "How shades follow shares. (default: linear, log for long texts)")
     ] = None
-    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    precision: Precision = 2
     all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False
 
 
-@option_group
-class ReportOptions:
-    """How to tell of it."""
-
-    json: Annotated[bool, option(_OUTPUT, "Print the comparison as one JSON document.", "--json")] = False
+@format_options(json="Print the comparison as one JSON document.")
+class DiffFormats(Formats):
+    """Formats of a comparison."""
 
 
 @command
@@ -74,7 +78,7 @@ def diff(
     pair: PairOptions,
     panels: PanelOptions,
     choice: LayerChoiceOptions,
-    report: ReportOptions,
+    formats: DiffFormats,
     colour: ColourOptions,
 ) -> None:
     """Two records' files in, what they do not have in common out; then the verdict."""
@@ -101,29 +105,31 @@ def diff(
         records = (storage.load(pair.a), storage.load(pair.b))
         require_drawable(records, options)
         found = compare(*records, tolerance=pair.tolerance)
-    _tell(found, records, (pair.a, pair.b), options=options, is_json=report.json, colour=colour)
+    _print(found, records, (pair.a, pair.b), options=options, name=formats.chosen(), colour=colour)
     require_agreement(*records, names=(pair.a, pair.b))
     _require_agreement(found)
 
 
-def _tell(
+def _print(
     found: Differences,
     records: tuple[Record, Record],
     names: tuple[str, str],
     *,
     options: ViewOptions,
-    is_json: bool,
+    name: str | None,
     colour: ColourOptions,
 ) -> None:
-    if is_json:
-        from mhacli.render.diff import json as diffjson
+    def pieces() -> Iterable[str]:
+        from mhacli.render.diff import json
 
-        write_pieces(diffjson.pieces(found, records, names, record_command()))
-        return
-    from mhacli.render.diff.view import diff_view
+        return json.pieces(found, records, names, record_command())
 
-    on = screen(colour.color)
-    draw(diff_view(found, records, names, options=options, screen=on), on)
+    def view(on: Screen) -> RenderableType:
+        from mhacli.render.diff.view import diff_view
+
+        return diff_view(found, records, names, options=options, screen=on)
+
+    print_report(name, colour, formats={"json": pieces}, view=view)
 
 
 def _require_agreement(found: Differences) -> None:

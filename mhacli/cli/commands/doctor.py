@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.cli.options import ColourOptions, command, number, option, option_group
+from mhacli.cli.options import ColourOptions, command, device_option, option, option_group, seed_option
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
+from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.shared.text_arguments import require_words
-from mhacli.cli.streams import draw, loading_torch, note, progress, screen, write_pieces
-from mhacli.cli.values import integer
+from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest
-from mhacli.spec.config import MAX_SEED, Config, Dtype
+from mhacli.spec.config import Config, Dtype
 from mhacli.text.read import Decoding, argument_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
     from mhacli.results.doctor import Report
 
-_MODEL, _DEVICE, _OUTPUT = "Checkpoint", "Device", "Output"
+_MODEL, _DEVICE = "Checkpoint", "Device"
 
 
 @option_group
@@ -59,11 +61,10 @@ class PlaceOptions:
 
     device: Annotated[
         str,
-        option(
+        device_option(
             _DEVICE,
             "auto, cpu, cuda, cuda:N or mps. (default: every device; with --model the quickest)",
             show_default=False,
-            autocompletion=lambda: ["auto", "cpu", "cuda", "mps"],
         ),
     ] = "auto"
     dtype: Annotated[
@@ -73,31 +74,34 @@ class PlaceOptions:
     compile: Annotated[
         bool, option(_DEVICE, "Try the backends too that torch compiles, which may take minutes.", "--compile")
     ] = False
-    seed: Annotated[int, number(_DEVICE, integer("seed", 0, MAX_SEED), "Seed of everything random. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_DEVICE, "Seed of everything random. (default: 0)")] = 0
 
 
-@option_group
-class ReportOptions:
-    """How to tell of it."""
-
-    json: Annotated[bool, option(_OUTPUT, "Print the report as one JSON document.", "--json")] = False
+@format_options(json="Print the report as one JSON document.")
+class DoctorFormats(Formats):
+    """Formats of a report."""
 
 
 @command
-def doctor(patient: PatientOptions, place: PlaceOptions, report: ReportOptions, colour: ColourOptions) -> None:
+def doctor(patient: PatientOptions, place: PlaceOptions, formats: DoctorFormats, colour: ColourOptions) -> None:
     """Options in, a report out; then the verdict."""
     Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
     found = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
-    if report.json:
-        write_pieces([json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"])
-    else:
-        from mhacli.render.reports.doctor import doctor_view
-
-        on = screen(colour.color)
-        draw(doctor_view(found, on), on)
+    print_report(
+        formats.chosen(),
+        colour,
+        formats={"json": lambda: json_document(found.as_json())},
+        view=lambda on: _view(found, on),
+    )
     _require_health(found)
     for said in found.notes:  # last, so that an error stands alone
         note(said)
+
+
+def _view(found: Report, on: Screen) -> RenderableType:
+    from mhacli.render.reports.doctor import doctor_view
+
+    return doctor_view(found, on)
 
 
 def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:

@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.options import (
+    OUTPUT,
     ColourOptions,
     DeviceOptions,
     DrawingOptions,
+    Force,
     HeadsViewOptions,
     LayerOptions,
-    MachineOptions,
+    Precision,
     SaveOptions,
+    SaveRecord,
     SourceOptions,
     TextOptions,
     command,
@@ -29,8 +32,15 @@ from mhacli.cli.shared.checkpoint import (
     require_configured_heads,
     require_without_model,
 )
-from mhacli.cli.shared.output import output, require_one_format, save_record, view_options
-from mhacli.cli.shared.pictures import PictureOptions, tell, with_pictures
+from mhacli.cli.shared.output import (
+    HeadsFormats,
+    PictureOptions,
+    print_record,
+    print_result,
+    save_record,
+    view_options,
+    with_output,
+)
 from mhacli.cli.shared.progress import watch
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.streams import flush, life, loading_torch, note
@@ -52,7 +62,7 @@ if TYPE_CHECKING:
     from mhacli.compute.heads import HeadsRun
     from mhacli.results.record.record import Record
 
-_HEADS, _VIEW, _OUTPUT = "Heads", "View", "Output"
+_HEADS, _VIEW = "Heads", "View"
 _EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
 _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 
@@ -95,11 +105,22 @@ class HeadsOptions:
 class HeadsOutput:
     """Where the record goes."""
 
-    save: Annotated[str | None, option(_OUTPUT, "Save the record.", metavar="FILE")] = None
-    force: Annotated[bool, option(_OUTPUT, "Overwrite files that exist.", "--force")] = False
-    keep_z: Annotated[bool, option(_OUTPUT, "Keep z in the record.", "--keep-z")] = False
-    json: Annotated[bool, option(_OUTPUT, "Print the record as one JSON document.", "--json")] = False
-    csv: Annotated[bool, option(_OUTPUT, "Print one line per head.", "--csv")] = False
+    save: SaveRecord = None
+    force: Force = False
+    keep_z: Annotated[bool, option(OUTPUT, "Keep z in the record.", "--keep-z")] = False
+    formats: HeadsFormats
+    pictures: PictureOptions
+    colour: ColourOptions
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether files that exist may be replaced."""
+        return self.force
+
+    @property
+    def saving(self) -> SaveOptions:
+        """What `run` calls these files."""
+        return SaveOptions(save=self.save, force=self.force)
 
 
 @option_group
@@ -109,7 +130,7 @@ class HeadsDrawing:
     sequence: Annotated[
         str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: the first four)", metavar="LIST")
     ] = None
-    precision: Annotated[int, number(_VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")] = 2
+    precision: Precision = 2
     all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column and sequence.", "--all")] = False
 
 
@@ -124,25 +145,22 @@ def heads(
     ranking: HeadsViewOptions,
     model: ModelOptions,
     reading: ModelTextOptions,
-    files: HeadsOutput,
-    pictures: PictureOptions,
-    colour: ColourOptions,
+    output: HeadsOutput,
 ) -> None:
-    """Options in, the study `heads` or the look at a checkpoint, its overview out."""
-    require_one_format(json=files.json, csv=files.csv)
+    """Options in, the study `heads` or that of a checkpoint, its overview out."""
     shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
     options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
-    save = SaveOptions(save=files.save, force=files.force)
-    options = with_pictures(options, pictures, others=save.files, force=files.force, has_maps=bool(options.maps))
+    save = output.saving
+    options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
     if model.model is not None:
-        _of_checkpoint(source, text, layer, device, asked, model, reading, save, files, pictures, options, colour)
+        _of_checkpoint(source, text, layer, device, asked, model, reading, output, options)
         return
     require_without_model(**vars(model), **vars(reading))
     from mhacli.cli.shared.request import make_request, save_files
 
     request = make_request(source, text, layer, device, save)
     require_no_dropout(request.config)
-    wanted = _wanted(request, asked, layer, files)
+    wanted = _wanted(request, asked, layer, keep_z=output.keep_z)
     _require_drawable(options, wanted, request.config.n_heads)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
@@ -152,19 +170,18 @@ def heads(
     with life("projecting"):
         run = prepare_heads(request, wanted)
     _announce(run)
-    _watched(run, len(run.heads), "heads", options, files, colour)
+    _watched(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, save)
-    machine = MachineOptions(json=files.json, csv=files.csv)
-    tell(record, request.notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+    print_result(record, request.notes, options=options, output=output)
 
 
-def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, files: HeadsOutput) -> Wanted:
+def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> Wanted:
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = request.facts
     heads = _chosen_heads(asked)
     _require_below(heads or (), request.config.n_heads, "head")
-    kept = _kept(asked, facts.q_len, facts.k_len, keep_z=files.keep_z)
+    kept = _kept(asked, facts.q_len, facts.k_len, keep_z=keep_z)
     _require_same_columns(kept, is_shifted=bool(facts.padded) and request.config.padding == "left")
     return replace(_plain_wanted(asked, layer, heads), kept=kept)
 
@@ -249,16 +266,16 @@ def _require_below(indices: Sequence[int], count: int, name: str) -> None:
             raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
 
 
-def _watched(run: Any, count: int, of: str, options: ViewOptions, files: HeadsOutput, colour: ColourOptions) -> None:
+def _watched(run: Any, count: int, of: str, options: ViewOptions, output: HeadsOutput) -> None:
     """Does the look. At Ctrl-C what is finished is printed, and nothing is saved."""
     try:
         watch(run)
     except KeyboardInterrupt:
         said = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
-        if not (files.json or files.csv or not run.n_finished):
+        if output.formats.chosen() is None and run.n_finished:
             more_time(_TELLING_S)
             record = run.record()
-            output(record, _of_finished(options, record), MachineOptions(), colour)
+            print_record(record, _of_finished(options, record), None, output.colour)
             flush()
         note(said)
         raise
@@ -294,16 +311,13 @@ def _of_checkpoint(
     asked: HeadsOptions,
     model: ModelOptions,
     reading: ModelTextOptions,
-    save: SaveOptions,
-    files: HeadsOutput,
-    pictures: PictureOptions,
+    output: HeadsOutput,
     options: ViewOptions,
-    colour: ColourOptions,
 ) -> None:
     """The same of every layer of a checkpoint."""
     heads = _chosen_heads(asked)
     wanted = _plain_wanted(asked, layer, heads)
-    request = model_request(model, reading, source, text, layer, device, replace(save, keep=""), wanted)
+    request = model_request(model, reading, source, text, layer, device, replace(output.saving, keep=""), wanted)
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
     with loading_torch():
@@ -311,12 +325,11 @@ def _of_checkpoint(
     with life("loading the checkpoint"), uncollected():
         run, notes = prepare_checkpoint(request)
     longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
-    kept = _kept_of_kinds(asked, run, request.layers, files.keep_z)
+    kept = _kept_of_kinds(asked, run, request.layers, output.keep_z)
     run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
     if longest * run.n_layers > _WORTH_TELLING_TOKENS:
         note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
-    _watched(run, run.n_layers, "layers", options, files, colour)
-    machine = MachineOptions(json=files.json, csv=files.csv)
+    _watched(run, run.n_layers, "layers", options, output)
     record = run.record()
-    save_record(record, save)
-    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+    save_record(record, output.saving)
+    print_result(record, notes, options=options, output=output)

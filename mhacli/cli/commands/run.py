@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mhacli.cli.options import (
-    ColourOptions,
     DeviceOptions,
     DrawingOptions,
     HeadsViewOptions,
     LayerOptions,
-    MachineOptions,
-    SaveOptions,
     SourceOptions,
     TextOptions,
     command,
@@ -24,9 +21,8 @@ from mhacli.cli.shared.checkpoint import (
     require_without_model,
     row_choice,
 )
-from mhacli.cli.shared.compute import Asked, computed
-from mhacli.cli.shared.output import require_one_format, view_options
-from mhacli.cli.shared.pictures import PictureOptions, tell, with_pictures
+from mhacli.cli.shared.compute import ComputeRequest, computed
+from mhacli.cli.shared.output import RecordOutput, print_result, view_options, with_output
 from mhacli.render.base.rows import require_generated
 
 
@@ -40,21 +36,16 @@ def run(
     reading: ModelTextOptions,
     drawing: DrawingOptions,
     of_layers: LayerDrawing,
-    machine: MachineOptions,
-    save: SaveOptions,
-    pictures: PictureOptions,
-    colour: ColourOptions,
+    output: RecordOutput,
 ) -> None:
-    """Options in, the study `inspect` or the look at a checkpoint, the view of a run out."""
-    require_one_format(json=machine.json, csv=machine.csv)
-    options = with_pictures(
-        view_options(drawing, HeadsViewOptions()), pictures, others=save.files, force=save.force, keep=save.keep
-    )
+    """Options in, the study `inspect` or that of a checkpoint, the view of a run out."""
+    save = output.save
+    options = with_output(view_options(drawing, HeadsViewOptions()), output, others=save.files, keep=save.keep)
     if model.model is None:
         require_without_model(words=of_layers.words, from_=of_layers.queries)
     else:
         rows = row_choice(of_layers.queries)
         require_generated(rows, is_generated=reading.generate is not None)
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
-    record, notes = computed(Asked(source, text, layer, device, model, reading, save), options)
-    tell(record, notes, options=options, machine=machine, save=save, pictures=pictures, colour=colour)
+    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
+    print_result(record, notes, options=options, output=output)

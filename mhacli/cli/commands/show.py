@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.cli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, command, option_group
+from mhacli.cli.options import DrawingOptions, HeadsViewOptions, command, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
-from mhacli.cli.shared.output import output, require_one_format, tell_notes, view_options
-from mhacli.cli.shared.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.cli.shared.output import ShownOutput, print_record, tell_notes, view_options, with_output, write_pictures
 from mhacli.cli.shared.text_arguments import require_record
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
@@ -28,15 +27,6 @@ class RecordOptions:
     record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
 
 
-@option_group
-class OverwriteOptions:
-    """Whether files may be replaced."""
-
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel="Output")] = (
-        False
-    )
-
-
 @command
 def show(
     file: RecordOptions,
@@ -44,10 +34,7 @@ def show(
     ranking: HeadsViewOptions,
     choice: LayerChoiceOptions,
     of_layers: LayerDrawing,
-    machine: MachineOptions,
-    pictures: PictureOptions,
-    files: OverwriteOptions,
-    colour: ColourOptions,
+    output: ShownOutput,
 ) -> None:
     """A record's file in, any view of it out."""
     options = replace(
@@ -56,10 +43,7 @@ def show(
         rows=row_choice(of_layers.queries),
         words=of_layers.words,
     )
-    options = with_pictures(
-        options, pictures, others=[("record", file.record)], force=files.force, has_maps=bool(options.maps)
-    )
-    require_one_format(json=machine.json, csv=machine.csv)
+    options = with_output(options, output, others=[("record", file.record)], has_maps=bool(options.maps))
     require_record(file.record)
 
     from mhacli.results.record import storage
@@ -73,8 +57,8 @@ def show(
         )
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
-    drawn = write_pictures(record, options, pictures, force=files.force)
-    output(record, options, machine, colour)
+    drawn = write_pictures(record, options, output)
+    print_record(record, options, output.formats.chosen(), output.colour)
     tell_notes(record, drawn)
     require_agreement(record)
 

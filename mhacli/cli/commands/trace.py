@@ -12,7 +12,6 @@ from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
     LayerOptions,
-    SaveOptions,
     SourceOptions,
     TextOptions,
     command,
@@ -25,10 +24,18 @@ from mhacli.cli.shared.checkpoint import (
     require_one_layer,
     require_without_model,
 )
-from mhacli.cli.shared.output import require_self_check, save_record, tell_notes
-from mhacli.cli.shared.pictures import PictureOptions, with_pictures, write_pictures
+from mhacli.cli.shared.output import (
+    StepsOutput,
+    print_record,
+    print_report,
+    require_self_check,
+    save_record,
+    tell_notes,
+    with_output,
+    write_pictures,
+)
 from mhacli.cli.shared.user_code import OwnOptions, require_of_target, target_in, walk_target
-from mhacli.cli.streams import draw, life, loading_torch, note, read_key, screen, write_pieces
+from mhacli.cli.streams import draw, life, loading_torch, note, read_key, screen
 from mhacli.cli.values import triple, whole
 from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
@@ -77,9 +84,6 @@ class WalkOptions:
     step: Annotated[
         bool, typer.Option("--step", help="Stop at each site until a key is pressed; q ends.", rich_help_panel=_WALK)
     ] = False
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the record as one JSON document.", rich_help_panel="Output")
-    ] = False
 
 
 _OPTIONS = ViewOptions(figure="walk")
@@ -91,9 +95,7 @@ class _Telling(NamedTuple):
 
     walking: WalkOptions
     options: ViewOptions
-    pictures: PictureOptions
-    save: SaveOptions
-    colour: ColourOptions
+    output: StepsOutput
 
 
 @command
@@ -105,17 +107,14 @@ def trace(
     model: ModelOptions,
     own: OwnOptions,
     walking: WalkOptions,
-    save: SaveOptions,
-    pictures: PictureOptions,
-    colour: ColourOptions,
+    output: StepsOutput,
 ) -> None:
     """Options in, the study `walk`, that of a checkpoint's layer or of somebody's attention, the walkthrough out."""
     cell = triple(walking.cell, "cell")
-    if walking.step and (walking.json or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
+    save, has_format = output.save, output.formats.chosen() is not None
+    if walking.step and (has_format or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
-    telling = _Telling(
-        walking, with_pictures(_OPTIONS, pictures, others=save.files, force=save.force), pictures, save, colour
-    )
+    telling = _Telling(walking, with_output(_OPTIONS, output, others=save.files), output)
     if model.model is not None:
         _require_of_checkpoint(walking, own)
         wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
@@ -126,7 +125,7 @@ def trace(
     target = target_in(source, own)
     if target is not None:
         require_of_target(
-            (walking, ("values", "step", "json")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
+            (walking, ("values", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)
@@ -146,7 +145,7 @@ def _walk_ours(
     device: DeviceOptions,
 ) -> None:
     """Texts, and a layer of our own: its walkthrough, or its mask alone."""
-    walking, save = telling.walking, telling.save
+    walking, save = telling.walking, telling.output.save
     if walking.mask:
         _require_no_layer(telling, layer)
     from mhacli.cli.shared.request import make_request, require_memory, save_files
@@ -157,7 +156,7 @@ def _walk_ours(
     if place is not None:
         require_inside(place, request)
     if walking.mask:
-        _draw_mask(request, walking, telling.colour)
+        _draw_mask(request, telling.output)
         return
     require_memory(request)
     with loading_torch():
@@ -191,20 +190,19 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, t
     place = None if cell is None else CellIndex(telling.walking.sequence, *cell)
     with life("computing"):
         record = walk_checkpoint(look, values=telling.walking.values, place=place)
-    save_record(record, telling.save)
+    save_record(record, telling.output.save)
     _tell(record, telling, notes)
 
 
 def _tell(record: Record, telling: _Telling, notes: Sequence[str]) -> None:
     """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
     What is odd about somebody's own attention is no fault of the walk."""
-    drawn = write_pictures(record, telling.options, telling.pictures, force=telling.save.force)
-    if telling.walking.json:
-        from mhacli.render import json
-
-        write_pieces(json.pieces(record))
+    output, name = telling.output, telling.output.formats.chosen()
+    drawn = write_pictures(record, telling.options, output)
+    if name is not None:
+        print_record(record, telling.options, name, output.colour)
     else:
-        _walk_through(record, telling.colour, step=telling.walking.step)
+        _walk_through(record, output.colour, step=telling.walking.step)
     if record.module is None:
         require_self_check(record)
     tell_notes(record, (*notes, *drawn))
@@ -214,7 +212,7 @@ def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
     """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
     from mhacli.cli.shared.request import require_alone
 
-    walking, save, pictures = telling.walking, telling.save, telling.pictures
+    walking, save, pictures = telling.walking, telling.output.save, telling.output.pictures
     given = {
         "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
@@ -223,18 +221,19 @@ def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
     require_alone("mask must be drawn alone", given, "no layer is made")
 
 
-def _draw_mask(request: LayerRequest, walking: WalkOptions, colour: ColourOptions) -> None:
+def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     from mhacli.cli.shared.request import record_command
     from mhacli.render.run import mask
 
     with loading_torch():
         from mhacli.compute.layer.mask import survey_mask
     survey = survey_mask(request)
-    if walking.json:
-        write_pieces([mask.document(survey, record_command())])
-    else:
-        on = screen(colour.color)
-        draw(mask.mask_view(survey, on), on)
+    print_report(
+        output.formats.chosen(),
+        output.colour,
+        formats={"json": lambda: [mask.document(survey, record_command())]},
+        view=lambda on: mask.mask_view(survey, on),
+    )
     for said in request.notes:
         note(said)
 

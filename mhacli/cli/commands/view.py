@@ -78,12 +78,12 @@ def view(
 
         require_agreement(record)
         return
-    from mhacli.cli.shared.compute import Asked, computed
+    from mhacli.cli.shared.compute import ComputeRequest, computed
     from mhacli.cli.shared.output import require_self_check, tell_notes
 
     heads = None if start.head is None else (start.head,)
     options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
-    record, notes = computed(Asked(source, text, layer, device, model, reading, save), options)
+    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
     _show(record, start, layers, colour)
     require_self_check(record)
     tell_notes(record, notes)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.cli.options import ColourOptions, SourceOptions, command, option_group
-from mhacli.cli.streams import draw, life, screen, write_pieces
+from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option_group
+from mhacli.cli.shared.output import Formats, format_options, print_report
+from mhacli.cli.streams import life
 from mhacli.cli.values import whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
@@ -17,11 +18,18 @@ from mhacli.spec.config import Config
 if TYPE_CHECKING:
     from collections import Counter
 
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
     from mhacli.text.read import Decoding
     from mhacli.text.tokenizers.builtin import Tokenizer
 
 DEFAULT_MAX_BYTES = 100 << 20
-_OUTPUT = "Output"
+
+
+@format_options(json="Print the vocabulary as JSON.")
+class VocabularyFormats(Formats):
+    """Formats of a vocabulary."""
 
 
 @option_group
@@ -34,18 +42,16 @@ class VocabularyOptions:
             parser=whole("top", 1, 10**9),
             metavar="K",
             help="Only the K most frequent, most frequent first.",
-            rich_help_panel=_OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None
-    all: Annotated[bool, typer.Option("--all", help="Hide nothing: every row.", rich_help_panel=_OUTPUT)] = False
-    json: Annotated[bool, typer.Option("--json", help="Print the vocabulary as JSON.", rich_help_panel=_OUTPUT)] = False
+    all: Annotated[bool, typer.Option("--all", help="Hide nothing: every row.", rich_help_panel=OUTPUT)] = False
+    formats: VocabularyFormats
     save: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Save the whole vocabulary as JSON, for --vocab.", rich_help_panel=_OUTPUT),
+        typer.Option(metavar="FILE", help="Save the whole vocabulary as JSON, for --vocab.", rich_help_panel=OUTPUT),
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.", rich_help_panel=_OUTPUT)] = (
-        False
-    )
+    force: ForceOne = False
 
 
 @command
@@ -75,15 +81,15 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
         write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
     if wanted.top is not None:
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[: wanted.top]
-    if wanted.json:
-        write_pieces([vocabularies.to_json(rows, config.tokenizer)])
-        return
-    from mhacli.render.reports.vocabulary import vocabulary_table
 
-    on = screen(colour.color)
-    draw(
-        vocabulary_table(rows, len(counts), counts.total(), everything=wanted.all or wanted.top is not None, on=on), on
-    )
+    def view(on: Screen) -> RenderableType:
+        from mhacli.render.reports.vocabulary import vocabulary_table
+
+        everything = wanted.all or wanted.top is not None
+        return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
+
+    formats = {"json": lambda: [vocabularies.to_json(rows, config.tokenizer)]}
+    print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
 
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,20 +10,24 @@ from mhacli.checkpoints.families import LAYOUTS, TOWERS, layout_named
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.head_counts import MAX_LAYERS
 from mhacli.checkpoints.mha_weights import FORMAT, read_layer_file
-from mhacli.cli.options import ColourOptions, command, number, option, option_group
-from mhacli.cli.streams import draw, life, loading_torch, note, screen, write, write_pieces
+from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, command, number, option, option_group
+from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.cli.streams import life, loading_torch, note, write
 from mhacli.cli.values import integer, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.spec.config import MAX_HEADS, MAX_WIDTH, Config
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from mhacli.attention.convert import Converted
     from mhacli.checkpoints.conversion import Wanted
+    from mhacli.render.base.options import Screen
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_WHAT, _HEADS, _OUTPUT = "What", "Heads", "Output"
+_WHAT, _HEADS = "What", "Heads"
 _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file."
 
 weights = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
@@ -35,6 +38,16 @@ def _layout_option(text: str, *names: str) -> Any:
     return option(_WHAT, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
 
 
+@format_options(json="Print it as one JSON document.")
+class InfoFormats(Formats):
+    """Formats of what a checkpoint holds."""
+
+
+@format_options(json="Print what was done as one JSON document.")
+class ConvertFormats(Formats):
+    """Formats of what was converted."""
+
+
 @option_group
 class InfoOptions:
     """What to look at, and how much of it to print."""
@@ -43,8 +56,8 @@ class InfoOptions:
     layout: Annotated[str | None, _layout_option("How the tensors lie, where no config.json says it.", "--layout")] = (
         None
     )
-    tensors: Annotated[bool, option(_OUTPUT, "List every tensor.", "--tensors")] = False
-    json: Annotated[bool, option(_OUTPUT, "Print it as one JSON document.", "--json")] = False
+    tensors: Annotated[bool, option(OUTPUT, "List every tensor.", "--tensors")] = False
+    formats: InfoFormats
 
 
 @option_group
@@ -83,9 +96,9 @@ class ConvertOptions:
     d_head: Annotated[
         int | None, number(_HEADS, integer("d_head", 1, MAX_WIDTH), "Width of queries and keys per head.")
     ] = None
-    output: Annotated[str | None, option(_OUTPUT, "The file to write.", "--output", "-o", metavar="FILE")] = None
-    force: Annotated[bool, option(_OUTPUT, "Overwrite a file that exists.", "--force")] = False
-    json: Annotated[bool, option(_OUTPUT, "Print what was done as one JSON document.", "--json")] = False
+    output: Annotated[str | None, option(OUTPUT, "The file to write.", "--output", "-o", metavar="FILE")] = None
+    force: ForceOne = False
+    formats: ConvertFormats
 
 
 @weights.callback(invoke_without_command=True)
@@ -110,13 +123,14 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
     from mhacli.checkpoints.contents import contents_of, to_json
 
     found = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
-    if wanted.json:
-        write_pieces([to_json(found, with_tensors=wanted.tensors)])
-        return
-    from mhacli.render.reports.weights import contents_view
 
-    on = screen(colour.color)
-    draw(contents_view(found, on, with_tensors=wanted.tensors), on)
+    def view(on: Screen) -> RenderableType:
+        from mhacli.render.reports.weights import contents_view
+
+        return contents_view(found, on, with_tensors=wanted.tensors)
+
+    formats = {"json": lambda: [to_json(found, with_tensors=wanted.tensors)]}
+    print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
     for said in found.notes:
         note(said)
 
@@ -138,13 +152,13 @@ def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
             f"to must be given for {wanted.path}, which is a weights file of ours already", hint="add --to LAYOUT"
         )
     document = _back(wanted) if wanted.to is not None else _forth(checkpoint, wanted)
-    if wanted.json:
-        write_pieces([json.dumps(document, indent=1, allow_nan=False) + "\n"])
-    else:
+
+    def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.weights import converted_view
 
-        on = screen(colour.color)
-        draw(converted_view(document), on)
+        return converted_view(document)
+
+    print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
     for said in document["notes"]:
         note(said)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComputeRequest:
     """What is computed: the option groups that `run` and `view` share."""
 
     source: SourceOptions
@@ -38,35 +38,42 @@ class Asked:
     save: SaveOptions
 
 
-def computed(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    """The record of what is asked, saved where that was asked for, and what is to be told of it. `options` are checked against
+def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of the request, saved where that was asked for, and what is to be told of it. `options` are checked against
     the texts. Raises `MhaError`, before torch is loaded, for what cannot work."""
-    if asked.model.model is None:
-        return _of_own_layer(asked, options)
-    record, notes = _of_checkpoint(asked, options)
-    save_record(record, asked.save)
+    if given.model.model is None:
+        return _of_own_layer(given, options)
+    record, notes = _of_checkpoint(given, options)
+    save_record(record, given.save)
     return record, notes
 
 
-def _of_own_layer(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    require_without_model(**vars(asked.model), **vars(asked.reading))
+def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    require_without_model(**vars(given.model), **vars(given.reading))
     from mhacli.cli.shared.request import make_request, require_memory, save_files
 
-    request = make_request(asked.source, asked.text, asked.layer, asked.device, asked.save)
+    request = make_request(given.source, given.text, given.layer, given.device, given.save)
     require_memory(request)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study
     with life("computing"):
         record = study.inspect_layer(request)
-        save_files(record, request, asked.save)
+        save_files(record, request, given.save)
     return record, request.notes
 
 
-def _of_checkpoint(asked: Asked, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    wanted = Wanted(allow_nonfinite=asked.layer.allow_nonfinite)
+def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    wanted = Wanted(allow_nonfinite=given.layer.allow_nonfinite)
     request = model_request(
-        asked.model, asked.reading, asked.source, asked.text, asked.layer, asked.device, asked.save, wanted
+        given.model,
+        given.reading,
+        given.source,
+        given.text,
+        given.layer,
+        given.device,
+        given.save,
+        wanted,
     )
     require_configured_heads(options.heads, request)
     with loading_torch():

@@ -1,19 +1,211 @@
-"""What `run`, `trace`, `decode` and `show` share after the record: the format asked for, the notes, and the verdict."""
+"""What goes out of a command: a format on stdout, files, pictures, notes on stderr, and the verdict.
+
+`FORMATS` is the table of the formats of a record. Each is an option of the commands that print records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 
-from mhacli.cli.options import ColourOptions, DrawingOptions, HeadsViewOptions, MachineOptions, SaveOptions
-from mhacli.cli.streams import draw, note, screen, write_pieces
+from mhacli.cli.options import (
+    OUTPUT,
+    ColourOptions,
+    DrawingOptions,
+    Force,
+    HeadsViewOptions,
+    SaveOptions,
+    option,
+    option_group,
+)
+from mhacli.cli.streams import draw, life, note, screen, write_pieces
 from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.render.base.options import ViewOptions
+from mhacli.io.files import check_target, format_size, write_whole
+from mhacli.render.base.options import Figure, Scale, Screen, ViewOptions
 from mhacli.results.record.heads import require_order
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from mhacli.results.record.record import Record
+
+_PICTURES = "Pictures"
+
+
+# ------------------------------------------------------------------------------------------------------------ formats
+
+
+class Format(NamedTuple):
+    """A way to print a record: what the help says, and the pieces of text. `has_steps`: it can print walks and decoding too."""
+
+    help: str
+    render: Callable[[Record, ViewOptions], Iterator[str]]
+    has_steps: bool = False
+
+
+def _json(record: Record, options: ViewOptions) -> Iterator[str]:
+    from mhacli.render import json
+
+    return json.pieces(record)
+
+
+def _csv(record: Record, options: ViewOptions) -> Iterator[str]:
+    from mhacli.render import csv
+
+    return csv.pieces(record)
+
+
+FORMATS: Mapping[str, Format] = {
+    "json": Format("Print the record as one JSON document.", _json, has_steps=True),
+    "csv": Format("Print one line per sequence, head, query and key; tokens as JSON strings.", _csv),
+}
+"""The formats of a record, by their options."""
+
+
+class Formats:
+    """Options that choose a format of stdout. `format_options` makes the groups."""
+
+    def chosen(self) -> str | None:
+        """The name of the format, None where the terminal's view is wanted. Raises `UsageError` for two formats."""
+        names = [f.name for f in fields(self) if getattr(self, f.name)]  # type: ignore[arg-type]
+        if len(names) > 1:
+            raise UsageError(f"{names[0]} and {names[1]} must not be given together: stdout holds one of them")
+        return names[0] if names else None
+
+
+G = TypeVar("G", bound=Formats)
+
+
+def format_options(**texts: str) -> Callable[[type[G]], type[G]]:
+    """Makes a class the group of options of these names, each with its text in the help."""
+
+    def made(group: type[G]) -> type[G]:
+        group.__annotations__ = {
+            name: Annotated[bool, option(OUTPUT, text, f"--{name}")] for name, text in texts.items()
+        }
+        for name in texts:
+            setattr(group, name, False)
+        return option_group(group)
+
+    return made
+
+
+_HELP = {name: one.help for name, one in FORMATS.items()}
+
+
+@format_options(**_HELP)
+class RecordFormats(Formats):
+    """Formats of a record of patterns."""
+
+
+@format_options(**_HELP | {"csv": "Print one line per head."})
+class HeadsFormats(Formats):
+    """Formats of a record of statistics."""
+
+
+@format_options(**{name: one.help for name, one in FORMATS.items() if one.has_steps})
+class StepsFormats(Formats):
+    """Formats of a walk, or of decoding."""
+
+
+# ------------------------------------------------------------------------------------------------- the output group
+
+
+@option_group
+class PictureOptions:
+    """Files to draw into, and how."""
+
+    html: Annotated[
+        str | None, option(_PICTURES, "One page that needs no network: every head, to explore.", metavar="FILE")
+    ] = None
+    svg: Annotated[
+        str | None, option(_PICTURES, "A picture of a head, a grid of heads, or the walkthrough.", metavar="FILE")
+    ] = None
+    png: Annotated[str | None, option(_PICTURES, "The same as PNG (needs the extra png).", metavar="FILE")] = None
+    figure: Annotated[
+        Figure | None,
+        option(_PICTURES, "What --svg and --png draw. (default: the head that was chosen, or all in a grid)"),
+    ] = None
+    map_scale: Annotated[
+        Scale | None,
+        option(_PICTURES, "How shades follow shares in pictures and maps. (default: linear, log for long texts)"),
+    ] = None
+    hide_sinks: Annotated[
+        bool, option(_PICTURES, "Take sinks out, and renormalise the rest of each row.", "--hide-sinks")
+    ] = False
+    full: Annotated[bool, option(_PICTURES, "Put every cell into the page, whatever its size.", "--full")] = False
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The files that are asked for, each with its option."""
+        return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
+
+
+class Output(Protocol):
+    """The output group of a command that prints a record."""
+
+    @property
+    def formats(self) -> Formats:
+        """The format of stdout."""
+
+    @property
+    def pictures(self) -> PictureOptions:
+        """The files that are drawn."""
+
+    @property
+    def colour(self) -> ColourOptions:
+        """Whether the terminal's view has colours."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether files that exist may be replaced."""
+
+
+@option_group
+class SavedOutput:
+    """Where a record goes that was computed."""
+
+    formats: Formats
+    save: SaveOptions
+    pictures: PictureOptions
+    colour: ColourOptions
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether files that exist may be replaced."""
+        return self.save.force
+
+
+@option_group
+class RecordOutput(SavedOutput):
+    """Where a record of patterns goes."""
+
+    formats: RecordFormats
+
+
+@option_group
+class StepsOutput(SavedOutput):
+    """Where a walk goes, or what was decoded."""
+
+    formats: StepsFormats
+
+
+@option_group
+class ShownOutput:
+    """Where a saved record goes."""
+
+    formats: RecordFormats
+    pictures: PictureOptions
+    force: Force = False
+    colour: ColourOptions
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether files that exist may be replaced."""
+        return self.force
 
 
 def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOptions:
@@ -31,44 +223,153 @@ def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOpti
     )
 
 
-def require_one_format(*, json: bool, csv: bool) -> None:
-    """Raises `UsageError` when two formats are asked for on one stdout."""
-    if json and csv:
-        raise UsageError("json and csv must not be given together: stdout holds one of them")
+Files = Sequence[tuple[str, str | None]]
+"""Options that name a file, each with the file."""
 
 
-def output(record: Record, options: ViewOptions, machine: MachineOptions, colour: ColourOptions) -> None:
-    """The record on stdout, in the format asked for. Raises `UsageError` for a table of a record that has no shares."""
-    if record.module is not None and machine.csv:
-        raise UsageError("csv must be of a record with shares, got a walk of somebody's attention", hint="try --json")
-    if machine.json:
-        from mhacli.render import json
+def with_output(
+    options: ViewOptions, output: Output, *, others: Files, keep: str | None = None, has_maps: bool = False
+) -> ViewOptions:
+    """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for two
+    formats, for choices without a picture that they could be of, unless the terminal `has_maps`, and for a file that is also
+    one of the `others` that the command reads or writes; `MhaError` for files that cannot be written. `keep` is what the record
+    will hold, None: all."""
+    output.formats.chosen()
+    pictures = output.pictures
+    _require_use(pictures, has_maps=has_maps)
+    _require_kept(pictures, options, keep)
+    _require_different((*others, *pictures.files))
+    for _, path in pictures.files:
+        check_target(path, force=output.overwrites)
+    if pictures.png is not None:
+        from mhacli.render.png import require_png
 
-        write_pieces(json.pieces(record))
-    elif machine.csv:
-        from mhacli.render import csv
+        require_png()
+    return replace(
+        options,
+        map_scale=pictures.map_scale,
+        figure=pictures.figure or options.figure,
+        hide_sinks=pictures.hide_sinks,
+        full=pictures.full,
+    )
 
-        write_pieces(csv.pieces(record))
-    elif record.module is not None:
+
+def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
+    """Raises `UsageError` for a choice that nothing is drawn by."""
+    has_figure = pictures.svg is not None or pictures.png is not None
+    lost = {
+        "full": ("--html FILE", pictures.full and pictures.html is None),
+        "figure": ("--svg or --png FILE", pictures.figure is not None and not has_figure),
+        "hide-sinks": ("--html, --svg or --png FILE", pictures.hide_sinks and not pictures.files),
+        "map-scale": (
+            "--html, --svg or --png FILE",
+            pictures.map_scale is not None and not pictures.files and not has_maps,
+        ),
+    }
+    for name, (need, is_lost) in lost.items():
+        if is_lost:
+            raise UsageError(f"{name} must come with {need}, got none")
+
+
+def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | None) -> None:
+    """Raises `UsageError` for a figure of heads whose patterns will not be in the record."""
+    figure = pictures.figure or options.figure
+    is_of_heads = (pictures.svg is not None or pictures.png is not None) and figure != "walk"
+    if is_of_heads and keep is not None and "pattern" not in [word.strip() for word in keep.split(",")]:
+        raise UsageError(
+            f"keep must name pattern for a picture of heads, got {keep!r}", hint=f"try --keep pattern,{keep}"
+        )
+
+
+def _require_different(files: Files) -> None:
+    """Raises `UsageError` for two options that name one file, whatever way they name it."""
+    known: dict[str, str] = {}
+    for name, path in files:
+        if path is None:
+            continue
+        other = known.setdefault(_place(path), name)
+        if other != name:
+            raise UsageError(f"{other} and {name} must be different files, got {path!r} for both")
+
+
+def _place(path: str) -> str:
+    """Where a path leads. In a working folder that was deleted nobody knows: whoever writes the file tells it."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return path
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, output: Output) -> None:
+    """A record that was computed: its pictures, then itself on stdout, whether it holds together, and the notes."""
+    drawn = write_pictures(record, options, output)
+    print_record(record, options, output.formats.chosen(), output.colour)
+    require_self_check(record)
+    tell_notes(record, (*notes, *drawn))
+
+
+def print_record(record: Record, options: ViewOptions, name: str | None, colour: ColourOptions) -> None:
+    """The record on stdout, in the format of that name or as the terminal shows it. Raises `UsageError` for a table of a record
+    that has no shares."""
+    if name is not None:
+        if record.module is not None and not FORMATS[name].has_steps:
+            raise UsageError(
+                f"{name} must be of a record with shares, got a walk of somebody's attention", hint="try --json"
+            )
+        write_pieces(FORMATS[name].render(record, options))
+        return
+    on = screen(colour.color)
+    for view in _views(record, options, on):
+        draw(view, on)
+
+
+def _views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
+    """What the terminal shows of a record."""
+    if record.module is not None:
         from mhacli.render.run.trace import closing, step_blocks
 
-        on = screen(colour.color)
-        for block in (*step_blocks(record, on), closing(record, on)):
-            draw(block, on)
-    else:
-        from mhacli.render.checkpoint.view import layers_view
-        from mhacli.render.heads.view import heads_view
+        yield from (*step_blocks(record, on), closing(record, on))
+    elif record.decoding is not None and options.view == "matrix":
         from mhacli.render.run.decode import decode_view
+
+        yield decode_view(record, options, on)
+    elif record.model is not None:
+        from mhacli.render.checkpoint.view import layers_view
+
+        yield layers_view(record, options, on)
+    elif record.survey is not None:
+        from mhacli.render.heads.view import heads_view
+
+        yield heads_view(record, options, on)
+    else:
         from mhacli.render.run.view import run_view
 
-        on = screen(colour.color)
-        if record.decoding is not None and options.view == "matrix":
-            view = decode_view
-        elif record.model is not None:
-            view = layers_view
-        else:
-            view = run_view if record.survey is None else heads_view
-        draw(view(record, options, on), on)
+        yield run_view(record, options, on)
+
+
+def print_report(
+    name: str | None,
+    colour: ColourOptions,
+    *,
+    formats: Mapping[str, Callable[[], Iterable[str]]],
+    view: Callable[[Screen], RenderableType],
+) -> None:
+    """What is no record, on stdout: in the format of that name, or as the terminal shows it."""
+    if name is not None:
+        write_pieces(formats[name]())
+        return
+    on = screen(colour.color)
+    draw(view(on), on)
+
+
+def json_document(value: Any) -> list[str]:
+    """The pieces of a JSON document."""
+    import json
+
+    return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
 
 
 def save_record(record: Record, save: SaveOptions) -> None:
@@ -134,3 +435,37 @@ def require_self_check(record: Record) -> None:
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )
+
+
+# ------------------------------------------------------------------------------------------------------------ pictures
+
+
+def write_pictures(record: Record, options: ViewOptions, output: Output) -> tuple[str, ...]:
+    """Draws the files that were asked for, each whole; returns what is to be told of each: its size. Raises `MhaError` for what a
+    record does not hold, and for files that cannot be written."""
+    if not output.pictures.files:
+        return ()
+    with life("drawing"):
+        drawn = [*_contents(record, options, output.pictures)]
+    for path, content in drawn:
+        write_whole(path, content, force=output.overwrites)
+    return tuple(f"{path}: {format_size(len(content))}" for path, content in drawn)
+
+
+def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) -> Iterator[tuple[str, bytes]]:
+    """The files with what goes into them."""
+    if pictures.html is not None:
+        from mhacli.render.page.document import page
+
+        yield pictures.html, page(record, options).encode()
+    if pictures.svg is None and pictures.png is None:
+        return
+    from mhacli.render.figures.document import figure
+
+    drawn = figure(record, options)
+    if pictures.svg is not None:
+        yield pictures.svg, drawn.encode()
+    if pictures.png is not None:
+        from mhacli.render.png import png
+
+        yield pictures.png, png(drawn)

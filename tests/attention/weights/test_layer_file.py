@@ -128,7 +128,7 @@ SCRIPT = """
 import hashlib, sys, torch
 sys.path.insert(0, sys.argv[1])
 from test_layer_file import GROUPED, WORDS, layer_of
-from mhacli.attention.weights.layer_file import to_bytes
+from mhacli.attention.layer_file import to_bytes
 print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hexdigest())
 """
 
