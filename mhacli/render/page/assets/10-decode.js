@@ -4,7 +4,7 @@ const RECORD = JSON.parse(document.getElementById("record").textContent);
 const FORBIDDEN = -1;
 const CODES = { f32: Float32Array, u8: Uint8Array };
 // Decoded cells that stay in memory; beyond, the map that was looked at longest ago is let go.
-const ROOM = 24e6;
+const ROOM = 12e6;
 
 const decodedMaps = new Map();
 const decodedMasks = new Map();
@@ -56,7 +56,7 @@ function forgetOldMaps(newest) {
 async function decodeMap(index) {
   const packed = RECORD.maps[index];
   const { rows, columns } = RECORD.masks[packed.mask];
-  const [open, codes, ofSinks, learned, seen] = await Promise.all([
+  const [open, codes, sinkShares, learned, seen] = await Promise.all([
     openCells(packed.mask),
     numbersOf(packed.cells, CODES[packed.code]),
     numbersOf(packed.of_sinks, Float32Array),
@@ -64,11 +64,14 @@ async function decodeMap(index) {
     numbersOf(packed.seen, Float32Array),
   ]);
   const cells = packed.code === "f32" ? codes : sharesOfCodes(codes, packed.largest);
-  if (cells !== codes) addSinks(cells, packed.sink_columns, ofSinks, columns);
+  const ofSinks = new Float32Array(cells.length), sinkColumns = packed.sink_columns, width = sinkColumns.length;
+  sinkShares.forEach((share, i) => (ofSinks[Math.floor(i / width) * columns + sinkColumns[i % width]] = share));
+  // Codes are of what is left beside sinks, so that taking sinks out leaves no rounding behind.
+  if (cells !== codes) ofSinks.forEach((share, i) => (cells[i] += share));
   for (let i = 0; i < cells.length; i++) if (!open[i]) cells[i] = FORBIDDEN;
   return {
     index, rows, columns, cells, learned, seen, ofSinks,
-    block: packed.block, first: packed.first, sinks: packed.sinks, sinkColumns: packed.sink_columns,
+    block: packed.block, first: packed.first, sinks: packed.sinks,
     isExact: cells === codes && packed.block === 1, code: packed.code, top: packed.largest,
   };
 }
@@ -78,18 +81,11 @@ const STEPS_OF_CODE = 254;
 const sharesOfCodes = (codes, top) =>
   Float32Array.from(codes, (code) => (code > STEPS_OF_CODE ? NaN : top * (code / STEPS_OF_CODE) ** 2));
 
-// Codes are of what is left beside sinks, so that taking sinks out leaves no rounding behind.
-function addSinks(cells, sinkColumns, ofSinks, columns) {
-  const width = sinkColumns.length;
-  for (let i = 0; i < ofSinks.length; i++) cells[Math.floor(i / width) * columns + sinkColumns[i % width]] += ofSinks[i];
-}
-
 // How far a coded share may be from what was computed: half a step of its code, of what is not a sink's.
 function codeError(map, row, column) {
-  const steps = STEPS_OF_CODE, sink = map.sinkColumns.indexOf(column);
-  const rest = map.cells[row * map.columns + column] - (sink < 0 ? 0 : map.ofSinks[row * map.sinkColumns.length + sink]);
-  const root = map.top > 0 ? Math.sqrt(Math.max(0, rest) / map.top) * steps : 0;
-  return map.top * ((root + 0.5) / steps) ** 2 - Math.max(0, rest);
+  const at = row * map.columns + column, rest = Math.max(0, map.cells[at] - map.ofSinks[at]);
+  const root = map.top > 0 ? Math.sqrt(rest / map.top) * STEPS_OF_CODE : 0;
+  return map.top * ((root + 0.5) / STEPS_OF_CODE) ** 2 - rest;
 }
 
 // What is known exactly of a map beside its cells: whole rows, and the strongest keys of queries.

@@ -1,4 +1,5 @@
-// Blocks of cells, rows without sinks, and the scales: the same arithmetic as mhacli/render/headmaps.py.
+// Blocks of cells, rows without sinks, and the scales: the same arithmetic as mhacli/render/heads/head_map.py. Levels are computed
+// here because the window decides how large blocks are, and the reader which scale they have and whether sinks are among them.
 
 // Where less than this is left of a row, it is not blown up: it would be rounding.
 const NOTHING = 1e-6;
@@ -6,71 +7,40 @@ const NOTHING = 1e-6;
 // Blocks of factor × factor cells: means over the queries that see a key, of sums over keys.
 function pooled(map, factor) {
   if (factor === 1) return map;
-  const rows = Math.ceil(map.rows / factor), columns = Math.ceil(map.columns / factor);
-  const cells = new Float64Array(rows * columns), open = new Uint8Array(rows * columns), seen = new Float64Array(rows);
-  for (let row = 0; row < map.rows; row++) {
-    const weight = map.seen[row], from = row * map.columns, to = Math.floor(row / factor) * columns;
-    seen[Math.floor(row / factor)] += weight;
-    for (let column = 0; column < map.columns; column++) {
-      const share = map.cells[from + column], cell = to + Math.floor(column / factor);
-      if (share === FORBIDDEN) continue;
-      cells[cell] += share * weight;
-      open[cell] = 1;
-    }
-  }
-  for (let cell = 0; cell < cells.length; cell++) {
-    cells[cell] = open[cell] ? cells[cell] / Math.max(1, seen[Math.floor(cell / columns)]) : FORBIDDEN;
-  }
+  const seen = new Float64Array(Math.ceil(map.rows / factor));
+  map.seen.forEach((weight, row) => (seen[Math.floor(row / factor)] += weight));
+  const means = (numbers, perRow) => meansOf(numbers, map.seen, seen, { perRow, down: factor, across: Math.min(perRow, factor) });
   return {
-    ...map, rows, columns, cells, seen, block: map.block * factor, isExact: false,
-    learned: map.learned && pooledRows(map, map.learned, 1, [0], factor).numbers,
-    ...pooledSinks(map, factor),
+    ...map, rows: seen.length, columns: Math.ceil(map.columns / factor), seen, block: map.block * factor, isExact: false,
+    cells: means(map.cells, map.columns), ofSinks: means(map.ofSinks, map.columns), learned: map.learned && means(map.learned, 1),
   };
 }
 
-function pooledSinks(map, factor) {
-  const columns = map.sinkColumns.map((column) => Math.floor(column / factor));
-  const { numbers, kept } = pooledRows(map, map.ofSinks, columns.length, columns, factor);
-  return { ofSinks: numbers, sinkColumns: kept };
-}
-
-// Means over rows of some columns; those that fall into one block are summed.
-function pooledRows(map, numbers, width, columns, factor) {
-  const kept = [...new Set(columns)];
-  const rows = Math.ceil(map.rows / factor), sums = new Float64Array(rows * kept.length), seen = new Float64Array(rows);
-  for (let row = 0; row < map.rows; row++) {
-    const block = Math.floor(row / factor);
-    seen[block] += map.seen[row];
-    for (let i = 0; i < width; i++) {
-      sums[block * kept.length + kept.indexOf(columns[i])] += numbers[row * width + i] * map.seen[row];
+function meansOf(numbers, weights, seen, { perRow, down, across }) {
+  const columns = Math.ceil(perRow / across), means = new Float64Array(seen.length * columns).fill(FORBIDDEN);
+  for (let row = 0; row < weights.length; row++) {
+    for (let column = 0; column < perRow; column++) {
+      const number = numbers[row * perRow + column], cell = Math.floor(row / down) * columns + Math.floor(column / across);
+      if (number !== FORBIDDEN) means[cell] = Math.max(0, means[cell]) + number * weights[row];
     }
   }
-  for (let i = 0; i < sums.length; i++) sums[i] /= Math.max(1, seen[Math.floor(i / kept.length)]);
-  return { numbers: sums, kept };
-}
-
-// What sinks get of each row.
-function sinkShares(map) {
-  const width = map.sinkColumns.length, shares = new Float64Array(map.rows);
-  for (let i = 0; i < map.ofSinks.length; i++) shares[Math.floor(i / width)] += map.ofSinks[i];
-  return shares;
+  return means.map((sum, cell) => (sum === FORBIDDEN ? sum : sum / Math.max(1, seen[Math.floor(cell / columns)])));
 }
 
 // The rest of each row beside sinks, learned ones too, renormalised by its own sum; what sinks got stands in `taken`.
 function withoutSinks(map) {
-  const taken = sinkShares(map), cells = Float64Array.from(map.cells), width = map.sinkColumns.length;
+  const taken = new Float64Array(map.rows), cells = Float64Array.from(map.cells);
   for (let row = 0; row < map.rows; row++) {
-    const from = row * map.columns;
-    map.sinkColumns.forEach((column, i) => {
-      if (cells[from + column] !== FORBIDDEN) cells[from + column] -= map.ofSinks[row * width + i];
-    });
+    const from = row * map.columns, to = from + map.columns;
     let left = 0;
-    for (let i = from; i < from + map.columns; i++) {
-      if (map.cells[i] !== FORBIDDEN) left += Math.max(0, cells[i]);
+    for (let i = from; i < to; i++) {
+      taken[row] += map.ofSinks[i];
+      if (cells[i] === FORBIDDEN) continue;
+      cells[i] = Math.max(0, cells[i] - map.ofSinks[i]);
+      left += cells[i];
     }
-    for (let i = from; i < from + map.columns; i++) {
-      if (map.cells[i] === FORBIDDEN) continue;
-      cells[i] = left > NOTHING ? Math.max(0, cells[i]) / left : Number.isNaN(left) ? NaN : 0;
+    for (let i = from; i < to; i++) {
+      if (cells[i] !== FORBIDDEN) cells[i] = left > NOTHING ? cells[i] / left : Number.isNaN(left) ? NaN : 0;
     }
   }
   return { ...map, cells, taken, isExact: false };

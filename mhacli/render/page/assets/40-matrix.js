@@ -181,7 +181,7 @@ function drawCells(pen, layout, sight) {
 
 // A cell that was taken out is not one with a small share: it has no colour of the scale, and a dash where numbers are.
 const isTakenOut = (layout, column) =>
-  choice.hideSinks && layout.drawn.block === 1 && layout.drawn.sinkColumns.includes(column);
+  choice.hideSinks && layout.drawn.block === 1 && hasSink(placesOf(layout.drawn, "key", column));
 
 function blankTakenCells(pen, layout, sight) {
   const { drawn, wide, high } = layout;
@@ -247,7 +247,7 @@ function drawAxes(pen, layout, sight) {
   for (const column of ticks(shown, "key", sight.column, sight.columns, columnStep)) {
     drawColumnName(pen, layout, column, hasLabels);
   }
-  if (layout.shown.sinkColumns.length) drawSinkMarks(pen, layout, sight);
+  if (hasSinks()) drawSinkMarks(pen, layout, sight);
 }
 
 // The cells of an axis that get a name: those that hold a place which the step divides.
