@@ -56,18 +56,18 @@ class Viewer(App[None]):
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
     #top, #last, #prompt { height: 1; }
-    #said { height: 2; }
+    #read-out { height: 2; }
     #legend { height: 1; }
     #body { height: 1fr; layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 6; grid-gutter: 0 1; }
-    #keys, #queries, #matrix, #strongest, #heads, #numbers, #page { width: 100%; height: 100%; }
+    #keys, #queries, #matrix, #top-keys, #heads, #numbers, #page { width: 100%; height: 100%; }
     .small #body { grid-columns: 1fr 26; grid-rows: 1fr 4; }
     .wide #body { grid-size: 2 3; grid-columns: 1fr 68; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .wide #matrix { row-span: 3; }
     Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 6; }
     Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }
     .tiny #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
-    .tiny #strongest, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }
-    Reading #page { height: 1fr; }
+    .tiny #top-keys, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }
+    TextScreen #page { height: 1fr; }
     """
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
@@ -88,7 +88,7 @@ class Viewer(App[None]):
         self._running_loop = asyncio.get_running_loop()
         if self.ended_by is not None:  # before there was a loop to tell
             self.exit()
-        elif self._is_open and self.session.gallery.places and self.session.entry().drawn is not None:
+        elif self._is_open and self.session.gallery.places and self.session.head().drawable is not None:
             from mhacli.viewer.head import HeadScreen
 
             self.push_screen(HeadScreen(self.session))
@@ -137,22 +137,22 @@ class Viewer(App[None]):
         self.push_screen(self._walk())
 
     def _walk(self) -> Screen[None]:
-        from mhacli.viewer.text import Reading, walk_page
+        from mhacli.viewer.text import TextScreen, walk_page
 
-        return Reading("walkthrough", walk_page(self.session.record, colour=self.session.colour))
+        return TextScreen("walkthrough", walk_page(self.session.record, colour=self.session.colour))
 
     def action_help(self) -> None:
         """All keys."""
-        from mhacli.viewer.text import Reading, help_page
+        from mhacli.viewer.text import TextScreen, help_page
 
-        self.push_screen(Reading("keys", help_page()))
+        self.push_screen(TextScreen("keys", help_page()))
 
     def action_origin(self) -> None:
         """Where the numbers come from, and what is drawn of them."""
-        from mhacli.viewer.text import Reading, origin_page
+        from mhacli.viewer.text import TextScreen, origin_page
 
         self.push_screen(
-            Reading("where this comes from", origin_page(self.session.record, self.session.picture_facts()))
+            TextScreen("where this comes from", origin_page(self.session.record, self.session.picture_facts()))
         )
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # loaded where a record has them
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """A head: what is said of it, and what can be drawn of it, each None where the record has nothing."""
+class GalleryHead:
+    """A head with its statistics and what can be drawn of it, each None where the record has nothing. `record` is its layer's."""
 
-    view: Record
+    record: Record
     head: int
     label: str
-    said: HeadStatistics | None
-    drawn: DrawableHead | None
+    statistics: HeadStatistics | None
+    drawable: DrawableHead | None
     layer: InspectedLayer | None = None
 
     def is_of(self, layers: Sequence[LayerChoice]) -> bool:
@@ -37,12 +37,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A layer: its short name, and its heads in the gallery's columns, None where one was not looked at. `instead` says what a
+class LayerRow:
+    """A layer: its short name, and its heads in the gallery's columns, None where one was not inspected. `instead` says what a
     layer has that has no attention."""
 
     name: str
-    entries: tuple[Entry | None, ...] = ()
+    heads: tuple[GalleryHead | None, ...] = ()
     instead: str = ""
 
 
@@ -50,20 +50,18 @@ class Row:
 class Gallery:
     """All heads: rows of layers in the order in which they run, and the numbers of the heads in its columns."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     columns: tuple[int, ...]
 
-    def entry(self, row: int, column: int) -> Entry | None:
+    def head_at(self, row: int, column: int) -> GalleryHead | None:
         """The head at a place, None where there is none."""
-        entries = self.rows[row].entries
-        return entries[column] if 0 <= column < len(entries) else None
+        heads = self.rows[row].heads
+        return heads[column] if 0 <= column < len(heads) else None
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """Row and column of every head, in the order of execution."""
-        return tuple(
-            (r, c) for r, row in enumerate(self.rows) for c, entry in enumerate(row.entries) if entry is not None
-        )
+        return tuple((r, c) for r, row in enumerate(self.rows) for c, head in enumerate(row.heads) if head is not None)
 
     def place_of(self, head: int | None, layers: Sequence[LayerChoice] | None) -> tuple[int, int] | None:
         """The place of the first head with this number (None: any) in one of the layers (None: any); None where nothing is asked
@@ -71,7 +69,7 @@ class Gallery:
         if head is None and layers is None:
             return None
         for place in self.places:
-            entry = self.entry(*place)
+            entry = self.head_at(*place)
             if entry is not None and head in (None, entry.head) and (layers is None or entry.is_of(layers)):
                 return place
         if layers is not None:
@@ -87,7 +85,7 @@ class Gallery:
         """The same head of the next or previous layer that has one; the place itself where there is none."""
         row, column = place[0] + step, place[1]
         while 0 <= row < len(self.rows):
-            if self.entry(row, column) is not None:
+            if self.head_at(row, column) is not None:
                 return row, column
             row += step
         return place
@@ -118,12 +116,12 @@ def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:
     for name, layer, view, own in layers:
         said, drawn = {h.head: h for h in view.heads}, {h.head: h for h in own}
         entries = tuple(
-            Entry(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
+            GalleryHead(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
             if head in said or head in drawn
             else None
             for head in columns
         )
-        rows.append(Row(name, entries))
+        rows.append(LayerRow(name, entries))
     return Gallery(tuple(rows), tuple(columns))
 
 
@@ -140,11 +138,11 @@ def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLa
     return f"{layer.label} · " + (f"{visible(layer.name)} · " if has_twin else "") + f"head {head}"
 
 
-def _with_missing(rows: Sequence[Row], record: Record) -> tuple[Row, ...]:
+def _with_missing(rows: Sequence[LayerRow], record: Record) -> tuple[LayerRow, ...]:
     """The rows with those of layers that have no attention, where they stand in the stack."""
     assert record.model is not None
     missing = list(record.model.without)
-    found: list[Row] = []
+    found: list[LayerRow] = []
     for row, layer in zip(rows, record.layers, strict=True):
         while missing and layer.kind != "encoder" and missing[0].layer < layer.layer:
             found.append(_without(missing.pop(0).layer, record))
@@ -152,7 +150,7 @@ def _with_missing(rows: Sequence[Row], record: Record) -> tuple[Row, ...]:
     return (*found, *(_without(one.layer, record) for one in missing))
 
 
-def _without(number: int, record: Record) -> Row:
+def _without(number: int, record: Record) -> LayerRow:
     assert record.model is not None
     kind = next(one.type for one in record.model.without if one.layer == number)
-    return Row(str(number), instead=visible(kind))
+    return LayerRow(str(number), instead=visible(kind))

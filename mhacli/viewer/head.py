@@ -20,9 +20,9 @@ from mhacli.text.escape import visible
 from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.tokens import Axis, Prompt, Search, Tokens, searched
-from mhacli.viewer.panes.top_keys import Strongest
+from mhacli.viewer.panes.top_keys import TopKeys
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
-from mhacli.viewer.screen import HEAD, ViewerScreen, bindings, keys_line
+from mhacli.viewer.screen import HEAD_KEYS, ViewerScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE = 120
@@ -38,7 +38,7 @@ base64 leaves three quarters."""
 class HeadScreen(ViewerScreen):
     """One head, with the cursor on a query and a key of it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD)
+    BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD_KEYS)
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class HeadScreen(ViewerScreen):
         self.search: Search | None = None
         self._before = (0, 0)
         self._message = ""
-        self.top_line, self.said, self.legend, self.last = (
-            Lines(id=name) for name in ("top", "said", "legend", "last")
+        self.top_line, self.read_out, self.legend, self.last = (
+            Lines(id=name) for name in ("top", "read-out", "legend", "last")
         )
         self.matrix = Matrix(colour=self.colour, id="matrix")
-        self.strongest = Strongest(id="strongest")
+        self.top_keys = TopKeys(id="top-keys")
         self.keys_pane, self.queries_pane = (
             Tokens(colour=self.colour, id="keys"),
             Tokens(colour=self.colour, id="queries"),
@@ -65,10 +65,10 @@ class HeadScreen(ViewerScreen):
         yield self.top_line
         with Container(id="body"):
             yield self.matrix
-            yield self.strongest
+            yield self.top_keys
             yield self.keys_pane
             yield self.queries_pane
-        yield self.said
+        yield self.read_out
         yield self.legend
         yield self.prompt
         yield self.last
@@ -101,7 +101,7 @@ class HeadScreen(ViewerScreen):
 
     def _strongest_of(self, row: int) -> int:
         assert self.picture is not None
-        found = self.picture.strongest(row)
+        found = self.picture.top_keys(row)
         return found[0][0] if found else 0
 
     @property
@@ -118,19 +118,19 @@ class HeadScreen(ViewerScreen):
         """Shows everything anew."""
         if not self.is_mounted or self.size.width == 0:
             return
-        entry, picture = self.session.entry(), self.picture
-        failed, doubtful = not entry.view.self_check.ok, self.session.contradicts_itself()
+        entry, picture = self.session.head(), self.picture
+        failed, doubtful = not entry.record.self_check.ok, self.session.contradicts_itself()
         title = heading(entry, self.session.sequence, failed=failed, doubtful=doubtful)
         self.top_line.show(lambda width: [title])
-        self.last.show(lambda width: [keys_line(HEAD, width, message=self._message, without=self._idle())])
+        self.last.show(lambda width: [keys_line(HEAD_KEYS, width, message=self._message, without=self._idle())])
         self.matrix.show(picture, self.row, self.column)
-        self.strongest.show(picture, self.row, self.column, most=self.most)
+        self.top_keys.show(picture, self.row, self.column, most=self.most)
         if picture is None:
-            self.said.show(lambda width: [segments([(self.session.why_nothing(), WARNING)])])
+            self.read_out.show(lambda width: [segments([(self.session.why_nothing(), WARNING)])])
             self.legend.show(lambda width: ())
             return
-        self.said.styles.height = 2 if self.size.height >= 8 else 1
-        self.said.show(partial(read_out, picture, (self.row, self.column)))
+        self.read_out.styles.height = 2 if self.size.height >= 8 else 1
+        self.read_out.show(partial(read_out, picture, (self.row, self.column)))
         told = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
         self.legend.styles.height = min(
             len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
@@ -188,7 +188,7 @@ class HeadScreen(ViewerScreen):
             return
         if self.focused in (self.keys_pane, self.queries_pane) and way in ("up", "down", "left", "right"):
             self._move_in_text(way)
-        elif self.focused is self.strongest and way in ("up", "down"):
+        elif self.focused is self.top_keys and way in ("up", "down"):
             self._move_in_list(1 if way == "down" else -1)
         else:
             self._move_in_matrix(way)
@@ -229,7 +229,7 @@ class HeadScreen(ViewerScreen):
         self._to_place("key" if is_keys else "query", place)
 
     def _move_in_list(self, step: int) -> None:
-        columns = [column for column, _ in self.strongest.shown_keys]
+        columns = [column for column, _ in self.top_keys.shown_keys]
         if columns:
             at = columns.index(self.column) + step if self.column in columns else 0
             self.go(self.row, columns[min(len(columns) - 1, max(0, at))])
@@ -250,7 +250,7 @@ class HeadScreen(ViewerScreen):
         """A token was."""
         self._to_place("key" if message.pane is self.keys_pane else "query", message.place)
 
-    def on_strongest_chosen(self, message: Strongest.Chosen) -> None:
+    def on_top_keys_chosen(self, message: TopKeys.Chosen) -> None:
         """A key of the list was."""
         self.go(self.row, message.column)
 
@@ -284,7 +284,7 @@ class HeadScreen(ViewerScreen):
     def action_zoom(self, step: int) -> None:
         """Larger or smaller cells; 0: so that all fit."""
         if step == 0:
-            self.matrix.asked = None
+            self.matrix.chosen_zoom = None
         elif not self.matrix.zoomed(step):
             self.say("cells are as large as they get" if step > 0 else "all of it is on the screen")
             return
@@ -292,7 +292,7 @@ class HeadScreen(ViewerScreen):
 
     def action_most(self, step: int) -> None:
         """More or fewer of the strongest keys."""
-        now = len(self.strongest.shown_keys)
+        now = len(self.top_keys.shown_keys)
         more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
         self.most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
         self.draw()
@@ -304,7 +304,7 @@ class HeadScreen(ViewerScreen):
         text = json.dumps(self.picture.row_document(self.row), allow_nan=False)
         self.app.copy_to_clipboard(text)
         size = f"{len(text):,} bytes" + (", more than many terminals take" if len(text) > _CLIPBOARD else "")
-        n_keys = count_of(len(self.picture.strongest(self.row)), "key", grouped=True)
+        n_keys = count_of(len(self.picture.top_keys(self.row)), "key", grouped=True)
         self.say(f"copied query {self.picture.query_name(self.row)} as JSON: {n_keys}, {size}, by OSC 52")
 
     def say(self, message: str) -> None:
@@ -319,7 +319,7 @@ class HeadScreen(ViewerScreen):
         if self.picture is None:
             return
         self._before = self.row, self.column
-        self.search = Search("key" if self.focused in (self.keys_pane, self.strongest) else "query")
+        self.search = Search("key" if self.focused in (self.keys_pane, self.top_keys) else "query")
         self.prompt.open(self.search)
         self.last.display = False
         self.set_focus(self.prompt)
@@ -421,7 +421,7 @@ def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[
         [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])
-    if is_before_dropout(picture.drawn.record):
+    if is_before_dropout(picture.drawable.record):
         parts.append([("before dropout", WARNING)])
     if picture.base.block > 1:
         parts.append(

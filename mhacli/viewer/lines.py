@@ -16,7 +16,7 @@ from textual.widget import Widget
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import fitted, share_text
 from mhacli.results.record.heads import HeadStatistics
-from mhacli.viewer.gallery import Entry
+from mhacli.viewer.gallery import GalleryHead
 
 Line = Sequence[Segment]
 PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
@@ -70,15 +70,15 @@ def kind_words(said: HeadStatistics | None) -> str:
     return said.kind + sure
 
 
-def heading(entry: Entry, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
+def heading(head: GalleryHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
     """The first line: which head of which sequence, and what kind of head it is."""
     parts: list[Piece] = [
-        (entry.label, ACCENT),
+        (head.label, ACCENT),
         ("  ", PLAIN),
-        kind_sign(entry.said),
-        (f" {kind_words(entry.said)}", PLAIN),
+        kind_sign(head.statistics),
+        (f" {kind_words(head.statistics)}", PLAIN),
     ]
-    n_sequences = len(entry.view.sequences)
+    n_sequences = len(head.record.sequences)
     if n_sequences > 1:
         parts.append((f"  sequence {sequence}", BOLD))
         parts.append((f" of 0–{n_sequences - 1}", DIM))
@@ -86,7 +86,7 @@ def heading(entry: Entry, sequence: int, *, failed: bool, doubtful: bool = False
         parts.append(("  self-check FAILED: i tells", WARNING))
     if doubtful:
         parts.append(("  the record contradicts itself: i tells", WARNING))
-    if entry.layer is not None and not entry.layer.verified:
+    if head.layer is not None and not head.layer.verified:
         parts.append(("  not verified", WARNING))
     return segments(parts)
 

@@ -16,7 +16,7 @@ from mhacli.render.base.provenance import check_text
 from mhacli.results.record.heads import STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.gallery import Entry
+from mhacli.viewer.gallery import GalleryHead
 from mhacli.viewer.lines import (
     ACCENT,
     BOLD,
@@ -32,8 +32,8 @@ from mhacli.viewer.lines import (
     ruled,
     segments,
 )
-from mhacli.viewer.panes.heads import Heads
-from mhacli.viewer.screen import OVERVIEW, ViewerScreen, bindings, keys_line
+from mhacli.viewer.panes.heads import HeadGrid
+from mhacli.viewer.screen import OVERVIEW_KEYS, ViewerScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
@@ -42,7 +42,7 @@ _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
 class Overview(ViewerScreen):
     """All heads of a record."""
 
-    BINDINGS: ClassVar[list[BindingType]] = bindings(OVERVIEW)
+    BINDINGS: ClassVar[list[BindingType]] = bindings(OVERVIEW_KEYS)
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Overview(ViewerScreen):
         self.top_line, self.numbers, self.legend, self.last = (
             Lines(id=name) for name in ("top", "numbers", "legend", "last")
         )
-        self.heads = Heads(session.gallery, session.new_picture_of, colour=session.colour)
+        self.heads = HeadGrid(session.gallery, session.new_picture_of, colour=session.colour)
 
     def compose(self) -> ComposeResult:
         """The parts, from the top."""
@@ -90,39 +90,39 @@ class Overview(ViewerScreen):
         """Shows everything anew."""
         if not self.is_mounted or self.size.width == 0:
             return
-        entry, record, sequence = self.session.entry(), self.session.record, self.session.sequence
+        head, record, sequence = self.session.head(), self.session.record, self.session.sequence
         self.top_line.show(
             lambda width: [_record_line(record, sequence, width, doubtful=self.session.contradicts_itself())]
         )
         self.heads.show(self.session.place)
-        self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, entry))
+        self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, head))
         if self.heads.size:
             self.legend.styles.height = len(self._legend(self.size.width))
         self.legend.show(self._legend)
         self.last.show(self._keys)
 
     def _has_pictures(self) -> bool:
-        return self.heads.layout_for(self.heads.size.width, self.heads.size.height).tile is not None
+        return self.heads.layout_for(self.heads.size.width, self.heads.size.height).thumbnail is not None
 
     def _keys(self, width: int) -> list[Line]:
         without = () if self._has_pictures() else ("scale", "sinks")
-        return [keys_line(OVERVIEW, width, message=self._message, without=without)]
+        return [keys_line(OVERVIEW_KEYS, width, message=self._message, without=without)]
 
     def _legend(self, width: int) -> list[Line]:
         """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
         if self._has_pictures():
             return [segments([(self.session.scale_words(), DIM)])]
-        kinds = [kind for kind in KIND_SIGNS if any(self._said(place, kind) for place in self.gallery.places)]
-        parts = [[kind_sign(self._one(kind)), (f" {kind}", PLAIN)] for kind in kinds]
+        kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.gallery.places)]
+        parts = [[kind_sign(self._first_of(kind)), (f" {kind}", PLAIN)] for kind in kinds]
         return flowed(parts, width, "  ")[:2]
 
-    def _said(self, place: tuple[int, int], kind: str) -> bool:
-        entry = self.gallery.entry(*place)
-        return entry is not None and entry.said is not None and entry.said.kind == kind
+    def _is_kind(self, place: tuple[int, int], kind: str) -> bool:
+        head = self.gallery.head_at(*place)
+        return head is not None and head.statistics is not None and head.statistics.kind == kind
 
-    def _one(self, kind: str) -> HeadStatistics | None:
-        entry = next(self.gallery.entry(*place) for place in self.gallery.places if self._said(place, kind))
-        return None if entry is None else entry.said
+    def _first_of(self, kind: str) -> HeadStatistics | None:
+        head = next(self.gallery.head_at(*place) for place in self.gallery.places if self._is_kind(place, kind))
+        return None if head is None else head.statistics
 
     def action_move(self, way: str) -> None:
         """Another head."""
@@ -146,7 +146,7 @@ class Overview(ViewerScreen):
 
     def action_open(self) -> None:
         """Looks into the head under the cursor."""
-        if self.session.entry().drawn is None:
+        if self.session.head().drawable is None:
             self._message = self.session.why_nothing()
             self.draw()
         else:
@@ -154,7 +154,7 @@ class Overview(ViewerScreen):
 
             self.app.push_screen(HeadScreen(self.session))
 
-    def on_heads_moved(self, message: Heads.Moved) -> None:
+    def on_head_grid_moved(self, message: HeadGrid.Moved) -> None:
         """A head was chosen by the mouse; twice opens it."""
         self.session.place = message.place
         self._message = ""
@@ -196,30 +196,30 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
     return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
 
 
-def _numbers_below(entry: Entry, width: int) -> list[Line]:
+def _numbers_below(head: GalleryHead, width: int) -> list[Line]:
     """The numbers of a head, one after the other, what uniform attention would give in brackets."""
     parts: list[list[Piece]] = []
-    for name, own, uniform in _told(entry):
+    for name, own, uniform in _told(head):
         parts.append([(f"{name} ", DIM), (own, BOLD), (f" ({uniform})" if uniform else "", DIM)])
-    title = ruled(f"{entry.label} · numbers (if uniform)", width, focused=False)
+    title = ruled(f"{head.label} · numbers (if uniform)", width, focused=False)
     return [title, *flowed(parts, width, "  ")]
 
 
-def _numbers_beside(entry: Entry, width: int) -> list[Line]:
+def _numbers_beside(head: GalleryHead, width: int) -> list[Line]:
     """The numbers of a head in columns, and the cells that stand out."""
-    title = ruled(entry.label, width, focused=False)
-    lines: list[Line] = [title, heading(entry, 0, failed=False), []]
+    title = ruled(head.label, width, focused=False)
+    lines: list[Line] = [title, heading(head, 0, failed=False), []]
     lines.append(segments([(f"{'':<25}{'this head':>10}{'uniform':>10}", DIM)]))
-    for name, own, uniform in _told(entry):
+    for name, own, uniform in _told(head):
         lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))
-    cells = list(_standing_out(entry, width))
+    cells = list(_standing_out(head, width))
     if cells:
         lines += [[], segments([("stands out: query → key, share, × uniform", DIM)]), *cells]
     return lines
 
 
-def _told(entry: Entry) -> Iterator[tuple[str, str, str]]:
-    said = entry.said
+def _told(head: GalleryHead) -> Iterator[tuple[str, str, str]]:
+    said = head.statistics
     if said is None:
         return
     for statistic in STATISTICS:
@@ -235,10 +235,10 @@ def _in_words(statistic: Statistic, number: float) -> str:
     return f"{100 * number:.0f} %" if statistic.unit == "fraction" else short_text(number)
 
 
-def _standing_out(entry: Entry, width: int) -> Iterator[Line]:
-    assert entry.said is not None
-    record = entry.view
-    for cell in entry.said.largest[:_MOST_CELLS]:
+def _standing_out(head: GalleryHead, width: int) -> Iterator[Line]:
+    assert head.statistics is not None
+    record = head.record
+    for cell in head.statistics.largest[:_MOST_CELLS]:
         query, key = cell.query - record.first_query(cell.sequence), cell.key - record.first_key(cell.sequence)
         names = (
             f"{query} {fitted(token_text(record.sequences[cell.sequence], query), _TOKEN)}",

@@ -17,7 +17,7 @@ from mhacli.render.heads.head_map import DrawableHead, HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
-from mhacli.viewer.gallery import Entry
+from mhacli.viewer.gallery import GalleryHead
 from mhacli.viewer.lines import BROKEN, segment
 
 ROW_SCHEMA = "mha.row/1"
@@ -42,8 +42,8 @@ class Shades:
 class Picture:
     """A head of a sequence. `base` is the map at its finest; `scale` and whether sinks are taken out hold at every zoom."""
 
-    entry: Entry
-    drawn: DrawableHead
+    head: GalleryHead
+    drawable: DrawableHead
     sequence: int
     scale: Scale
     hides_sinks: bool
@@ -51,7 +51,7 @@ class Picture:
     @cached_property
     def whole(self) -> HeadMap:
         """The finest map that the record holds, sinks and all."""
-        return head_map(self.drawn, self.sequence)
+        return head_map(self.drawable, self.sequence)
 
     @cached_property
     def base(self) -> HeadMap:
@@ -121,7 +121,7 @@ class Picture:
         """A key as sentences name it."""
         return _name(self.base, self.base.keys, self.key_places(column))
 
-    def strongest(self, row: int) -> tuple[tuple[int, float], ...]:
+    def top_keys(self, row: int) -> tuple[tuple[int, float], ...]:
         """The columns that a row may attend to and that were not taken out, with their shares, the largest first, NaN last; equal
         ones as they stand."""
         shares = self._shown[row]
@@ -131,9 +131,9 @@ class Picture:
 
     def entropy(self, row: int) -> float | None:
         """Nats of a row as it was computed, sinks and all; the mean over the queries of a block. None where none sees a key."""
-        view, (first, last) = self.drawn.record, self.query_places(row)
+        view, (first, last) = self.drawable.record, self.query_places(row)
         begin = view.first_query(self.sequence)
-        nats = view.arrays["entropy"][self.sequence, self.drawn.place, begin + first : begin + last + 1]
+        nats = view.arrays["entropy"][self.sequence, self.drawable.place, begin + first : begin + last + 1]
         if not self.base.n_queries[row]:
             return None
         return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
@@ -159,14 +159,14 @@ class Picture:
                 **_json_place(self.base, self.base.keys, self.key_places(column)),
                 "share": _json_number(self._exact(row, column, share)),
             }
-            for column, share in sorted(self.strongest(row))
+            for column, share in sorted(self.top_keys(row))
         ]
-        said = self.entry.said
+        said = self.head.statistics
         return {
             "schema": ROW_SCHEMA,
-            "layer": None if self.drawn.layer is None else self.drawn.layer.layer,
-            "attention": None if self.drawn.layer is None else self.drawn.layer.name,
-            "head": self.drawn.head,
+            "layer": None if self.drawable.layer is None else self.drawable.layer.layer,
+            "attention": None if self.drawable.layer is None else self.drawable.layer.name,
+            "head": self.drawable.head,
             "kind": None if said is None else said.kind,
             "sequence": self.sequence,
             "query": _json_place(self.base, self.base.queries, self.query_places(row)),
@@ -183,9 +183,9 @@ class Picture:
 
     def _exact(self, row: int, column: int, share: float) -> float:
         """A share with the digits that the record's own numbers have: as few as tell it from its neighbours."""
-        if self.hides_sinks or "pattern" not in self.drawn.record.arrays:
+        if self.hides_sinks or "pattern" not in self.drawable.record.arrays:
             return share
-        return float(str(self.drawn.record.arrays["pattern"].dtype.type(share)))
+        return float(str(self.drawable.record.arrays["pattern"].dtype.type(share)))
 
 
 def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:

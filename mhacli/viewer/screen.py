@@ -51,12 +51,12 @@ _SHARED = (
     Key("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back"),
     Key("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
 )
-ALL_HEADS = (
+GRID_KEYS = (
     Key("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
     Key("enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"),
 )
-OVERVIEW = (*ALL_HEADS, *_CURSOR[1:], *_SHARED)
-HEAD = (
+OVERVIEW_KEYS = (*GRID_KEYS, *_CURSOR[1:], *_SHARED)
+HEAD_KEYS = (
     *_CURSOR,
     Key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
     Key("shift+tab", "app.focus_previous", "", ""),
@@ -75,7 +75,7 @@ HEAD = (
     Key("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
     *_SHARED,
 )
-READING = (
+TEXT_KEYS = (
     Key("up", "read(-1)", "↑ ↓", "a line up or down", "scroll"),
     Key("down", "read(1)", "", ""),
     Key("pageup,b", "page(-1)", "PgUp PgDn", "a page up or down"),

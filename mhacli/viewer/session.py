@@ -12,7 +12,7 @@ from mhacli.results.record.arrays import are_read
 from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.gallery import Entry, Gallery, gallery
+from mhacli.viewer.gallery import Gallery, GalleryHead, gallery
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
     from mhacli.viewer.picture import Picture
@@ -54,21 +54,21 @@ class Session:
             self._contradicts[known] = bool(contradictions(self.record))
         return self._contradicts[known]
 
-    def entry(self) -> Entry:
+    def head(self) -> GalleryHead:
         """The head that is looked at."""
-        found = self.gallery.entry(*self.place)
+        found = self.gallery.head_at(*self.place)
         assert found is not None, "the cursor stands on heads alone"
         return found
 
     def picture(self) -> Picture | None:
         """Its picture; None where the record holds nothing to draw."""
-        return self.picture_of(self.entry())
+        return self.picture_of(self.head())
 
-    def picture_of(self, entry: Entry) -> Picture | None:
+    def picture_of(self, head: GalleryHead) -> Picture | None:
         """The picture of a head, kept while it is near."""
-        key = (entry, self.sequence, self.scale, self.hides_sinks)
+        key = (head, self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
-            made = self.new_picture_of(entry)
+            made = self.new_picture_of(head)
             if made is None:
                 return None
             is_large = made.n_rows * made.n_columns > _LARGE
@@ -77,17 +77,17 @@ class Session:
             self._pictures[key] = made
         return self._pictures[key]
 
-    def new_picture_of(self, entry: Entry) -> Picture | None:
+    def new_picture_of(self, head: GalleryHead) -> Picture | None:
         """The picture of a head for whoever keeps nothing of it."""
         from mhacli.viewer.picture import Picture
 
-        if entry.drawn is None:
+        if head.drawable is None:
             return None
-        return Picture(entry, entry.drawn, self.sequence, self.scale_for(entry), self.hides_sinks)
+        return Picture(head, head.drawable, self.sequence, self.scale_for(head), self.hides_sinks)
 
-    def scale_for(self, entry: Entry) -> Scale:
+    def scale_for(self, head: GalleryHead) -> Scale:
         """The scale of a head's picture: the one that was chosen, or that which fits it."""
-        return scale_of(ViewOptions(map_scale=self.scale), [] if entry.drawn is None else [entry.drawn])
+        return scale_of(ViewOptions(map_scale=self.scale), [] if head.drawable is None else [head.drawable])
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, and what helps."""
@@ -98,7 +98,7 @@ class Session:
     def scale_words(self) -> str:
         """How small pictures are shaded."""
         sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
-        return f"pictures: {self.scale_for(self.entry())}, each up to its own largest · {sinks}"
+        return f"pictures: {self.scale_for(self.head())}, each up to its own largest · {sinks}"
 
     def picture_facts(self) -> Sequence[tuple[str, str]]:
         """What is drawn now, as lines for the page of origins."""
@@ -109,7 +109,7 @@ class Session:
             return ()
         kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
         return [
-            ("drawn", shown.entry.label),
+            ("drawn", shown.head.label),
             ("scale", f"{shown.scale}, {scale_range(shown.at(1), shown.scale)}"),
             ("sinks", sink_words(shown)),
             *kept,
@@ -133,7 +133,7 @@ class Session:
 
     def to_next_scale(self) -> None:
         """Linear, log, rank, and again."""
-        now = self.scale_for(self.entry())
+        now = self.scale_for(self.head())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 
     def turn_sinks(self) -> None:

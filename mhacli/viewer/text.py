@@ -17,7 +17,7 @@ from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.provenance import provenance
 from mhacli.results.record.record import Record
 from mhacli.viewer.lines import Line, Lines, Pane, ruled
-from mhacli.viewer.screen import ALL_HEADS, HEAD, READING, ViewerScreen, bindings, keys_line
+from mhacli.viewer.screen import GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 
 Draw = Callable[[int], Sequence[RenderableType]]
 """What is read, for a width."""
@@ -61,10 +61,10 @@ class Page(Pane, can_focus=True):
         self.scroll_lines(-3)
 
 
-class Reading(ViewerScreen):
+class TextScreen(ViewerScreen):
     """A screen with one page."""
 
-    BINDINGS: ClassVar[list[BindingType]] = bindings(READING)
+    BINDINGS: ClassVar[list[BindingType]] = bindings(TEXT_KEYS)
 
     def __init__(self, title: str, draw: Draw) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Reading(ViewerScreen):
     def on_mount(self) -> None:
         """Keys go to the page; below stand as many of them as fit."""
         self._page.focus()
-        self._last.show(lambda width: [keys_line(READING, width)])
+        self._last.show(lambda width: [keys_line(TEXT_KEYS, width)])
 
     def action_read(self, step: int) -> None:
         """Some lines."""
@@ -158,9 +158,9 @@ def help_page() -> Draw:
     def draw(width: int) -> Sequence[RenderableType]:
         blocks: list[RenderableType] = []
         for title, keys in (
-            ("a head", HEAD),
-            ("all heads", ALL_HEADS),
-            ("a text to read", READING[:-2]),
+            ("a head", HEAD_KEYS),
+            ("all heads", GRID_KEYS),
+            ("a text to read", TEXT_KEYS[:-2]),
         ):
             table = Table(box=None, padding=(0, 2, 0, 1), pad_edge=True, show_header=False)
             table.add_column(style="bold cyan", no_wrap=True, width=10)

@@ -101,16 +101,16 @@ import asyncio, sys
 from mhacli.results.record import storage
 from mhacli.results.record.record import Record
 from mhacli.viewer.app import Viewer
-from mhacli.viewer.panes.heads import Heads
+from mhacli.viewer.panes.heads import HeadGrid
 from mhacli.viewer.session import ViewerOptions
 first = []
-draw = Heads._draw_more
+draw = HeadGrid._draw_more
 def draw_more(heads):
     shown = "".join(piece.text for strip in heads.screen._compositor.render_strips() for piece in strip)
     first.extend(name for name in ("numpy", "safetensors", "torch") if name in sys.modules)
     first.append("help" if "? help" in shown and "entropy" in shown else shown)
     draw(heads)
-Heads._draw_more = draw_more
+HeadGrid._draw_more = draw_more
 async def run():
     async with Viewer(storage.load_late(sys.argv[1]), ViewerOptions()).run_test(size=(80, 24)) as pilot:
         while "numpy" not in sys.modules:

@@ -34,14 +34,14 @@ from mhacli.viewer.app import Viewer
 from mhacli.viewer.gallery import gallery
 from mhacli.viewer.head import HeadScreen
 from mhacli.viewer.overview import Overview
-from mhacli.viewer.panes.heads import Heads
+from mhacli.viewer.panes.heads import HeadGrid
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.tokens import Tokens, flow, matches
 from mhacli.viewer.panes.top_keys import bar
 from mhacli.viewer.picture import Zoom, fitting, ladder
-from mhacli.viewer.screen import HEAD, OVERVIEW, READING
+from mhacli.viewer.screen import HEAD_KEYS, OVERVIEW_KEYS, TEXT_KEYS
 from mhacli.viewer.session import ViewerOptions
-from mhacli.viewer.text import Reading
+from mhacli.viewer.text import TextScreen
 
 SCREENS = Path(__file__).parent / "screens"
 MAT = ("the", "cat", "sat", "on", "the", "mat")
@@ -65,8 +65,8 @@ class End:
 async def pictured(app: Viewer, pilot: Any) -> None:
     """Waits for the small pictures of the first screen, which come when the rest of it can be seen."""
     await pilot.pause()
-    for heads in app.screen.query(Heads):
-        while heads.layout_for(*heads.size).tile is not None and heads._thumbnail is None:
+    for heads in app.screen.query(HeadGrid):
+        while heads.layout_for(*heads.size).thumbnail is not None and heads._thumbnail is None:
             await pilot.pause(0.01)
     await pilot.pause()
 
@@ -128,7 +128,7 @@ def styles_of_cells(app: Viewer) -> list[tuple[str, Any]]:
         found += [piece for line in pane.paint(*pane.size)[3:] for piece in line[2:]]
     for pane in app.screen.query(Tokens):
         found += [piece for line in pane.paint(*pane.size)[1:] for piece in line[1::2]]
-    for pane in app.screen.query(Heads):
+    for pane in app.screen.query(HeadGrid):
         found += [piece for line in pane.paint(*pane.size) for piece in line if set(piece.text) & set("▀▄░∗┃◀")]
     return [(piece.text, piece.style) for piece in found]
 
@@ -416,7 +416,7 @@ def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
     heads = tuple(replace(one, layer=0) if one.layer == 1 else one for one in record.heads)
 
     async def look(app: Viewer, pilot: Any) -> None:
-        entries = [app.session.gallery.entry(row, 2) for row in (0, 1)]
+        entries = [app.session.gallery.head_at(row, 2) for row in (0, 1)]
         pictures = [app.session.picture_of(entry) for entry in entries]
         assert pictures[0] is not pictures[1]
         assert not np.array_equal(pictures[0].base.shares, pictures[1].base.shares)
@@ -579,7 +579,7 @@ def test_clicks_choose_a_cell_a_token_and_a_key_of_the_list() -> None:
         assert (head_of(app).row, head_of(app).column) == (2, 0)
         await pilot.click("#queries", offset=(6, 1))
         assert head_of(app).row == 1
-        await pilot.click("#strongest", offset=(4, 2))
+        await pilot.click("#top-keys", offset=(4, 2))
         assert head_of(app).column == int(np.argsort(-record.arrays["pattern"][0, 0, 1])[1])
 
     drive(record, "enter", act=click)
@@ -742,7 +742,7 @@ def test_a_record_of_somebodys_module_is_its_walkthrough() -> None:
     record = make_record(MAT)
     module = OwnModule("mine.py:Mine", (), "forward(x)", (("batch", 2),), 1, (2, 5, 6), (2, 5, 6))
     end, shown = drive(replace(record, module=module, heads=(), arrays={}))
-    assert isinstance(end.screen, Reading)
+    assert isinstance(end.screen, TextScreen)
     assert "mine.py:Mine" in shown
 
 
@@ -788,7 +788,7 @@ def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them()
 
 def test_every_key_does_something_and_the_help_tells_it() -> None:
     _, shown = drive(make_record(MAT), "enter", "question_mark", size=(120, 60))
-    for keys, screen in ((HEAD, HeadScreen), (OVERVIEW, Overview), (READING, Reading)):
+    for keys, screen in ((HEAD_KEYS, HeadScreen), (OVERVIEW_KEYS, Overview), (TEXT_KEYS, TextScreen)):
         for key in keys:
             namespace, _, name = key.action.partition("(")[0].rpartition(".")
             assert hasattr(Viewer if namespace == "app" else screen, f"action_{name}"), key

@@ -15,7 +15,7 @@ from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, fitted
-from mhacli.viewer.gallery import Entry, Gallery
+from mhacli.viewer.gallery import Gallery, GalleryHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
@@ -27,7 +27,7 @@ _CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
 
 
 @dataclass(frozen=True)
-class Layout:
+class GridLayout:
     """How the grid lies: columns of the layers' names, of a head, lines of a layer; and which rows and columns are shown."""
 
     label: int
@@ -35,10 +35,10 @@ class Layout:
     height: int
     rows: range
     columns: range
-    tile: Tile | None
+    thumbnail: ThumbnailSize | None
 
 
-class Heads(Pane, can_focus=True):
+class HeadGrid(Pane, can_focus=True):
     """The grid. It posts `Moved` and `Opened` where the mouse chooses a head."""
 
     class Moved(Message):
@@ -48,13 +48,13 @@ class Heads(Pane, can_focus=True):
             super().__init__()
             self.place, self.again = place, again
 
-    def __init__(self, gallery: Gallery, picture_of: Callable[[Entry], Picture | None], *, colour: bool) -> None:
+    def __init__(self, gallery: Gallery, picture_of: Callable[[GalleryHead], Picture | None], *, colour: bool) -> None:
         super().__init__(id="heads")
         self.gallery, self.colour = gallery, colour
         self._picture_of = picture_of
         self.place = gallery.places[0]
         self._top, self._left = 0, 0
-        self._small: dict[Entry, Sequence[Line]] = {}
+        self._small: dict[GalleryHead, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
@@ -65,14 +65,14 @@ class Heads(Pane, can_focus=True):
         self.place = place
         self.repaint()
 
-    def layout_for(self, width: int, height: int) -> Layout:
+    def layout_for(self, width: int, height: int) -> GridLayout:
         """Small pictures where they fit, else signs, the cursor's among them."""
         label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.gallery.rows)
         label = max(label, len("layer")) + 1 if len(self.gallery.rows) > 1 else 0
         n_rows, n_columns = len(self.gallery.rows), len(self.gallery.columns)
-        tile = tile_for(self.gallery, (width - label, height - 1))
-        if tile is not None:
-            return Layout(label, tile.width + 2, tile.height + 2, range(n_rows), range(n_columns), tile)
+        size = thumbnail_size(self.gallery, (width - label, height - 1))
+        if size is not None:
+            return GridLayout(label, size.width + 2, size.height + 2, range(n_rows), range(n_columns), size)
         least = max(len(str(number)) for number in self.gallery.columns) + 1
         room = width - label
         is_tight = n_columns <= room < 2 * n_columns
@@ -81,69 +81,71 @@ class Heads(Pane, can_focus=True):
         self._left = max(0, min(max(self._left, self.place[1] - shown + 1), self.place[1], n_columns - shown))
         lines = max(1, min(n_rows, height - 2))
         self._top = max(0, min(max(self._top, self.place[0] - lines + 1), self.place[0], n_rows - lines))
-        return Layout(label, cell, 1, range(self._top, self._top + lines), range(self._left, self._left + shown), None)
+        return GridLayout(
+            label, cell, 1, range(self._top, self._top + lines), range(self._left, self._left + shown), None
+        )
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The title, the heads' numbers, and the layers."""
         n_heads, self._budget = len(self.gallery.places), _CELLS_AT_ONCE
-        lying = self.layout_for(width, height)
-        title = count_of(n_heads, "head") + (f" in {count_of(len(self.gallery.rows), 'layer')}" if lying.label else "")
+        layout = self.layout_for(width, height)
+        title = count_of(n_heads, "head") + (f" in {count_of(len(self.gallery.rows), 'layer')}" if layout.label else "")
         for shown, every, word in (
-            (lying.rows, self.gallery.rows, "rows"),
-            (lying.columns, self.gallery.columns, "columns"),
+            (layout.rows, self.gallery.rows, "rows"),
+            (layout.columns, self.gallery.columns, "columns"),
         ):
             if len(shown) < len(every):
                 title += f" · {word} {shown.start}–{shown.stop - 1} of {len(every)}"
         lines: list[Line] = [ruled(title, width, focused=self.has_focus)]
-        if lying.tile is not None:
-            for row in lying.rows:
-                lines += self._tiles(row, lying, lying.tile)
+        if layout.thumbnail is not None:
+            for row in layout.rows:
+                lines += self._thumbnails(row, layout, layout.thumbnail)
             if self._coming is None and (self._thumbnail is None or self._budget <= 0):
                 self._coming = self.set_timer(_PAUSE_S, self._draw_more)
         else:
-            lines += [self._numbers(lying), *(self._signs(row, lying) for row in lying.rows)]
+            lines += [self._numbers(layout), *(self._signs(row, layout) for row in layout.rows)]
         return lines[:height]
 
-    def _numbers(self, lying: Layout) -> Line:
+    def _numbers(self, layout: GridLayout) -> Line:
         """The numbers of the heads, every so many where a column is narrower than a number."""
-        line = [" "] * (len(lying.columns) * lying.width + 4)
-        widest = max(len(str(self.gallery.columns[c])) for c in lying.columns)
-        every = 1 if widest < lying.width else 5
-        for c in lying.columns:
+        line = [" "] * (len(layout.columns) * layout.width + 4)
+        widest = max(len(str(self.gallery.columns[c])) for c in layout.columns)
+        every = 1 if widest < layout.width else 5
+        for c in layout.columns:
             if c % every == 0:
-                at, number = (c - lying.columns.start) * lying.width, str(self.gallery.columns[c])
+                at, number = (c - layout.columns.start) * layout.width, str(self.gallery.columns[c])
                 line[at : at + len(number)] = number
-        return segments([(f"{'layer':<{lying.label}}" if lying.label else "", DIM), ("".join(line), DIM)])
+        return segments([(f"{'layer':<{layout.label}}" if layout.label else "", DIM), ("".join(line), DIM)])
 
-    def _signs(self, row: int, lying: Layout) -> Line:
+    def _signs(self, row: int, layout: GridLayout) -> Line:
         layer = self.gallery.rows[row]
         is_own = row == self.place[0]
-        name = fitted(layer.name, lying.label - 1) if lying.label else ""
-        line = [segment(f"{name:>{lying.label - 1}} " if lying.label else "", ACCENT if is_own else DIM)]
+        name = fitted(layer.name, layout.label - 1) if layout.label else ""
+        line = [segment(f"{name:>{layout.label - 1}} " if layout.label else "", ACCENT if is_own else DIM)]
         if layer.instead:
             return [*line, segment(f"– {layer.instead}", DIM)]
-        for column in lying.columns:
-            entry = self.gallery.entry(row, column)
-            sign, style = (" ", PLAIN) if entry is None else kind_sign(entry.said)
+        for column in layout.columns:
+            head = self.gallery.head_at(row, column)
+            sign, style = (" ", PLAIN) if head is None else kind_sign(head.statistics)
             is_cursor = (row, column) == self.place
-            line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (lying.width - 1))]
+            line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (layout.width - 1))]
         return line
 
-    def _tiles(self, row: int, lying: Layout, tile: Tile) -> list[Line]:
+    def _thumbnails(self, row: int, layout: GridLayout, size: ThumbnailSize) -> list[Line]:
         """A layer of small pictures, each under its number and kind; the first layer has the heading of their column."""
         title: list[Segment] = []
-        lines: list[list[Segment]] = [[] for _ in range(tile.height)]
-        for number, column in enumerate(lying.columns):
-            entry = self.gallery.entry(row, column)
+        lines: list[list[Segment]] = [[] for _ in range(size.height)]
+        for number, column in enumerate(layout.columns):
+            head = self.gallery.head_at(row, column)
             is_cursor = (row, column) == self.place
-            if number == 0 and lying.label:
-                names = [fitted(self.gallery.rows[row].name, lying.label - 1), *[""] * (tile.height - 1)]
-                heading = "layer" if row == lying.rows.start else ""
-                title.append(segment(f"{heading:<{lying.label}}", DIM))
+            if number == 0 and layout.label:
+                names = [fitted(self.gallery.rows[row].name, layout.label - 1), *[""] * (size.height - 1)]
+                heading = "layer" if row == layout.rows.start else ""
+                title.append(segment(f"{heading:<{layout.label}}", DIM))
                 for line, name in zip(lines, names, strict=True):
-                    line.append(segment(f"{name:>{lying.label - 1}} ", ACCENT))
-            title += [*_tile_title(entry, tile.width + 1, is_cursor), segment(" ")]
-            small = blank(tile) if entry is None else self._small_of(entry, tile)
+                    line.append(segment(f"{name:>{layout.label - 1}} ", ACCENT))
+            title += [*_thumbnail_title(head, size.width + 1, is_cursor), segment(" ")]
+            small = blank(size) if head is None else self._small_of(head, size)
             for line, own in zip(lines, small, strict=True):
                 line += [*own, segment("  ")]
         return [title, *lines, []]
@@ -158,27 +160,27 @@ class Heads(Pane, can_focus=True):
                 self._thumbnail = thumbnail
         self.repaint()
 
-    def _small_of(self, entry: Entry, tile: Tile) -> Sequence[Line]:
+    def _small_of(self, head: GalleryHead, size: ThumbnailSize) -> Sequence[Line]:
         """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
-        if self._thumbnail is None or (drawn := self._picture_of(entry)) is None:
-            return blank(tile)
-        shown_as = (tile, drawn.sequence, drawn.scale, drawn.hides_sinks)
+        if self._thumbnail is None or (drawn := self._picture_of(head)) is None:
+            return blank(size)
+        shown_as = (size, drawn.sequence, drawn.scale, drawn.hides_sinks)
         if shown_as != self._small_as:
             self._small, self._small_as = {}, shown_as
-        if entry not in self._small:
+        if head not in self._small:
             if self._budget <= 0:
-                return blank(tile)
-            self._small[entry] = self._thumbnail(drawn, tile.width, tile.height, colour=self.colour)
+                return blank(size)
+            self._small[head] = self._thumbnail(drawn, size.width, size.height, colour=self.colour)
             self._budget -= drawn.n_rows * drawn.n_columns
-        return self._small[entry]
+        return self._small[head]
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the head under the mouse."""
-        lying = self.layout_for(self.size.width, self.size.height)
-        row = lying.rows.start + (event.y - (1 if lying.tile else 2)) // lying.height
-        column = lying.columns.start + (event.x - lying.label) // lying.width
-        is_there = event.x >= lying.label and row in lying.rows and column in lying.columns
-        if is_there and event.y >= 1 and self.gallery.entry(row, column) is not None:
+        layout = self.layout_for(self.size.width, self.size.height)
+        row = layout.rows.start + (event.y - (1 if layout.thumbnail else 2)) // layout.height
+        column = layout.columns.start + (event.x - layout.label) // layout.width
+        is_there = event.x >= layout.label and row in layout.rows and column in layout.columns
+        if is_there and event.y >= 1 and self.gallery.head_at(row, column) is not None:
             self.post_message(self.Moved((row, column), again=(row, column) == self.place))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -190,14 +192,14 @@ class Heads(Pane, can_focus=True):
         self.post_message(self.Moved(self.gallery.above(self.place, -1), again=False))
 
 
-def _tile_title(entry: Entry | None, width: int, is_cursor: bool) -> list[Segment]:
-    if entry is None:
+def _thumbnail_title(head: GalleryHead | None, width: int, is_cursor: bool) -> list[Segment]:
+    if head is None:
         return [segment(" " * width)]
-    sign, style = kind_sign(entry.said)
-    kind = kind_words(entry.said)
-    if cell_len(f"{entry.head} {sign} {kind}") > width:
+    sign, style = kind_sign(head.statistics)
+    kind = kind_words(head.statistics)
+    if cell_len(f"{head.head} {sign} {kind}") > width:
         kind = kind.rpartition(" ")[0] or kind
-    number = f"{entry.head} "
+    number = f"{head.head} "
     rest = set_cell_size(fitted(f"{sign} {kind}", width - len(number)), width - len(number))
     if is_cursor:
         return [segment(number + rest.rstrip(), CURSOR), segment(" " * (width - cell_len(number + rest.rstrip())))]
@@ -213,17 +215,17 @@ _MOST_CELLS = 64_000_000
 
 
 @dataclass(frozen=True)
-class Tile:
+class ThumbnailSize:
     """Columns and lines of a small picture, the line of its title and the gap beside it not counted."""
 
     width: int
     height: int
 
 
-def tile_for(gallery: Gallery, room: tuple[int, int]) -> Tile | None:
+def thumbnail_size(gallery: Gallery, room: tuple[int, int]) -> ThumbnailSize | None:
     """The largest tiles with which all heads fit into columns and lines; None where they would be too small, or too many cells
     to look at."""
-    drawn = [entry.drawn for row in gallery.rows for entry in row.entries if entry is not None]
+    drawn = [head.drawable for row in gallery.rows for head in row.heads if head is not None]
     if not drawn or any(one is None for one in drawn) or any(row.instead for row in gallery.rows):
         return None
     facts = [one.record.facts for one in drawn if one is not None]
@@ -234,10 +236,10 @@ def tile_for(gallery: Gallery, room: tuple[int, int]) -> Tile | None:
         return None
     width = min(40, room[0] // len(gallery.columns) - 2)
     steepest = max(f.q_len / f.k_len for f in facts)
-    tile = Tile(width, min(16, room[1] // len(gallery.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2))))
-    return tile if tile.width >= _LEAST[0] and tile.height >= _LEAST[1] else None
+    size = ThumbnailSize(width, min(16, room[1] // len(gallery.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2))))
+    return size if size.width >= _LEAST[0] and size.height >= _LEAST[1] else None
 
 
-def blank(tile: Tile) -> Sequence[list[Segment]]:
-    """The lines of a tile without a picture."""
-    return [[segment(" " * tile.width)] for _ in range(tile.height)]
+def blank(size: ThumbnailSize) -> Sequence[list[Segment]]:
+    """The lines of a small picture that is not there yet."""
+    return [[segment(" " * size.width)] for _ in range(size.height)]

@@ -61,7 +61,7 @@ class Matrix(Pane, can_focus=True):
         self.colour = colour
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
-        self.asked: Zoom | None = None
+        self.chosen_zoom: Zoom | None = None
         self.window = Window(0, 0, 1, 1)
 
     def show(self, picture: Picture | None, row: int, column: int) -> None:
@@ -73,10 +73,10 @@ class Matrix(Pane, can_focus=True):
         """The zoom that is drawn: the one asked for, or the largest at which all fits."""
         assert self.picture is not None
         shape, room = (self.picture.n_rows, self.picture.n_columns), self._room()
-        if self.asked is None:
+        if self.chosen_zoom is None:
             return fitting(shape, room, colour=self.colour)
         steps = ladder(shape, room, colour=self.colour)
-        return steps[nearest(self.asked, steps)]
+        return steps[nearest(self.chosen_zoom, steps)]
 
     def zoomed(self, step: int) -> bool:
         """Draws one zoom larger or smaller; False where there is none."""
@@ -86,7 +86,7 @@ class Matrix(Pane, can_focus=True):
         place = nearest(self.zoom(), steps) + step
         if not 0 <= place < len(steps):
             return False
-        self.asked = steps[place]
+        self.chosen_zoom = steps[place]
         self.repaint()
         return True
 

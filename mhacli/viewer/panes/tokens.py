@@ -24,7 +24,7 @@ _CHOSEN = "▸", ACCENT
 
 
 @dataclass(frozen=True)
-class Flow:
+class TextFlow:
     """Where each token of a text stands: its label, and the column it begins at; `starts` are the first tokens of lines.
 
     In front of each token one column is free, for a sign of its shade.
@@ -58,7 +58,7 @@ class Flow:
         return min(self.tokens_of(line), key=lambda i: abs(self.columns[i] - self.columns[token]))
 
 
-def flow(text: TokenSequence, width: int) -> Flow:
+def flow(text: TokenSequence, width: int) -> TextFlow:
     """The tokens wrapped into `width` columns, longer ones cut."""
     labels, columns, starts, at = [], [], [], width
     for index in range(len(text.tokens)):
@@ -70,7 +70,7 @@ def flow(text: TokenSequence, width: int) -> Flow:
         labels.append(label)
         columns.append(at + 1)
         at += 1 + size
-    return Flow(tuple(labels), tuple(columns), tuple(starts))
+    return TextFlow(tuple(labels), tuple(columns), tuple(starts))
 
 
 class Tokens(Pane, can_focus=True):
@@ -91,7 +91,7 @@ class Tokens(Pane, can_focus=True):
         self.chosen = (0, 0)
         self.top = 0
         self._level_of: Callable[[int], int] = lambda place: -1
-        self._flow: tuple[TokenSequence, int, Flow] | None = None
+        self._flow: tuple[TokenSequence, int, TextFlow] | None = None
         self._follows = True
 
     def show(self, text: TokenSequence, chosen: tuple[int, int], level_of: Callable[[int], int], title: str) -> None:
@@ -100,7 +100,7 @@ class Tokens(Pane, can_focus=True):
         self.text, self.chosen, self._level_of, self.title = text, chosen, level_of, title
         self.repaint()
 
-    def flow(self) -> Flow:
+    def flow(self) -> TextFlow:
         """The text wrapped to the pane."""
         assert self.text is not None
         width = max(4, self.size.width)
@@ -125,7 +125,7 @@ class Tokens(Pane, can_focus=True):
             title += f" · lines {shown.start + 1}–{shown.stop} of {len(wrapped.starts)}"
         return [ruled(title, width, focused=self.has_focus), *(self._line(wrapped, line) for line in shown)]
 
-    def _line(self, wrapped: Flow, line: int) -> Line:
+    def _line(self, wrapped: TextFlow, line: int) -> Line:
         pieces: list[Segment] = []
         for place in wrapped.tokens_of(line):
             level, is_chosen = self._level_of(place), self.chosen[0] <= place <= self.chosen[1]

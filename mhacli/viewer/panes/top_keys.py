@@ -27,7 +27,7 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
 
 
-class Strongest(Pane, can_focus=True):
+class TopKeys(Pane, can_focus=True):
     """The strongest keys of a query. It posts `Chosen` where the mouse chooses one."""
 
     class Chosen(Message):
@@ -49,7 +49,7 @@ class Strongest(Pane, can_focus=True):
         is_other = picture is not self.picture or (row, most) != (self.row, self.most)
         self.picture, self.row, self.column, self.most = picture, row, column, most
         if is_other:
-            self._listed, self.top = () if picture is None else picture.strongest(row), 0
+            self._listed, self.top = () if picture is None else picture.top_keys(row), 0
         self.repaint()
 
     @property
