@@ -15,7 +15,7 @@ from textual.containers import Container
 
 from mhacli.render.base.cells import FORBIDDEN, WEIGHTS
 from mhacli.render.base.format import count_of, fitted, number_text, share_text
-from mhacli.render.heads.head_map import is_before_dropout
+from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix

@@ -13,7 +13,8 @@ from rich.segment import Segment
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text
 from mhacli.render.base.options import Scale
-from mhacli.render.heads.head_map import DrawableHead, HeadMap, head_map
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates

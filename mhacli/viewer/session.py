@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.heads.head_map import scale_of
+from mhacli.render.heads.drawable import scale_of
 from mhacli.results.record.arrays import are_read
 from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record

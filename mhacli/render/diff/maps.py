@@ -31,7 +31,8 @@ from mhacli.render.base.format import fitted, number_text, share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.base.tables import title_rule
 from mhacli.render.diff.grids import Grids, grids
-from mhacli.render.heads.head_map import DrawableHead, drawable_heads, head_map, is_before_dropout, scale_of
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.heads.head_map import head_map
 from mhacli.results.diff.result import Differences, LayerDifference, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record

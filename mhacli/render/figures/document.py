@@ -9,7 +9,7 @@ from mhacli.render.figures.heads.head import head_figure
 from mhacli.render.figures.svg.elements import MONO, PAPER, characters, element, placed, rectangle, value_text
 from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.figures.trace.figure import walk_figure
-from mhacli.render.heads.head_map import drawable_heads
+from mhacli.render.heads.drawable import drawable_heads
 from mhacli.results.record.record import Record
 
 _MARGIN = 18.0

@@ -17,7 +17,7 @@ from mhacli.render.base.provenance import provenance
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.heads.cells import key_name
-from mhacli.render.heads.head_map import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.page.html import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
 from mhacli.render.page.maps import EXACT, Fineness
 from mhacli.render.page.payload import LIMIT_BYTES, Drawn, Maps, View, drawn_head, exact_maps, fitting_maps, payload

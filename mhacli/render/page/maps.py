@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN
-from mhacli.render.heads.head_map import DrawableHead, HeadMap
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.head_map import HeadMap
 from mhacli.results.record.arrays import Array
 
 CodeName = Literal["f32", "u8"]

@@ -23,7 +23,7 @@ from mhacli.render.heads.cells import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.heads.head_map import DrawableHead
+from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
 from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES

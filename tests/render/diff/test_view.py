@@ -22,7 +22,8 @@ from mhacli.render.diff.grids import grids
 from mhacli.render.diff.maps import require_drawable
 from mhacli.render.diff.view import diff_view
 from mhacli.render.diff.words import verdict_text
-from mhacli.render.heads.head_map import drawable_heads, head_map
+from mhacli.render.heads.drawable import drawable_heads
+from mhacli.render.heads.head_map import head_map
 from mhacli.results.diff.compare import compare
 from mhacli.results.record.record import OwnModule, Record
 

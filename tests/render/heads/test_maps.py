@@ -10,7 +10,8 @@ from support.records import make_record, with_sinks
 from mhacli.errors import UsageError
 from mhacli.render.base.cells import FORBIDDEN, levels
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.heads.head_map import DrawableHead, drawable_heads, head_map, largest_of_maps, scale_of, sink_places
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.head_map import head_map, largest_of_maps, sink_places
 from mhacli.results.record.heads import HeadStatistics, Sink
 
 LONG = ("the", "cat", "sat", "on", "a", "red", "mat")

@@ -20,7 +20,7 @@ from support.records import make_record, walked, with_sinks
 
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.heads.head_map import drawable_heads
+from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.document import page, quantised_text
 from mhacli.render.page.html import tag, text
 from mhacli.render.page.maps import coded, decoded

@@ -14,7 +14,7 @@ from mhacli.render.figures.heads.subject import Subject
 from mhacli.render.figures.svg.colour_scale import Shading
 from mhacli.render.figures.svg.elements import INK, LINE, MONO_EM, SOFT, Piece, stacked, wrapped, written
 from mhacli.render.figures.svg.sheet import Sheet
-from mhacli.render.heads.head_map import is_before_dropout
+from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import visible

@@ -34,7 +34,7 @@ from mhacli.render.figures.svg.elements import (
 )
 from mhacli.render.figures.svg.raster import image
 from mhacli.render.figures.svg.sheet import Sheet
-from mhacli.render.heads.head_map import scale_of
+from mhacli.render.heads.drawable import scale_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible

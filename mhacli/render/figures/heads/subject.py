@@ -9,7 +9,8 @@ from mhacli.render.base.format import token_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.rows import first_produced, rows_in
 from mhacli.render.checkpoint import words as merged
-from mhacli.render.heads.head_map import DrawableHead, HeadMap, drawable_heads, head_map
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads
+from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.tokenizers.pieces import words_of
