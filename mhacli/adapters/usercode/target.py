@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from mhacli.adapters.usercode.errors import shown_path, user_code_error
+from mhacli.adapters.usercode.process import shown_path, user_code_error
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import read_whole
 

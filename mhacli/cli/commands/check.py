@@ -219,7 +219,7 @@ def _view(examination: Examination, on: Screen) -> RenderableType:
 
 def _with_short_paths(examination: Examination) -> Examination:
     """With files as a reader of the working directory would write them."""
-    from mhacli.adapters.usercode.errors import shown_path
+    from mhacli.adapters.usercode.process import shown_path
 
     findings = tuple(
         replace(one, file=None if one.file is None else shown_path(one.file)) for one in examination.findings

@@ -36,7 +36,7 @@ from mhacli.adapters.usercode.call.trials import (
     is_lazy,
     stated_rows,
 )
-from mhacli.adapters.usercode.errors import is_on_cuda, lacks_cuda, shortened
+from mhacli.adapters.usercode.process import is_on_cuda, lacks_cuda, shortened
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Sizes
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest

@@ -49,7 +49,7 @@ from mhacli.adapters.usercode.call.signature import (
     stated_axes,
     widths_in_errors,
 )
-from mhacli.adapters.usercode.errors import exception_text, source_line_of
+from mhacli.adapters.usercode.process import exception_text, source_line_of
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, MaskKind, Sizes
 from mhacli.errors import MhaError
 
