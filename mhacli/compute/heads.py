@@ -42,12 +42,12 @@ from mhacli.compute.base.head_statistics import (
 )
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, to_array
-from mhacli.compute.layer.run import TOLERANCE
 from mhacli.errors import MhaError
 from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
 from mhacli.results.record.consistency import MOST_OF_SUMS
 from mhacli.results.record.heads import SINK_LIFT, Check, HeadStatistics, Kept, Survey, Wanted
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
+from mhacli.spec.tolerances import TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
@@ -469,12 +469,14 @@ def check_statistics(
     if attention.v is None:
         return tuple(checks)
     of_kernel = _rounding(torch.float64 if axes.dtype == "float64" else torch.float32, largest)
-    return (*checks, _check_z(attention, attention.v, axes, max(rounding, of_kernel) + TOLERANCE[axes.dtype]))
+    return (*checks, _check_z(attention, attention.v, axes, max(rounding, of_kernel) + TOLERANCES[axes.dtype].output))
 
 
 def _rounding(dtype: torch.dtype, largest: float) -> float:
     """How far shares may be off whose scores, the largest of this size, are rounded in a dtype."""
-    return min(MOST_OF_SUMS, TOLERANCE[str(dtype).removeprefix("torch.")] + 16 * torch.finfo(dtype).eps * largest)
+    return min(
+        MOST_OF_SUMS, TOLERANCES[str(dtype).removeprefix("torch.")].output + 16 * torch.finfo(dtype).eps * largest
+    )
 
 
 def _check(name: str, error: float, tolerance: float) -> Check:

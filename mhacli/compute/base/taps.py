@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from time import perf_counter
@@ -190,3 +191,11 @@ def timing(first_s: float, samples_s: list[float]) -> Timing:
         statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else [samples_s[0]] * 3
     )
     return Timing(first_s, tuple(samples_s), middle, high - low)
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """The largest distance of finite cells; infinite where only one of two cells is finite."""
+    one, other = one.cpu().double(), other.cpu().double()
+    if bool((one.isfinite() != other.isfinite()).any()):
+        return math.inf
+    return torch.where(one.isfinite(), (one - other).abs(), 0.0).max().item()

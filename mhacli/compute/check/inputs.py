@@ -16,9 +16,10 @@ from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.probes.catalogue import Probed
+from mhacli.spec.tolerances import TOLERANCES
 
 Play = Literal["core", "mask", "padding", "large"]
-TOLERANCE = 1e-5
+TOLERANCE = TOLERANCES["float32"].runs
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
 HIDDEN = -500.0
 """What is lower, among scores or added to them, hides a key, whatever number an author writes for −∞."""

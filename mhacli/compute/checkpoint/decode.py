@@ -16,10 +16,9 @@ from mhacli.adapters.hf.capture import Call, ScoredCall, captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.head_statistics import finite
-from mhacli.compute.base.taps import to_array
+from mhacli.compute.base.taps import largest_difference, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.layer.decode import site_of
-from mhacli.compute.layer.run import TOLERANCE, largest_difference
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
 from mhacli.results.record.record import (
@@ -32,6 +31,7 @@ from mhacli.results.record.record import (
     Timing,
     layer_prefix,
 )
+from mhacli.spec.tolerances import TOLERANCES
 
 
 @torch.no_grad()
@@ -209,7 +209,7 @@ class _Decoder:
     def check(self, full: Tensor) -> SelfCheck:
         """The steps' outputs against those of the full pass. Every layer rounds anew: the tolerance counts them."""
         found = [step.cache.max_abs_difference for step in self.steps if step.cache is not None]
-        tolerance = TOLERANCE[self.run.loaded.dtype] * max(1, self.n_layers) * full.abs().amax().item()
+        tolerance = TOLERANCES[self.run.loaded.dtype].output * max(1, self.n_layers) * full.abs().amax().item()
         known = [error for error in found if error is not None]
         worst = max(known) if len(known) == len(found) else math.inf
         return SelfCheck(finite(worst), tolerance, worst <= tolerance)

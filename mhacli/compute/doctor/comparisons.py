@@ -20,6 +20,7 @@ from mhacli.errors import MhaError
 from mhacli.results.doctor import HealthCheck
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
+from mhacli.spec.tolerances import TOLERANCES
 
 MOST_STEPS = 12
 """Tokens that are read one at a time through the cache."""
@@ -297,7 +298,7 @@ def eager_in_place(model: Any) -> Iterator[bool]:
 # --------------------------------------------------------------------------------------------------------------- passes
 
 
-CEILING: Mapping[str, float] = {"float64": 2e-6, "float32": 2e-6, "float16": 5e-3, "bfloat16": 2e-2}
+CEILING: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
 """What two ways of computing the same may always differ by, relative to the size of an output. Of float64 it is that of
 float32, in which models compute rotations and norms whatever their dtype is."""
 TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "bfloat16": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -20,12 +20,10 @@ from mhacli.io.memory import nvidia_driver
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Numerics
 from mhacli.spec.config import Dtype
+from mhacli.spec.tolerances import TOLERANCES
 
 Told = Callable[[float, str], None]
 DTYPES: tuple[Dtype, ...] = ("float64", "float32", "float16", "bfloat16")
-CEILING: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest error of a result of normal numbers, up to 512 tokens of 128 columns: twice what was measured, or more."""
-ROW_SUM_CEILING: Mapping[str, float] = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 5e-3}
 _ALWAYS_THERE = ("explicit", "sdpa", "math", "tiled", "torch-mha", "torch-mha-weights")
 """What must run wherever torch does: others are kernels that torch may lack here, whatever it says when they are forced."""
 _SIZE = {"batch": 2, "n_heads": 6, "n_kv_heads": 6, "d_head": 64, "q_len": 130, "k_len": 130}
@@ -88,7 +86,7 @@ def _kernel(
         status, reason = told(fault)
         ok = False if status == "failed" and backend in _ALWAYS_THERE else None
         return Kernel(device, dtype, backend, status, ok, reason=reason)
-    tolerance = CEILING[dtype] * max(1.0, float(exact.out.abs().max()))
+    tolerance = TOLERANCES[dtype].output * max(1.0, float(exact.out.abs().max()))
     known = error if math.isfinite(error) else None
     return Kernel(
         device, dtype, backend, "ok", error <= tolerance, known, tolerance, ran,
@@ -115,12 +113,12 @@ def numerics_of(device: torch.device, dtype: Dtype, seed: int) -> Numerics:
         str(device),
         dtype,
         max_error=_largest(z - exact),
-        ceiling=CEILING[dtype] * max(1.0, float(exact.abs().max())),
+        ceiling=TOLERANCES[dtype].output * max(1.0, float(exact.abs().max())),
         row_sum_error=_largest(pattern.sum(dim=-1) - 1),
-        row_sum_ceiling=ROW_SUM_CEILING[dtype],
+        row_sum_ceiling=TOLERANCES[dtype].row_sum,
         forbidden=_largest(pattern.masked_fill(earlier, 0.0)),
         empty=max(_largest(empty_pattern[..., :2, :]), _largest(empty[..., :2, :])),
-        loud=bool(loud_z.isfinite().all()) and _largest(loud.sum(dim=-1) - 1) <= ROW_SUM_CEILING[dtype],
+        loud=bool(loud_z.isfinite().all()) and _largest(loud.sum(dim=-1) - 1) <= TOLERANCES[dtype].row_sum,
     )
 
 

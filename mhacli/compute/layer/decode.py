@@ -17,8 +17,8 @@ from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, Rows
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
-from mhacli.compute.base.taps import Stopwatch, require_finite, time_stages, timing
-from mhacli.compute.layer.run import Observed, largest_difference, make_record, prepare
+from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, time_stages, timing
+from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.requests.layer import LayerRequest, decodable, foresee
 from mhacli.results.record.record import CacheStep, DecodeSummary, Record, SelfCheck, Step, Timing, Way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,16 +20,15 @@ from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import finite, head_statistics, make_asked, make_baseline
 from mhacli.compute.base.setup import Setup, make_setup
-from mhacli.compute.base.taps import Capture, Stopwatch, require_finite, time_stages, to_array
+from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
 from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 from mhacli.spec.config import Config
+from mhacli.spec.tolerances import TOLERANCES
 from mhacli.text.encode import Encoded, encode
 
-TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 5e-3}
-"""Largest error of an output in each dtype, relative to the magnitudes that it is the sum of."""
 _BLOCK_CELLS = 1 << 22
 
 
@@ -197,7 +195,7 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
         again, sums = _output(rows @ v, o_proj), _output(rows @ v.abs(), o_proj, magnitudes=True)
         error = max(error, largest_difference(again, out[:, start : start + block]))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
-    tolerance = TOLERANCE[setup.config.dtype] * magnitude
+    tolerance = TOLERANCES[setup.config.dtype].output * magnitude
     return SelfCheck(finite(error), tolerance, error <= tolerance)
 
 
@@ -210,11 +208,3 @@ def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = Fal
     if magnitudes:
         weight, bias = (None if p is None else p.abs() for p in (weight, bias))
     return torch.nn.functional.linear(concat, weight, bias)
-
-
-def largest_difference(one: Tensor, other: Tensor) -> float:
-    """The largest distance of finite cells; infinite where only one of two cells is finite."""
-    one, other = one.cpu().double(), other.cpu().double()
-    if bool((one.isfinite() != other.isfinite()).any()):
-        return math.inf
-    return torch.where(one.isfinite(), (one - other).abs(), 0.0).max().item()

@@ -13,7 +13,8 @@ from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
-from mhacli.compute.layer.run import Observed, largest_difference, prepare, record_run
+from mhacli.compute.base.taps import largest_difference
+from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.spec.config import ROPE

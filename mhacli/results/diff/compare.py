@@ -32,10 +32,7 @@ from mhacli.results.diff.result import (
 )
 from mhacli.results.record.heads import STATISTICS, HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record, Step, Values
-
-TOLERANCES: Mapping[str, float] = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-5, "float64": 1e-12}
-"""Relative to the largest number of a site, by the number format, the coarsest first. They are those of a record's self-check
-(docs/DESIGN.md), in float32 five times as much: two machines add up in other orders."""
+from mhacli.spec.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
     """What B has other than A. The tolerance is relative to the largest number of each site, 0 demands the same bits; None takes
     that of the coarser of both number formats."""
     coarser = _coarser_dtype(a, b)
-    allowed = TOLERANCES[coarser] if tolerance is None else tolerance
+    allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
     texts = aligned_texts("texts", a.sequences, b.sequences)
     if a.context is not None or b.context is not None:
         texts += aligned_texts("context", a.keys, b.keys)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.results.record.arrays import Array, are_read
 from mhacli.results.record.heads import STATISTICS, HeadStatistics
+from mhacli.spec.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
     from mhacli.results.record.record import Record
     from mhacli.spec.tokens import TokenSequence
 
-ROW_TOLERANCE: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""How far a row's sum may be from 1: each share is rounded to the dtype. Twice the rounding of 16 bits, and room for sums of
-many keys in the others."""
 ENTROPY_TOLERANCE = 1e-2
 """How far an entropy may be from that of its row, in nats: the last digit on the screen. It is computed from log-sum-exp in
 float32, where scores of a thousand cost a thousandth."""
@@ -200,7 +198,7 @@ def _means(view: Record) -> Iterator[str]:
     }
     is_signed = "offset"  # the one distance that has a direction
     ranges = {row.field: limits[row.unit] for row in STATISTICS if row.unit in limits and row.field != is_signed}
-    slack = max(1e-3, ROW_TOLERANCE[view.config.dtype])
+    slack = max(1e-3, TOLERANCES[view.config.dtype].stored_row_sum)
     for head in view.heads:
         for name, (low, high) in ranges.items():
             for part in (head, head.uniform):
@@ -257,7 +255,7 @@ def _rows(view: Record) -> Iterator[str]:
     """What is said of rows of the pattern, and does not follow from them: their entropy, strongest key, and scores."""
     import numpy as np
 
-    arrays, slack = view.arrays, ROW_TOLERANCE[view.config.dtype]
+    arrays, slack = view.arrays, TOLERANCES[view.config.dtype].stored_row_sum
     wrong = dict.fromkeys(_OF_A_ROW, 0)
     for b, h in np.ndindex(arrays["pattern"].shape[:2]):  # head by head, for patterns may be large
         pattern = arrays["pattern"][b, h].astype(np.float64)
@@ -294,7 +292,7 @@ def _sums(view: Record) -> Iterator[str]:
     import numpy as np
 
     arrays, least = view.arrays, 0.0 if _has_learned_sink(view) else 1.0
-    slack = ROW_TOLERANCE[view.config.dtype]
+    slack = TOLERANCES[view.config.dtype].stored_row_sum
     if view.survey is not None and view.survey.checks:
         slack = max(slack, min(MOST_OF_SUMS, view.survey.checks[0].tolerance))
     if "pattern" in arrays and "allowed" in arrays:

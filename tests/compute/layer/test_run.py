@@ -14,11 +14,13 @@ from support import oracle
 from mhacli.attention.routes import ROUTES
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.base import setup
-from mhacli.compute.layer.run import TOLERANCE, Options, inspect, largest_difference, weights_content
+from mhacli.compute.base.taps import largest_difference
+from mhacli.compute.layer.run import Options, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import layer_request
 from mhacli.results.record import storage
 from mhacli.spec.config import Config
+from mhacli.spec.tolerances import TOLERANCES
 from mhacli.text.encode import encode
 from mhacli.text.tokenizers.vocabulary import Vocabulary
 
@@ -143,7 +145,7 @@ def test_a_single_token_has_no_share_of_entropy():
     assert (head.entropy, head.entropy_share) == (0.0, None)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("context", [(), CONTEXT])
 def test_a_padded_sequence_has_the_numbers_that_it_has_alone(dtype, context):
     config = config_with(dtype=dtype, softcap=4.0)
@@ -161,7 +163,7 @@ def test_a_padded_sequence_has_the_numbers_that_it_has_alone(dtype, context):
                 if name == "pattern"
                 else together.arrays[name][b, ..., :n, :]
             )
-            assert np.abs(rows - alone.arrays[name][0]).max() <= TOLERANCE[dtype]
+            assert np.abs(rows - alone.arrays[name][0]).max() <= TOLERANCES[dtype].output
 
 
 def test_rows_of_padding_hold_nothing_but_the_bias_of_the_output():
@@ -172,13 +174,13 @@ def test_rows_of_padding_hold_nothing_but_the_bias_of_the_output():
     assert np.abs(bias).min() > 0
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("choices", [{}, {"train": True, "dropout": 0.3}, {"out_proj": False}, {"n_kv_heads": 9}])
 def test_the_self_check_recomputes_the_output_from_what_is_shown(dtype, choices):
     config = config_with(dtype=dtype, **choices)
     check = record_of(TEXTS, config).self_check
     assert check.ok
-    assert check.tolerance >= TOLERANCE[dtype]
+    assert check.tolerance >= TOLERANCES[dtype].output
     assert check.max_abs_error <= check.tolerance
 
 
@@ -240,7 +242,7 @@ def test_training_shows_what_dropout_left_and_the_output_follows_it():
     assert np.array_equal(dropped, record_of(TEXTS, config, keep=None).arrays["dropped"])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(dtype):
     config = config_with(dtype=dtype)
     first, again = record_of(TEXTS, config), record_of(TEXTS, config)
@@ -267,7 +269,7 @@ def test_inspecting_leaves_the_global_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_a_saved_record_comes_back_with_identical_arrays(dtype, tmp_path):
     record = record_of(TEXTS, config_with(dtype=dtype, causal=True), command=("mha", "run"))
     path = str(tmp_path / "record.safetensors")

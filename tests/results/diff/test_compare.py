@@ -15,11 +15,12 @@ from support.records import decoded, make_record, make_sequence, walked
 
 from mhacli.results.diff import arrays as comparing
 from mhacli.results.diff.arrays import aligned
-from mhacli.results.diff.compare import TOLERANCES, by_size, compare
+from mhacli.results.diff.compare import by_size, compare
 from mhacli.results.diff.result import Differences, Match, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.heads import Corner, Kept, Wanted
 from mhacli.results.record.record import OwnModule, Record, Values
+from mhacli.spec.tolerances import TOLERANCES
 
 TEXT = ("the", "cat", "sat", "on", "it")
 OTHER = ("dogs", "bark")
@@ -148,7 +149,7 @@ def test_the_tolerance_is_that_of_the_coarser_number_format(dtypes: tuple[str, s
     records = [replace(a, config=replace(a.config, dtype=dtype)) for dtype in dtypes]  # type: ignore[arg-type]
     for pair in (records, records[::-1]):
         found = compare(*pair)
-        assert (found.dtype, found.tolerance) == (coarser, TOLERANCES[coarser])
+        assert (found.dtype, found.tolerance) == (coarser, TOLERANCES[coarser].runs)
     assert compare(*records, tolerance=0.25).dtype is None
 
 

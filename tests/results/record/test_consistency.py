@@ -17,8 +17,9 @@ from support.records import make_record, walked
 
 from mhacli.errors import MhaError
 from mhacli.results.record import storage
-from mhacli.results.record.consistency import ROW_TOLERANCE, contradictions
+from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record
+from mhacli.spec.tolerances import TOLERANCES
 
 TEXT = ("the", "cat", "sat")
 Document = dict[str, Any]
@@ -35,7 +36,7 @@ def written(folder: Path, change: Callable[[Document, Arrays], object], record: 
     return str(path)
 
 
-@pytest.mark.parametrize("dtype", ROW_TOLERANCE)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_a_record_that_was_computed_agrees_with_itself(dtype: str) -> None:
     record = make_record(TEXT, ("a", "dog"), causal=True)
     assert contradictions(replace(record, config=replace(record.config, dtype=dtype))) == ()  # type: ignore[arg-type]
