@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 HF = ("transformers", "tokenizers")
-_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*(?P<range>[^;]*)")
 
 
 def needed_ranges() -> dict[str, str]:
     """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
     from importlib import metadata
+
+    from packaging.requirements import Requirement
 
     try:
         lines = metadata.requires("mhacli") or []
@@ -18,9 +17,9 @@ def needed_ranges() -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for line in lines:
-        match = _REQUIREMENT.match(line)
-        if match is not None and match["range"].strip():
-            found.setdefault(match["name"].lower(), match["range"].strip().strip("()"))
+        requirement = Requirement(line)
+        if requirement.specifier:
+            found.setdefault(requirement.name.lower(), str(requirement.specifier))
     return found
 
 

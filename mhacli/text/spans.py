@@ -7,18 +7,28 @@ as `system,user,user2` of what a chat is made of: a role is all its turns.
 from __future__ import annotations
 
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import process_time
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.chat import Turn
-from mhacli.text.search import Expression, Ranges, search
+
+if TYPE_CHECKING:
+    import regex
 
 _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 _MAX_LISTED = 20
+LIMIT_S: Final = 5.0
+"""For all expressions of a command together: half of the ten seconds in which a command must have refused bad input."""
+MAX_MATCHES: Final = 100_000
+MAX_CHARACTERS: Final = 500
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,72 @@ def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
     if not ranges:
         raise MhaError(f"span {name!r} must hold one character at least, got nothing but empty turns", code="no-span")
     return ranges
+
+
+# ----------------------------------------------------------------------------------------------- regular expressions
+
+
+class Expression(NamedTuple):
+    """A regular expression of Python's `re`, and the name of what it is to find."""
+
+    name: str
+    pattern: str
+
+
+def search(expressions: Sequence[Expression], text: str, limit_s: float = LIMIT_S) -> list[Ranges]:
+    """Where all matches of each expression stand in the text, those of no character left out.
+
+    The library `regex` searches, which can be told to stop; Python's `re` cannot. Raises `UsageError` for what is no regular
+    expression, and `MhaError` for one that matches nothing, too often, or is not done after `limit_s` seconds of computing.
+    """
+    ends = process_time() + limit_s
+    return [_matches(expression, text, ends, limit_s) for expression in expressions]
+
+
+def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> Ranges:
+    name, shown = expression.name, f"/{expression.pattern}/"
+    pattern = _compiled(expression)
+    ranges: list[tuple[int, int]] = []
+    try:
+        for match in pattern.finditer(text, timeout=max(1e-3, ends - process_time())):
+            if match.end() > match.start():
+                ranges.append(match.span())
+            if len(ranges) > MAX_MATCHES:
+                raise MhaError(
+                    f"span {name!r} must match at most {MAX_MATCHES} times, got more for {shown}", code="too-large"
+                )
+    except TimeoutError:
+        raise MhaError(
+            f"span {name!r} must be found within {limit_s:g} seconds, got no end of the search for {shown}",
+            hint="repetitions inside repetitions, as in (a+)+, can take for ever; NAME=START:END needs no search",
+            code="too-slow",
+        ) from None
+    if not ranges:
+        raise MhaError(
+            f"span {name!r} must match one character of the text at least, got none for {shown}", code="no-span"
+        )
+    return tuple(ranges)
+
+
+def _compiled(expression: Expression) -> regex.Pattern[str]:
+    """The expression for `regex`, after Python's `re` has taken it: what both read is read as `re` does."""
+    import regex
+
+    name, pattern = expression
+    if len(pattern) > MAX_CHARACTERS:
+        raise UsageError(f"span {name!r} must have at most {MAX_CHARACTERS} characters, got one of {len(pattern)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a later Python will read differently is no fault of the text
+            re.compile(pattern)
+            return regex.compile(pattern, regex.VERSION0)
+    except (re.error, regex.error, OverflowError, RecursionError, MemoryError) as fault:
+        raise UsageError(
+            f"span {name!r} must be a regular expression of Python's re, got /{pattern}/: {fault}"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------------------ tokens
 
 
 def tokens_of(span: Span, sequence: TokenSequence) -> tuple[int, ...]:

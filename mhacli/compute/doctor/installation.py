@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from time import perf_counter
 
@@ -147,9 +147,6 @@ def _wrong(one: Numerics) -> list[str]:
 USED = {"torch": None, "numpy": None, "safetensors": None, "typer": None, "rich": None, "jaxtyping": None,
         "transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}  # fmt: skip
 """The libraries that are told of, and the extra that brings each; None for those that mha cannot do without."""
-_BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
-_PARTS = 3
-"""Of a version that are compared: 5.3.0."""
 
 
 def libraries() -> tuple[Library, ...]:
@@ -172,19 +169,13 @@ def is_within(version: str, needs: str) -> bool:
     >>> is_within("5.23.0", "<6,>=5.3"), is_within("4.57", "<6,>=5.3")
     (True, False)
     """
-    tests: Mapping[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-        ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "<": lambda a, b: a < b, ">": lambda a, b: a > b,
-        "==": lambda a, b: a == b, "!=": lambda a, b: a != b,
-    }  # fmt: skip
-    release = _release(version)
-    return not release or all(tests[sign](release, _release(bound)) for sign, bound in _BOUND.findall(needs))
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
 
-
-def _release(version: str) -> tuple[int, ...]:
-    """The first numbers of a version, filled up with zeros."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    parts = [int(part) for part in match[0].split(".")][:_PARTS] if match else []
-    return tuple(parts + [0] * (_PARTS - len(parts))) if parts else ()
+    try:
+        return SpecifierSet(needs).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True
 
 
 def check_libraries(found: tuple[Library, ...]) -> list[HealthCheck]:
