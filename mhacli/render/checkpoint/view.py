@@ -24,7 +24,7 @@ from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import patterns_view
 from mhacli.render.checkpoint.spans import span_view
 from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
-from mhacli.render.heads.pooled import pooled_map
+from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import sinks_are
 from mhacli.results.record.heads import HeadStatistics, in_order

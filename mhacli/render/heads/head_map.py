@@ -73,6 +73,11 @@ class HeadPattern:
         return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
 
     @property
+    def weights(self) -> Array:
+        """The pattern with `FORBIDDEN` in cells that may not be attended to."""
+        return np.where(self.allowed, self.shares.astype(np.float64), FORBIDDEN)
+
+    @property
     def entropy(self) -> Array:
         """Nats of each query's row."""
         return self._rows(self.record.arrays["entropy"][self.sequence, self.place])

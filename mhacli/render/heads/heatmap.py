@@ -1,72 +1,116 @@
-"""One head's pattern as a picture: half-block cells where there is colour, a ramp of characters where there is none."""
+"""Heads as pictures: half-block cells where there is colour, a ramp of characters where there is none.
+
+`heatmap` draws the pattern of a run. `pooled_map` draws the map that `mha heads` kept, the sink in a column of its own.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.text import Text
 
-from mhacli.render.base.colours import GLYPHS, NAN_SIGN, glyph, half_block, level_of, shade
+from mhacli.render.base.cells import WEIGHTS, cell, half_cells, levels, range_text, ticks
+from mhacli.render.base.colours import NAN_SIGN, sink_shade
 from mhacli.render.base.format import fitted, share_text
-from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.heads.head_map import HeadPattern
-from mhacli.results.record.arrays import Array
+from mhacli.render.base.options import Scale, Screen, ViewOptions
+from mhacli.render.base.tables import title_rule
+from mhacli.render.heads.cells import where
+from mhacli.render.heads.head_map import SHORT, HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map
 from mhacli.results.record.record import Record
 
 MAX_LINES = 40
 SMALL = 24
 """Up to so many tokens on both axes every cell gets a line of its own, with its token's name."""
 _LABEL_WIDTH = 12
-FORBIDDEN, NOT_A_NUMBER = -1, -2
+
+
+# ------------------------------------------------------------------------------------------------ the pattern of a run
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Levels of 0 … 255 for blocks of `block` × `block` cells, or `FORBIDDEN` (every cell of a block), or `NOT_A_NUMBER`."""
+class HeatScale:
+    """The common scale of some heads: its kind and its top; a rank is among the `n_cells` open cells of each head of its own,
+    None where these are not as many."""
 
-    levels: Array
-    block: int
+    kind: Scale
+    largest: float
+    n_cells: int | None = None
 
-
-def heatmap(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> Text:
-    """The picture, with tokens or positions on its axes; long patterns show the largest share of each block."""
-    n_queries, n_keys = head.shares.shape
-    if max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width:
-        return _named_cells(head, largest, screen)
-    lines = n_queries if options.everything or head.rows is not None else MAX_LINES
-    room = screen.width - _LABEL_WIDTH - 1
-    grid = pooled(head, largest, max(1, room), max(1, 2 * lines if screen.colour else lines))
-    picture = _half_blocks(head, grid) if screen.colour else _characters(head, grid)
-    return Text("\n").join([_key_axis(head, grid), *picture])
+    @property
+    def range(self) -> str:
+        """`log, 0.0006 or less … 0.6`."""
+        if self.kind == "rank" and self.n_cells is None:
+            return "rank, the smallest … the largest of each head's own cells"
+        return f"{self.kind}, {range_text(self.kind, self.largest, self.n_cells or 0)}"
 
 
-def scale_caption(record: Record, largest: float, screen: Screen, precision: int) -> Text:
+def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
+    """The scale that was asked for, else linear for short texts and log for long ones. It ends at `largest`, the largest weight
+    of a cell; where cells are pooled, at the largest of those that are drawn."""
+    is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
+    kind = options.map_scale or ("linear" if is_short else "log")
+    maps = [fitted_map(head, options, screen) for head in heads if len(head.shares)]
+    if any(drawn.block > 1 for drawn in maps):
+        largest = largest_of_maps(maps)
+    counts = {int(drawn.is_open.sum()) for drawn in maps}
+    return HeatScale(kind, largest, counts.pop() if len(counts) == 1 else None)
+
+
+def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadMap:
+    """The map of a pattern in as large cells as the screen needs. Rows that were asked for are never pooled."""
+    cells = pattern_map(head)
+    if _is_small(head, screen):
+        return cells
+    columns = max(1, screen.width - _LABEL_WIDTH - 1)
+    if head.rows is not None:
+        return cells.of_rows(range(len(head.rows)), max(1, -(-cells.shares.shape[1] // columns)))
+    lines = len(cells.shares) if options.everything else MAX_LINES
+    return cells.fitting(max(1, 2 * lines if screen.colour else lines), columns)
+
+
+def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> Text:
+    """The picture, with tokens or positions on its axes; long patterns show the mean weight of blocks."""
+    if _is_small(head, screen):
+        return _named_cells(head, scale, screen)
+    drawn = fitted_map(head, options, screen)
+    cells = levels(drawn.shares, scale.kind, scale.largest).astype(int).tolist()
+    lines = [_key_axis(head, drawn)]
+    for row in range(0, len(cells), 2 if screen.colour else 1):
+        label = _line_label(head, row if head.rows is not None else row * drawn.block)
+        lines.append(label.append_tokens(_line(cells, row, colour=screen.colour, is_halved=screen.colour)))
+    return Text("\n").join(lines)
+
+
+def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen, precision: int) -> Text:
     """The scale in use: its range and kind, what the signs mean, and that all heads share it."""
-    caption = Text(f"scale linear, 0 … {share_text(largest, precision)}, the same for all heads: ")
-    if screen.colour:
-        for level in range(0, 256, 17):
-            caption.append(" ", style=shade(level))
-    else:
-        caption.append(GLYPHS)
+    reach = f"linear, 0 … {share_text(scale.largest, precision)}" if scale.kind == "linear" else scale.range
+    caption = Text(f"scale {reach}{'' if scale.kind == 'rank' else ', the same for all heads'}: ")
+    caption = caption.append_tokens(WEIGHTS.swatches(colour=screen.colour))
     caption.append(" from small to large, a blank is not allowed")
-    return caption.append(f", {NAN_SIGN} is not a number") if np.isnan(record.arrays["pattern"]).any() else caption
+    has_nan = any(np.isnan(head.record.arrays["pattern"]).any() for head in heads)
+    return caption.append(f", {NAN_SIGN} is not a number") if has_nan else caption
 
 
-def pooled(head: HeadPattern, largest: float, max_columns: int, max_rows: int) -> Grid:
-    """The levels of blocks that fit: each block shows its largest share, so that a single strong cell stays visible."""
-    n_queries, n_keys = head.shares.shape
-    block = max(1, -(-n_keys // max_columns), -(-n_queries // max_rows))
-    shares = np.where(head.allowed, head.shares, -1.0)
-    padded = np.pad(shares, [(0, -n_queries % block), (0, -n_keys % block)], constant_values=-1.0)
-    tiles = padded.reshape(padded.shape[0] // block, block, padded.shape[1] // block, block).max(axis=(1, 3))
-    levels = np.rint(255 * np.clip(tiles / largest, 0, 1))
-    return Grid(np.select([np.isnan(tiles), tiles < 0], [NOT_A_NUMBER, FORBIDDEN], levels).astype(int), block)
+def _line(
+    cells: Sequence[Sequence[int]], row: int, width: int = 1, *, colour: bool, is_halved: bool
+) -> Iterable[tuple[str, Style]]:
+    """A row of levels as a line, or where it `is_halved` with the row below it."""
+    if is_halved:
+        return half_cells(cells[row], cells[row + 1] if row + 1 < len(cells) else None)
+    return (cell(level, width, colour=colour) for level in cells[row])
 
 
-def _named_cells(head: HeadPattern, largest: float, screen: Screen) -> Text:
+def _is_small(head: HeadPattern, screen: Screen) -> bool:
+    n_queries, n_keys = (int(n) for n in head.shares.shape)
+    return max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width
+
+
+def _named_cells(head: HeadPattern, scale: HeatScale, screen: Screen) -> Text:
     n_queries, n_keys = head.shares.shape
     label = min(_LABEL_WIDTH, max(cell_len(head.row_label(i)) for i in range(n_queries)))
     width = max(3, min(8, (screen.width - label - 1) // n_keys))
@@ -74,63 +118,104 @@ def _named_cells(head: HeadPattern, largest: float, screen: Screen) -> Text:
     for key in range(n_keys):
         name = fitted(head.key_name(key), width - 1)
         picture.append(name + " " * (width - cell_len(name)), style="dim")
-    for query in range(n_queries):
+    cells = levels(head.weights, scale.kind, scale.largest).astype(int).tolist()
+    for query, row in enumerate(cells):
         name = fitted(head.row_label(query), label)
         picture.append("\n" + name + " " * (label - cell_len(name) + 1), style="bold")
-        for key in range(n_keys):
-            share = float(head.shares[query, key])
-            level = 0 if math.isnan(share) else level_of(share, largest)
-            if not head.allowed[query, key]:
-                picture.append(" " * width)
-            elif math.isnan(share):
-                picture.append(NAN_SIGN * (width - 1) + " ")
-            elif screen.colour:
-                picture.append(" " * width, style=shade(level))
-            else:
-                picture.append(glyph(level) * (width - 1) + " ")
+        for level in row:
+            picture.append(*cell(level, width, colour=screen.colour, gap=1))
     return picture
 
 
-def _key_axis(head: HeadPattern, grid: Grid) -> Text:
+def _key_axis(head: HeadPattern, drawn: HeadMap) -> Text:
     """Key positions along the top, every tenth column, and what a cell stands for."""
-    columns = grid.levels.shape[1]
-    axis = [" "] * columns
-    for column in range(0, columns, 10):
-        index = head.key_index(column * grid.block)
-        number = str(index) if index >= 0 else ""
-        if column + len(number) <= columns:
-            axis[column : column + len(number)] = number
-    cells = "one cell" if grid.block == 1 else f"the largest of {grid.block} × {grid.block} cells"
+    n = drawn.block
+    of_queries = f"the mean weight that {n} queries give" if head.rows is None else "the weight that a query gives"
+    cells = "one cell" if n == 1 else f"{of_queries} to {n} keys together"
     note = f"{'':{_LABEL_WIDTH}} keys from left to right, queries downward, each mark {cells}\n"
-    return Text(note + " " * (_LABEL_WIDTH + 1) + "".join(axis), style="dim")
+    places = [column * n for column in range(drawn.shares.shape[1])]
+    return Text(note + " " * (_LABEL_WIDTH + 1) + ticks(places), style="dim")
 
 
 def _line_label(head: HeadPattern, query: int) -> Text:
-    """The beginning of a line; its style is its own, and not that of the cells that are put behind it."""
+    """The beginning of a line, in a style of its own."""
     number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
     return Text().append(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
 
 
-def _half_blocks(head: HeadPattern, grid: Grid) -> list[Text]:
-    lines = []
-    for row in range(0, len(grid.levels), 2):
-        line = _line_label(head, row * grid.block)
-        upper = grid.levels[row]
-        lower = grid.levels[row + 1] if row + 1 < len(grid.levels) else np.full_like(upper, -1)
-        for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
-            if NOT_A_NUMBER in (top, bottom):
-                line.append(NAN_SIGN)
-            else:
-                line.append(*half_block(top if top >= 0 else None, bottom if bottom >= 0 else None))
-        lines.append(line)
-    return lines
+# ------------------------------------------------------------------------------------------- the map of `mha heads`
+
+_PLACE_WIDTH, _SINK_WIDTH, _MIN_LINES = 7, 4, 20
 
 
-def _characters(head: HeadPattern, grid: Grid) -> list[Text]:
-    lines, signs = [], {FORBIDDEN: " ", NOT_A_NUMBER: NAN_SIGN}
-    for row, levels in enumerate(grid.levels.tolist()):
-        line = _line_label(head, row * grid.block)
-        line.append("".join(signs.get(level) or glyph(level) for level in levels))
-        lines.append(line)
-    return lines
+def pooled_map(
+    record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
+) -> RenderableType:
+    """The picture of a head of a sequence, with its scale, and what was taken out of it; of a layer that may have a name."""
+    lines = max(_MIN_LINES, screen.width // 4) if not options.everything else 1 << 30
+    room = screen.width - _PLACE_WIDTH - _SINK_WIDTH - 2
+    drawn = renormalised(record, place, sequence, rows=lines * (2 if screen.colour else 1), columns=room)
+    is_roomy = 2 * drawn.shares.shape[1] <= room and drawn.shares.shape[0] <= lines
+    scale = options.map_scale or "log"
+    width = 2 if is_roomy else 1
+    places = [column * drawn.block + drawn.first[1] for column in range(drawn.shares.shape[1])]
+    axis = Text(f"{'query':>{_PLACE_WIDTH - 1}} {'sink':<{_SINK_WIDTH + 1}}{ticks(places, width)}", style="dim")
+    cells = levels(drawn.shares, scale).astype(int).tolist()
+    body = [axis, *_map_lines(drawn, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
+    head = record.heads[place]
+    place_name = where(record, sequence, layer, head.head)
+    name = f"{place_name} · {head.kind} · each cell {drawn.block} × {drawn.block} tokens"
+    return Group(title_rule(name), Text("\n").join(body), _caption(drawn, scale, options, screen))
+
+
+def renormalised(record: Record, place: int, sequence: int, *, rows: int, columns: int) -> HeadMap:
+    """The map without the first token of each text where it is a sink, in as large cells as `rows` × `columns` of them need."""
+    return block_map(record, place, sequence).fitting(rows, columns).without_sinks()
+
+
+def _map_lines(
+    drawn: HeadMap, cells: Sequence[Sequence[int]], width: int, *, is_halved: bool, colour: bool
+) -> Iterator[Text]:
+    """A line for each row, or where it `is_halved` for two: the first query, what the sink gets, and the cells."""
+    for row in range(0, len(cells), 2 if is_halved else 1):
+        index = row * drawn.block + drawn.first[0]
+        line = Text().append(f"{index if index >= 0 else '':>{_PLACE_WIDTH - 1}} ", style="dim")
+        lower = row + 1 if is_halved and row + 1 < len(cells) else row
+        if colour:
+            level = (_sink_level(drawn, row) + _sink_level(drawn, lower)) // 2
+            line.append(" " * _SINK_WIDTH, style=sink_shade(level)).append(" ")
+        else:
+            line.append(_sink_percent(drawn, row))
+        yield line.append_tokens(_line(cells, row, width, colour=colour, is_halved=is_halved))
+
+
+def _sink_percent(drawn: HeadMap, row: int) -> str:
+    """The sink's share as a number of percent; blank where no query of the row sees a key."""
+    return f"{100 * drawn.sink_shares[row]:>{_SINK_WIDTH}.0f} " if drawn.n_queries[row] else " " * (_SINK_WIDTH + 1)
+
+
+def _sink_level(drawn: HeadMap, row: int) -> int:
+    return round(255 * min(1.0, max(0.0, float(np.nan_to_num(drawn.sink_shares[row])))))
+
+
+def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen) -> Text:
+    """What was taken out, and the scale: its kind and range, and what the signs mean."""
+    sink, learned = drawn.sink_mass, drawn.learned_mass or 0.0
+    largest = float(drawn.shares.max(initial=0.0, where=drawn.is_open))
+    masses = f"sink {share_text(sink, options.precision)}"
+    masses += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
+    text = Text().append(f"{masses} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
+    if drawn.sinks:
+        text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
+    else:
+        text.append(": the first token is no sink of this head, so nothing is taken out\n")
+    if largest <= 0:
+        return text.append("nothing is left beside it")
+    text.append(f"scale {scale}, {range_text(scale, largest, int(drawn.is_open.sum()))}: ", style="dim")
+    if screen.colour:
+        text.append_tokens(WEIGHTS.swatches(colour=True)).append(" sink 0 … 1: ", style="dim")
+        text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))
+    else:
+        text.append(f"{WEIGHTS.signs}; sink in %")
+    return text.append("; a blank is not allowed", style="dim")

@@ -19,7 +19,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
-from mhacli.render.heads.pooled import pooled_map
+from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.requests.layer import BASE_BYTES
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics, Survey, in_order

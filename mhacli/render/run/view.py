@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import wrap
 
 import numpy as np
@@ -15,9 +16,9 @@ from mhacli.render.base.format import bytes_text, configuration, count_of, fille
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.heads.drawing import drawing, kv_head_of, matrix_caption
 from mhacli.render.heads.head_map import HeadPattern, largest_share
-from mhacli.render.heads.heatmap import scale_caption
+from mhacli.render.heads.heatmap import HeatScale, scale_caption
+from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.render.heads.table import overview
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec import decode_costs as costs
@@ -136,33 +137,31 @@ def _heads(
             style="yellow",
         )
         return
-    largest = largest_share(record, "pattern")
+    patterns = [HeadPattern(record, index, head) for index in sequences.shown for head in heads.shown]
+    scale = drawing_scale(patterns, largest_share(record, "pattern"), options, screen)
     for index in sequences.shown:
         for place, head in enumerate(heads.shown):
             if heads.hidden and place == heads.before:
                 yield hidden(heads.hidden, "head", "--all or --head")
-            yield from _one_head(record, index, head, largest, options, screen)
+            yield from _one_head(HeadPattern(record, index, head), scale, options, screen)
     if "dropped" in record.arrays:
         yield _dropout_caption(record, sequences)
     if options.view == "matrix":
-        yield matrix_caption([HeadPattern(record, 0, 0, "pattern")], largest, options)
+        yield matrix_caption([HeadPattern(record, 0, 0)], scale.largest, options)
     if options.view == "heatmap":
-        yield scale_caption(record, largest, screen, options.precision)
+        yield scale_caption(patterns, scale, screen, options.precision)
 
 
-def _one_head(
-    record: Record, index: int, head: int, largest: float, options: ViewOptions, screen: Screen
-) -> Iterator[RenderableType]:
+def _one_head(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     sites = {"pattern": ""}
-    if "dropped" in record.arrays:
+    if "dropped" in head.record.arrays:
         sites = {
             "pattern": ", before dropout",
             "dropped": ", after dropout: what is left grew, rows no longer sum to 1",
         }
     for site, note in sites.items():
-        drawn = HeadPattern(record, index, head, site)
-        name = f"sequence {index} · head {head}{kv_head_of(record, head)}{note}"
-        yield Group(title_rule(name), drawing(drawn, largest, options, screen))
+        name = f"sequence {head.sequence} · head {head.place}{kv_head_of(head.record, head.place)}{note}"
+        yield Group(title_rule(name), drawing(replace(head, site=site), scale, options, screen))
 
 
 def _dropout_caption(record: Record, sequences: Selection) -> Text:

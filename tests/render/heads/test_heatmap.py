@@ -11,7 +11,7 @@ from support.records import drawn, make_record
 from mhacli.render.base.colours import RAMP, glyph, half_block, level_of, ramp_colour, shade
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.heads.head_map import HeadPattern
-from mhacli.render.heads.heatmap import FORBIDDEN, NOT_A_NUMBER, heatmap, pooled, scale_caption
+from mhacli.render.heads.heatmap import HeatScale, fitted_map, heat_scale, heatmap, scale_caption
 
 PLAIN, COLOUR = Screen(80, False), Screen(80, True)
 GLYPHS = "·░▒▓█"
@@ -30,8 +30,28 @@ def with_pattern(record, pattern):
     return replace(record, arrays={**record.arrays, "pattern": np.broadcast_to(np.float32(pattern), shape)})
 
 
-def lines_of(record, width=80, largest=1.0, *, colour=False, **options):
-    return drawn(heatmap(head_of(record), largest, ViewOptions(**options), Screen(width, colour)), width)
+def lines_of(record, width=80, largest=1.0, *, colour=False, scale="linear", **options):
+    picture = heatmap(head_of(record), HeatScale(scale, largest), ViewOptions(**options), Screen(width, colour))
+    return drawn(picture, width)
+
+
+def random_pattern(count, seed=7):
+    """A causal pattern whose rows sum to 1."""
+    weights = np.random.default_rng(seed).random((count, count)) * np.tri(count)
+    return np.float32(weights / weights.sum(axis=1, keepdims=True))
+
+
+def block_means(pattern, block):
+    """Of each block of a causal pattern the mean over its queries of what its keys get together; NaN where none is allowed."""
+    count = len(pattern)
+    starts = range(0, count, block)
+    means = np.full((len(starts), len(starts)), np.nan)
+    for row, top in enumerate(starts):
+        for column, left in enumerate(starts):
+            part = pattern[top : top + block, left : left + block].astype(np.float64)
+            if left <= min(top + block, count) - 1:
+                means[row, column] = np.mean(part) * part.shape[1]
+    return means
 
 
 # ------------------------------------------------------------------------------------------------------------ colours
@@ -88,43 +108,75 @@ def test_the_scale_is_relative_to_the_largest_share():
 
 
 def test_padding_is_named_and_left_blank():
-    lines = drawn(heatmap(HeadPattern(make_record(("a",), ("b", "c")), 0, 0, "pattern"), 1.0, ViewOptions(), PLAIN), 80)
+    lines = drawn(
+        heatmap(HeadPattern(make_record(("a",), ("b", "c")), 0, 0), HeatScale("linear", 1.0), ViewOptions(), PLAIN), 80
+    )
     assert [line.split() for line in lines] == [["a", "‹pad›"], ["a", "███████"]]
-
-
-def test_blocks_show_their_largest_share():
-    shares = np.zeros((4, 4))
-    shares[0, 1], shares[2, 2], shares[3, 3] = 0.5, 0.25, 1.0
-    grid = pooled(head_of(with_pattern(make_record(numbered(4)), shares)), 1.0, 2, 2)
-    assert (grid.block, grid.levels.tolist()) == (2, [[128, 0], [0, 255]])
-
-
-def test_a_block_is_forbidden_only_where_every_cell_is():
-    head = head_of(make_record(numbered(5), causal=True))
-    levels = pooled(head, 1.0, 3, 3).levels
-    assert (levels == FORBIDDEN).tolist() == [[False, True, True], [False, False, True], [False, False, False]]
 
 
 @pytest.mark.parametrize("count", [25, 61, 300, 1000])
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("everything", [True, False])
-def test_every_cell_of_a_long_pattern_is_in_some_block(count, width, everything):
-    record = make_record(numbered(count), causal=True)
-    rng = np.random.default_rng(count)
-    query = int(rng.integers(count))
-    key = int(rng.integers(query + 1))
-    shares = np.zeros((count, count), np.float32)
-    shares[query, key] = 1
-    note, axis, *picture = lines_of(with_pattern(record, shares), width, everything=everything)
-    while not picture[0].rstrip().endswith(("·", "█")):
-        note, axis, picture = f"{note} {axis}", picture[0], picture[1:]
-    block = max(-(-count // (width - 13)), 1 if everything else -(-count // 40))
-    assert ("one cell" if block == 1 else f"the largest of {block} × {block} cells") in " ".join(note.split())
-    assert len(picture) == -(-count // block)
-    (strong,) = [(row, line.index("█") - 13) for row, line in enumerate(picture) if "█" in line]
-    assert strong == (query // block, key // block)
-    assert [int(line[:13].split()[-1]) for line in picture] == [row * block for row in range(len(picture))]
-    assert axis[13:].split()[:2] == ["0", str(10 * block)]
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_long_pattern_shows_the_mean_weight_of_blocks(count, width, everything, colour):
+    pattern, options, screen = random_pattern(count), ViewOptions(everything=everything), Screen(width, colour)
+    head = head_of(with_pattern(make_record(numbered(count), causal=True), pattern))
+    found = fitted_map(head, options, screen)
+    lines = count if everything else 40
+    assert found.block == max(-(-count // (width - 13)), -(-count // (2 * lines if colour else lines)))
+    expected = block_means(pattern, found.block)
+    assert np.array_equal(~found.is_open, np.isnan(expected))
+    assert found.shares[found.is_open] == pytest.approx(expected[found.is_open], abs=1e-6)
+    assert found.is_open.sum(axis=1).tolist() == list(range(1, len(expected) + 1))
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "rank"])
+def test_marks_follow_the_means_on_every_scale(scale):
+    pattern = random_pattern(300)
+    record = with_pattern(make_record(numbered(300), causal=True), pattern)
+    expected = block_means(pattern, 8)
+    top = np.nanmax(expected[1:])  # the first row has no choice
+    known = expected[~np.isnan(expected)]
+    parts = {
+        "linear": expected / top,
+        "log": 1 + np.log10(expected / top) / 3,
+        "rank": np.searchsorted(np.sort(known), expected) / (len(known) - 1),
+    }
+    levels = np.where(np.isnan(expected), np.nan, np.rint(255 * np.clip(parts[scale], 0, 1)))
+    signs = [["" if np.isnan(level) else GLYPHS[int(level) * 5 // 256] for level in row] for row in levels]
+    note, axis, *picture = lines_of(record, 140, top, scale=scale)
+    assert note.strip().endswith("each mark the mean weight that 8 queries give to 8 keys together")
+    assert [line[13:].rstrip() for line in picture] == ["".join(row) for row in signs]
+    assert [int(line[:13].split()[-1]) for line in picture] == list(range(0, 300, 8))
+    assert axis[13:].split() == ["0", "80", "160", "240"]
+
+
+def test_rows_that_were_asked_for_are_never_pooled():
+    pattern = random_pattern(300)
+    record = with_pattern(make_record(numbered(300), causal=True), pattern)
+    head = HeadPattern(record, 0, 0, rows=(299, 7, 100))
+    found = fitted_map(head, ViewOptions(), PLAIN)
+    assert (found.block, found.shares.shape) == (5, (3, 60))
+    for row, query in enumerate((299, 7, 100)):
+        sums = np.add.reduceat(pattern[query].astype(np.float64), np.arange(0, 300, 5))
+        assert np.where(found.is_open, found.shares, 0)[row] == pytest.approx(sums, abs=1e-6)
+    note, _, *picture = drawn(heatmap(head, HeatScale("linear", 1.0), ViewOptions(), Screen(120, False)), 120)
+    assert note.strip().endswith("each mark the weight that a query gives to 3 keys together")
+    assert [line[:13].split() for line in picture] == [["t299", "299"], ["t7", "7"], ["t100", "100"]]
+
+
+def test_the_scale_of_a_heatmap_is_linear_for_short_texts_log_for_long_ones_and_ends_at_the_largest_mean():
+    short, long = (with_pattern(make_record(numbered(n), causal=True), random_pattern(n)) for n in (40, 300))
+    assert heat_scale([head_of(short)], 0.75, ViewOptions(), PLAIN) == HeatScale("linear", 0.75, 40 * 41 // 2)
+    found = heat_scale([head_of(long)], 0.75, ViewOptions(), PLAIN)
+    means = block_means(random_pattern(300), 8)
+    assert (found.kind, found.n_cells) == ("log", 38 * 39 // 2)
+    assert found.largest == pytest.approx(np.nanmax(means[1:]), abs=1e-6)
+    assert heat_scale([head_of(long)], 0.75, ViewOptions(map_scale="rank"), PLAIN).range == (
+        "rank, the smallest … the largest of 741 cells"
+    )
+    both = heat_scale([head_of(short), head_of(long)], 0.75, ViewOptions(map_scale="rank"), PLAIN)
+    assert both.range == "rank, the smallest … the largest of each head's own cells"
 
 
 @pytest.mark.parametrize("count", [60, 61])
@@ -151,22 +203,27 @@ def test_what_is_not_a_number_is_neither_small_nor_forbidden(count, colour):
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 1] = np.nan
     record = replace(record, arrays={**record.arrays, "pattern": pattern})
-    assert (pooled(head_of(record), 1.0, count, count).levels[1] == NOT_A_NUMBER).tolist() == [True, True] + [False] * (
-        count - 2
-    )
     assert "?" in "".join(lines_of(record, colour=colour))
-    caption = scale_caption(record, 0.5, Screen(200, colour), 2).plain
+    caption = scale_caption([head_of(record)], HeatScale("linear", 0.5), Screen(200, colour), 2).plain
     assert caption.endswith(" from small to large, a blank is not allowed, ? is not a number")
 
 
-def test_the_caption_tells_range_kind_and_signs():
-    assert scale_caption(make_record(), 0.75, PLAIN, 2).plain == (
-        f"scale linear, 0 … .75, the same for all heads: {GLYPHS} from small to large, a blank is not allowed"
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [
+        (HeatScale("linear", 0.75), "linear, 0 … .75, the same for all heads"),
+        (HeatScale("log", 0.75), "log, 0.00075 or less … 0.75, the same for all heads"),
+        (HeatScale("rank", 0.75, 12), "rank, the smallest … the largest of 12 cells"),
+    ],
+)
+def test_the_caption_tells_range_kind_and_signs(scale, said):
+    assert scale_caption([head_of(make_record())], scale, PLAIN, 2).plain == (
+        f"scale {said}: {GLYPHS} from small to large, a blank is not allowed"
     )
 
 
 def test_the_caption_shows_the_colours_from_end_to_end():
-    caption = scale_caption(make_record(), 1.0, COLOUR, 3)
+    caption = scale_caption([head_of(make_record())], HeatScale("linear", 1.0), COLOUR, 3)
     shades = [span.style.bgcolor.triplet for span in caption.spans]
     assert (shades[0], shades[-1], len(shades)) == (ColorTriplet(*RAMP[0]), ColorTriplet(*RAMP[-1]), 16)
     assert "0 … 1.000," in caption.plain
@@ -176,6 +233,6 @@ def test_colours_reach_the_screen():
     paper = StringIO()
     console = Console(file=paper, width=80, force_terminal=True, color_system="truecolor", legacy_windows=False)
     record = with_pattern(make_record(), [[1, 0, 0]] * 3)
-    console.print(heatmap(head_of(record), 1.0, ViewOptions(), COLOUR))
+    console.print(heatmap(head_of(record), HeatScale("linear", 1.0), ViewOptions(), COLOUR))
     assert f"48;2;{';'.join(map(str, RAMP[-1]))}m" in paper.getvalue()
     assert f"48;2;{';'.join(map(str, RAMP[0]))}m" in paper.getvalue()

@@ -26,7 +26,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import percent_text, share_text, short_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import places_of
-from mhacli.render.heads.pooled import renormalised
+from mhacli.render.heads.heatmap import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view
 from mhacli.requests.layer import BASE_BYTES
