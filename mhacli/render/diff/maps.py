@@ -4,75 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.cells import cell_len
-from rich.color import Color
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.style import Style
 from rich.text import Text
 
 from mhacli.errors import UsageError
-from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, range_text
-from mhacli.render.base.colours import (
-    GLYPHS,
-    NAN_SIGN,
-    change_glyph,
-    change_paint,
-    change_style,
-    glyph,
-    half_block,
-    ramp_paint,
-    shade,
+from mhacli.render.base.cells import (
+    CHANGES,
+    FORBIDDEN,
+    NOT_A_NUMBER,
+    WEIGHTS,
+    Ramp,
+    cell,
+    change_levels,
+    half_cells,
+    levels,
+    range_text,
+    ticks,
 )
+from mhacli.render.base.colours import NAN_SIGN
 from mhacli.render.base.format import fitted, number_text, share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.base.tables import title_rule
-from mhacli.render.diff.grids import Grids, grids
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
-from mhacli.render.heads.head_map import head_map
-from mhacli.results.diff.result import Differences, LayerDifference, SiteDifference, TextDifference
+from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
+from mhacli.results.diff.result import Differences, LayerDifference, Match, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
 _MAX_MAPS = 3
 _MAX_LINES, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 12, 7, "  "
 _WIDE, _NAMED, _NUMBERED, _MAX_CELL = 100, 5, 5, 8
-_BLANK, _BROKEN = -1000, -1001
-"""A cell of which nothing is known, and one that is no number in one record alone."""
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """A head of a sequence in both records, and what its layer is called."""
+class _HeadPair:
+    """A head of a sequence in both records, what its layer is called, and the largest change of its weights."""
 
     label: str
     a: DrawableHead
     b: DrawableHead
     sequence: int
     largest: float | None
-
-    @property
-    def heads(self) -> tuple[DrawableHead, DrawableHead]:
-        """That of A and that of B."""
-        return self.a, self.b
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A head's pictures in as many cells as fit, None where its maps cannot lie beside each other; and what all pictures or their
-    caption need of the maps: the largest change, the top of the scale, whether cells were put together, whether a learned sink
-    takes a share, whether there are NaN."""
-
-    choice: _Chosen
-    fit: _Fit | None
-    change: float
-    top: float
-    is_pooled: bool
-    has_learned: bool
-    has_nan: bool
 
 
 @dataclass(frozen=True)
@@ -90,37 +68,38 @@ def maps_view(
     """The chosen heads, or those that changed most: choices that `require_drawable` lets pass."""
     if options.view == "none":
         return
-    choices = _choices(found, records, options)
-    if not choices:
+    pairs = _pairs(found, records, options)
+    if not pairs:
         if options.heads or options.layers or options.sequences:
             yield Text(f"no head is drawn: {_why_nothing(found)}", style="yellow")
         return
-    drawn = [_drawn(choice, found, screen, options) for choice in choices]
-    heads = [head for choice in choices for head in choice.heads]
-    scales = _Scales(max(one.top for one in drawn) or 1.0, max(one.change for one in drawn), scale_of(options, heads))
-    shares = [cells for one in drawn if one.fit is not None for cells in (one.fit.own.a, one.fit.own.b)]
-    leveled = _leveled(shares, scales)
-    for one in drawn:
+    panels = [_fitted(pair, found, screen, options) for pair in pairs]
+    drawn = [panel for panel in panels if panel is not None]
+    maps = [each for panel in drawn for each in (panel.grids.a, panel.grids.b)]
+    kind = scale_of(options, [head for pair in pairs for head in (pair.a, pair.b)])
+    scales = _Scales(largest_of_maps(maps), max((panel.grids.largest_change for panel in drawn), default=0.0), kind)
+    cells = _levels_of_all(maps, scales)
+    for pair, panel in zip(pairs, panels, strict=True):
         body = _LIKE_NOTHING
-        if one.fit is not None:
-            of_shares = (next(leveled), next(leveled))
-            body = _panels(one.fit, of_shares, scales, screen=screen, precision=options.precision)
-        yield Group(_title(one), body)
-    if shares:
-        yield _caption(shares, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=found.has_same_tokens))
+        if panel is not None:
+            body = _panels(panel, (next(cells), next(cells)), scales, screen=screen, precision=options.precision)
+        yield Group(_title(pair, panel), body)
+    if drawn:
+        yield _caption(maps, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=found.has_same_tokens))
 
 
 _LIKE_NOTHING = Text("the blocks of its maps stand for other tokens, so they cannot lie beside each other", style="dim")
 
 
-def _title(drawn: _Drawn) -> Rule:
-    choice, fit = drawn.choice, drawn.fit
-    said = [choice.label] if choice.label else []
-    said += [f"head {choice.a.head}"]
-    said += [f"sequence {choice.sequence}"] if len(choice.a.record.sequences) > 1 else []
-    said += [] if fit is None else [f"largest change {number_text(drawn.change)}"]
-    said += [] if fit is None or fit.own.block == 1 else [f"each mark {fit.own.block} × {fit.own.block} tokens"]
-    return title_rule(" · ".join(said))
+def _title(pair: _HeadPair, panels: _Panels | None) -> Rule:
+    parts = [pair.label] if pair.label else []
+    parts += [f"head {pair.a.head}"]
+    parts += [f"sequence {pair.sequence}"] if len(pair.a.record.sequences) > 1 else []
+    if panels is not None:
+        block = panels.grids.block
+        parts += [f"largest change {number_text(panels.largest_change)}"]
+        parts += [f"each mark {block} × {block} tokens"] if block > 1 else []
+    return title_rule(" · ".join(parts))
 
 
 # ------------------------------------------------------------------------------------------------------------------- choices
@@ -137,12 +116,12 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
         drawable_heads(record, options)
 
 
-def _choices(found: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_Chosen]:
+def _pairs(found: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_HeadPair]:
     """The heads that were asked for, all of which both records hold the pattern; else those that changed, the largest changes
     first."""
     own_a, own_b = ({_key(head, record): head for head in drawable_heads(record, options)} for record in records)
     known = [
-        _Chosen(layer.label, own_a[key_a], own_b[key_b], sequence, one.largest)
+        _HeadPair(layer.label, own_a[key_a], own_b[key_b], sequence, one.largest)
         for layer in found.layers
         for site in _drawn_site(layer)
         for one in site.heads
@@ -151,7 +130,7 @@ def _choices(found: Differences, records: tuple[Record, Record], options: ViewOp
     ]
     if options.heads is not None or options.layers is not None:
         return known
-    changed = sorted((one for one in known if one.largest != 0), key=lambda one: -_rank(one))
+    changed = sorted((pair for pair in known if pair.largest != 0), key=lambda pair: -_rank(pair))
     return changed if options.everything else changed[:_MAX_MAPS]
 
 
@@ -166,9 +145,9 @@ def _key(head: DrawableHead, record: Record) -> tuple[int | None, int]:
     return next((index for index, layer in enumerate(record.layers) if layer is head.layer), None), head.head
 
 
-def _rank(one: _Chosen) -> float:
+def _rank(pair: _HeadPair) -> float:
     """Numbers that one alone has count most."""
-    return math.inf if one.largest is None else one.largest
+    return math.inf if pair.largest is None else pair.largest
 
 
 def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
@@ -176,110 +155,236 @@ def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
     return [site for name in ("pattern", "map") for site in layer.sites if site.site == name][:1]
 
 
-def _drawn(choice: _Chosen, found: Differences, screen: Screen, options: ViewOptions) -> _Drawn:
-    a, b = (head_map(head, choice.sequence) for head in choice.heads)
-    queries, keys = (_text(found, choice, is_key=is_key) for is_key in (False, True))
-    own = grids(a, b, queries, keys)
-    fit = None if own is None else _fitted(own, screen, options)
-    return _Drawn(
-        choice,
-        fit,
-        change=0.0 if own is None else _largest_change(own),
-        top=max(a.largest, b.largest),
-        is_pooled=own is not None and fit is not None and fit.own.block > own.block,
-        has_learned=a.learned is not None or b.learned is not None,
-        has_nan=bool(np.isnan(a.shares).any() or np.isnan(b.shares).any()),
-    )
-
-
-def _text(found: Differences, choice: _Chosen, *, is_key: bool) -> TextDifference:
+def _text(found: Differences, pair: _HeadPair, *, is_key: bool) -> TextDifference:
     """How the tokens of an axis match: of an encoder, and of keys that are a context, those of the context."""
-    kind = None if choice.a.layer is None else choice.a.layer.kind
+    kind = None if pair.a.layer is None else pair.a.layer.kind
     families = {text.family for text in found.texts}
     is_context = "context" in families and (kind == "encoder" or (is_key and kind in (None, "cross")))
     family = "context" if is_context else "texts"
-    return next(text for text in found.texts if text.family == family and text.sequence == choice.sequence)
+    return next(text for text in found.texts if text.family == family and text.sequence == pair.sequence)
 
 
-def _largest_change(own: Grids) -> float:
-    """The largest change either way, 0 where none is known."""
-    return float(np.abs(own.change).max(initial=0.0, where=np.isfinite(own.change)))
+# -------------------------------------------------------------------------------------------------------------- common axes
+
+
+@dataclass(frozen=True)
+class GridLine:
+    """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same, or one
+    token replaces the other, `is_replaced`."""
+
+    a: int
+    b: int
+    is_same: bool
+    is_replaced: bool = False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the numbers of both are compared."""
+        return self.is_same or self.is_replaced
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Three pictures on the same axes: the maps of A and of B, `FORBIDDEN` where there is no cell; and `change` `[row, column]`,
+    B − A, NaN where nothing is compared, infinite where one alone is no number.
+
+    `rows` and `columns` are the names of tokens or blocks, `row_places` and `column_places` where those begin in A. A cell stands
+    for `block` × `block` tokens: in it is the mean weight that its queries give to its keys, or the mean change of that.
+    """
+
+    a: HeadMap
+    b: HeadMap
+    change: Array
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    row_places: tuple[int, ...]
+    column_places: tuple[int, ...]
+
+    @property
+    def block(self) -> int:
+        """How many tokens a cell stands for, on either axis."""
+        return self.a.block
+
+    @property
+    def largest_change(self) -> float:
+        """The largest change either way, 0 where none is known."""
+        return float(np.abs(self.change).max(initial=0.0, where=np.isfinite(self.change)))
+
+    def fitting(self, rows: int, columns: int) -> Grids:
+        """In blocks large enough that no more than `rows` × `columns` are needed."""
+        n_rows, n_columns = self.change.shape
+        factor = max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns)))
+        if factor == 1:
+            return self
+        return replace(
+            self,
+            a=self.a.pooled(factor),
+            b=self.b.pooled(factor),
+            change=self._mean_change(factor),
+            rows=self.rows[::factor],
+            columns=self.columns[::factor],
+            row_places=self.row_places[::factor],
+            column_places=self.column_places[::factor],
+        )
+
+    def _mean_change(self, factor: int) -> Array:
+        """Of each block the mean change over the queries that are compared; NaN where none is."""
+        is_known = ~np.isnan(self.change)
+        n_queries = np.where(is_known.any(axis=1), np.maximum(self.a.n_queries, self.b.n_queries), 0.0)
+        means = pooled_means(np.where(is_known, self.change, 0.0), n_queries, factor)
+        n_known = sums(sums(is_known.astype(int), factor), factor, axis=1)
+        return np.where(n_known > 0, means, np.nan)
+
+
+def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference) -> Grids | None:
+    """Both maps and their difference; None where blocks of tokens cannot lie beside each other."""
+    rows, columns = _lines(a, b, queries, 0), _lines(a, b, keys, 1)
+    if rows is None or columns is None:
+        return None
+    of_a = _spread(a, [line.a for line in rows], [line.a for line in columns])
+    of_b = _spread(b, [line.b for line in rows], [line.b for line in columns])
+    same = np.outer([line.is_compared for line in rows], [line.is_compared for line in columns])
+    change = np.where(of_b.is_open, of_b.shares, 0.0) - np.where(of_a.is_open, of_a.shares, 0.0)
+    n_nan = np.isnan(of_a.shares).astype(int) + np.isnan(of_b.shares)
+    change = np.select([n_nan == 1, n_nan == 2], [np.inf, 0.0], change)
+    return Grids(
+        a=of_a,
+        b=of_b,
+        change=np.where(same & (of_a.is_open | of_b.is_open), change, np.nan),
+        rows=tuple(_name(line, a.query_name, b.query_name) for line in rows),
+        columns=tuple(_name(line, a.key_name, b.key_name) for line in columns),
+        row_places=tuple(_place(line, a, 0) for line in rows),
+        column_places=tuple(_place(line, a, 1) for line in columns),
+    )
+
+
+def _name(line: GridLine, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
+    if line.is_same or line.b < 0:
+        return of_a(line.a)
+    return of_b(line.b) if line.a < 0 else f"{of_a(line.a)}|{of_b(line.b)}"
+
+
+def _place(line: GridLine, drawn: HeadMap, axis: int) -> int:
+    """The place of a line's first token in A; negative for padding, and for what B alone has."""
+    return -1 if line.a < 0 else line.a * drawn.block + drawn.first[axis]
+
+
+def _spread(drawn: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
+    """The map at these rows and columns, `FORBIDDEN` at −1."""
+    shares = np.pad(drawn.shares, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
+    n_queries = np.pad(drawn.n_queries, (0, 1))[rows]
+    learned = None if drawn.learned is None else np.pad(drawn.learned, (0, 1))[rows]
+    return replace(drawn, shares=shares, of_sinks=np.zeros_like(shares), learned=learned, n_queries=n_queries)
+
+
+def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[GridLine, ...] | None:
+    if a.block == b.block == 1 and a.first[axis] == b.first[axis] == 0:
+        return tuple(_token_lines(text))
+    if (a.block, a.first[axis], a.shares.shape[axis]) != (b.block, b.first[axis], b.shares.shape[axis]):
+        return None
+    return tuple(_block_lines(a, text, axis))
+
+
+def _token_lines(text: TextDifference) -> Iterator[GridLine]:
+    """Tokens that took each other's place share a line, the others have their own."""
+    a = b = 0
+    for match in (*text.matches, Match(text.n_a, text.n_b, 0)):
+        is_replaced = match.a - a == match.b - b
+        for n in range(max(match.a - a, match.b - b)):
+            places = a + n if a + n < match.a else -1, b + n if b + n < match.b else -1
+            yield GridLine(*places, is_same=False, is_replaced=is_replaced)
+        yield from (GridLine(match.a + n, match.b + n, True) for n in range(match.length))
+        a, b = match.a + match.length, match.b + match.length
+
+
+def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[GridLine]:
+    """Blocks mean the same where each of their tokens, or what replaces it, stands in the same place of both texts; padding of
+    both does."""
+    first = drawn.first[axis]
+    is_same = np.ones(drawn.block * drawn.shares.shape[axis], bool)
+    is_same[-first : -first + max(text.n_a, text.n_b)] = False
+    for match in text.compared:
+        if match.a == match.b:
+            is_same[match.a - first : match.a - first + match.length] = True
+    blocks = is_same.reshape(-1, drawn.block)
+    yield from (GridLine(index, index, bool(block.all())) for index, block in enumerate(blocks))
 
 
 # -------------------------------------------------------------------------------------------------------------------- panels
 
 
 @dataclass(frozen=True)
-class _Panel:
-    """Levels of cells, `_BLANK` and `_BROKEN` among them, their numbers in words, and how a level is drawn."""
+class _Panels:
+    """The pictures of a head in as many cells as fit, each `cell` columns wide, or half a character where `is_halved`; `label`
+    columns for the names of rows. `largest_change` is that of the maps before they were pooled."""
 
-    name: str
-    levels: Array
-    words: Sequence[Sequence[str]]
-    style: Callable[[int], Style]
-    paint: Callable[[int], Color]
-    sign: Callable[[int], str]
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Pictures in as many cells as fit, each `cell` columns wide, or half a character where `is_halved`; `label` columns for the
-    names of rows."""
-
-    own: Grids
+    grids: Grids
     cell: int
     is_halved: bool
     label: int
+    largest_change: float
+    is_pooled: bool
 
 
-def _fitted(own: Grids, screen: Screen, options: ViewOptions) -> _Fit:
-    """Three panels beside each other, as wide as the screen lets them be."""
+@dataclass(frozen=True)
+class _Panel:
+    """One of the pictures: levels of cells, and their numbers in words."""
+
+    name: str
+    levels: Sequence[Sequence[int]]
+    words: Sequence[Sequence[str]]
+    ramp: Ramp = WEIGHTS
+
+
+def _fitted(pair: _HeadPair, found: Differences, screen: Screen, options: ViewOptions) -> _Panels | None:
+    """Three panels beside each other, as wide as the screen lets them be; None where the maps cannot lie beside each other."""
+    queries, keys = (_text(found, pair, is_key=is_key) for is_key in (False, True))
+    whole = grids(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
+    if whole is None:
+        return None
     label = _LABEL if screen.width >= _WIDE else _NARROW_LABEL
     room = max(1, (screen.width - label - 1 - 2 * len(_BETWEEN)) // 3)
     lines = 1 << 30 if options.everything else _MAX_LINES
-    fit = own.fitting(2 * lines if screen.colour else lines, room)
-    n_rows, n_columns = fit.a.shape
-    cell = min(_MAX_CELL, room // n_columns)
-    is_halved = screen.colour and (cell < 2 or n_rows > lines)
-    return _Fit(fit, 1 if is_halved else cell, is_halved, label)
+    fit = whole.fitting(2 * lines if screen.colour else lines, room)
+    n_rows, n_columns = fit.change.shape
+    width = min(_MAX_CELL, room // n_columns)
+    is_halved = screen.colour and (width < 2 or n_rows > lines)
+    return _Panels(fit, 1 if is_halved else width, is_halved, label, whole.largest_change, fit.block > whole.block)
 
 
-def _panels(fit: _Fit, of_shares: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int) -> Text:
+def _panels(drawn: _Panels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int) -> Text:
     """A, B and B − A beside each other, of the levels of A and B."""
-    drawn = _three(fit.own, of_shares, scales, precision)
-    text = _header(fit, [panel.name for panel in drawn])
-    for row in range(0, len(fit.own.rows), 2 if fit.is_halved else 1):
-        is_token = fit.own.block == 1 and not fit.is_halved
-        name = fit.own.rows[row] if is_token else _number(fit.own.row_places[row])
-        text.append("\n").append(_cells(name, fit.label) + " ", style="bold" if is_token else "dim")
-        for number, panel in enumerate(drawn):
+    own, panels = drawn.grids, _three(drawn.grids, of_maps, scales, precision)
+    text = _header(drawn, [panel.name for panel in panels])
+    for row in range(0, len(own.rows), 2 if drawn.is_halved else 1):
+        is_token = own.block == 1 and not drawn.is_halved
+        name = own.rows[row] if is_token else _number(own.row_places[row])
+        text.append("\n").append(_padded(name, drawn.label) + " ", style="bold" if is_token else "dim")
+        for number, panel in enumerate(panels):
             text.append(_BETWEEN if number else "")
-            text.append_text(_halves(panel, row) if fit.is_halved else _row(panel, row, fit.cell, screen.colour))
+            text.append_tokens(_line(panel, row, drawn, colour=screen.colour))
     return text
 
 
-def _leveled(shares: Sequence[Array], scales: _Scales) -> Iterator[Array]:
-    """The levels of each picture, `_BLANK` and `_BROKEN` among them, on one scale: a rank is one among the cells of all."""
-    if not shares:
+def _levels_of_all(maps: Sequence[HeadMap], scales: _Scales) -> Iterator[Array]:
+    """The levels of each map on one scale: a rank is one among the cells of all."""
+    if not maps:
         return
-    known = levels(np.concatenate([cells.ravel() for cells in shares]), scales.kind, scales.top)
-    drawn = np.select([known == FORBIDDEN, known == NOT_A_NUMBER], [_BLANK, _BROKEN], known)
-    ends = np.cumsum([cells.size for cells in shares])
-    for cells, part in zip(shares, np.split(drawn, ends[:-1]), strict=True):
-        yield part.reshape(cells.shape)
+    known = levels(np.concatenate([each.shares.ravel() for each in maps]), scales.kind, scales.top)
+    ends = np.cumsum([each.shares.size for each in maps])
+    for each, part in zip(maps, np.split(known, ends[:-1]), strict=True):
+        yield part.reshape(each.shares.shape)
 
 
-def _three(fit: Grids, of_shares: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
-    shares = [
-        _Panel(name, drawn, _words(cells, precision), shade, ramp_paint, glyph)
-        for name, drawn, cells in zip("AB", of_shares, (fit.a, fit.b), strict=True)
+def _three(fit: Grids, of_maps: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
+    weights = [
+        _Panel(name, part.astype(int).tolist(), _words(each.shares, precision))
+        for name, part, each in zip("AB", of_maps, (fit.a, fit.b), strict=True)
     ]
-    is_known = np.isfinite(fit.change)
-    change = np.rint(255 * np.clip(np.where(is_known, fit.change, 0.0) / (scales.change or 1.0), -1, 1))
-    change = np.select([np.isnan(fit.change), ~is_known], [_BLANK, _BROKEN], change)
-    is_told = scales.change >= 10.0**-precision  # else all of them would round to 0
-    words = _words(fit.change, precision, signed=True) if is_told else [[""] * fit.change.shape[1]] * len(fit.change)
-    return (*shares, _Panel("B − A", change, words, change_style, change_paint, change_glyph))
+    has_digits = scales.change >= 10.0**-precision  # else all of them would round to 0
+    words = _words(fit.change, precision, signed=True) if has_digits else [[""] * len(fit.columns)] * len(fit.rows)
+    change = change_levels(fit.change, scales.change).astype(int).tolist()
+    return (*weights, _Panel("B − A", change, words, CHANGES))
 
 
 def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[str]]:
@@ -300,94 +405,67 @@ def _number(place: int) -> str:
     return str(place) if place >= 0 else ""
 
 
-def _header(fit: _Fit, names: Sequence[str]) -> Text:
+def _header(drawn: _Panels, names: Sequence[str]) -> Text:
     """What the panels are, and their columns: tokens where there is room, else their places, all or every tenth."""
-    own, cell, margin = fit.own, fit.cell, " " * (fit.label + 1)
-    width = cell * len(own.columns)
+    own, width, margin = drawn.grids, drawn.cell, " " * (drawn.label + 1)
+    room = width * len(own.columns)
     text = Text(margin)
-    text.append(_BETWEEN.join(f"{fitted(name, width):<{width}}" for name in names).rstrip(), style="bold")
-    if cell >= _NAMED and own.block == 1:
-        axis = "".join(_cells(name, cell - 1) + " " for name in own.columns)
+    text.append(_BETWEEN.join(f"{fitted(name, room):<{room}}" for name in names).rstrip(), style="bold")
+    if width >= _NAMED and own.block == 1:
+        axis = "".join(_padded(name, width - 1) + " " for name in own.columns)
     else:
-        axis = _ticks(own, cell, every=1 if cell > len(str(max(own.column_places))) else 10)
+        axis = ticks(own.column_places, width, every=1 if width > len(str(max(own.column_places))) else 10)
     return text.append("\n" + margin).append(_BETWEEN.join([axis] * len(names)).rstrip(), style="dim")
 
 
-def _ticks(fit: Grids, cell: int, *, every: int) -> str:
-    """The places of so many columns, padding left out."""
-    width = cell * len(fit.columns)
-    axis = [" "] * width
-    for column, place in enumerate(fit.column_places):
-        number = _number(place)
-        if column % every == 0 and column * cell + len(number) <= width:
-            axis[column * cell : column * cell + len(number)] = number
-    return "".join(axis)
-
-
-def _cells(name: str, width: int) -> str:
+def _padded(name: str, width: int) -> str:
     """A name in exactly so many cells."""
     short = fitted(name, width)
     return short + " " * (width - cell_len(short))
 
 
-def _row(panel: _Panel, row: int, cell: int, colour: bool) -> Text:
-    """One line of a panel: shades, with numbers in them where they fit; or signs."""
-    text = Text()
-    for level, word in zip(panel.levels[row].astype(int).tolist(), panel.words[row], strict=True):
-        fits = 0 < len(word) < cell and cell >= _NUMBERED
-        if level == _BLANK:
-            text.append(" " * cell)
-        elif level == _BROKEN:
-            text.append(f"{NAN_SIGN:>{cell}}" if cell < 2 else f"{NAN_SIGN:>{cell - 1}} ")
-        elif colour:
-            text.append(f"{word if fits else '':>{cell - 1}} ", style=panel.style(level))
-        else:
-            text.append(f"{word:>{cell - 1}} " if fits else panel.sign(level) * max(1, cell - 1) + " " * (cell > 1))
-    return text
-
-
-def _halves(panel: _Panel, row: int) -> Text:
-    """One line of a panel that shows two rows, in half-block characters."""
-    text = Text()
-    upper = panel.levels[row].astype(int).tolist()
-    lower = panel.levels[row + 1].astype(int).tolist() if row + 1 < len(panel.levels) else [_BLANK] * len(upper)
-    for levels_of in zip(upper, lower, strict=True):
-        if _BROKEN in levels_of:
-            text.append(NAN_SIGN)
-            continue
-        top, bottom = (None if one == _BLANK else one for one in levels_of)
-        text.append(*half_block(top, bottom, panel.paint))
-    return text
+def _line(panel: _Panel, row: int, drawn: _Panels, *, colour: bool) -> Iterator[tuple[str, Style]]:
+    """One line of a panel: two rows in half blocks; or shades, with numbers in them where they fit; or signs."""
+    if drawn.is_halved:
+        below = panel.levels[row + 1] if row + 1 < len(panel.levels) else None
+        yield from half_cells(panel.levels[row], below, ramp=panel.ramp)
+        return
+    width = drawn.cell
+    for level, word in zip(panel.levels[row], panel.words[row], strict=True):
+        fits = 0 < len(word) < width and width >= _NUMBERED
+        number = NAN_SIGN if level == NOT_A_NUMBER else word if fits else ""
+        yield cell(level, width, colour=colour, ramp=panel.ramp, gap=int(width > 1), word=number)
 
 
 # ------------------------------------------------------------------------------------------------------------------- caption
 
 
-def _remarks(drawn: Sequence[_Drawn], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
+def _remarks(drawn: Sequence[_Panels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
     said = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
-    said += [f"{NAN_SIGN} is not a number"] if any(one.has_nan for one in drawn) else []
-    if any(one.is_pooled for one in drawn):
-        said += ["a mark of several cells shows the largest, of B − A the largest either way"]
+    maps = [each for panels in drawn for each in (panels.grids.a, panels.grids.b)]
+    said += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.shares).any() for each in maps) else []
+    if any(panels.is_pooled for panels in drawn):
+        said += [
+            "a mark of several cells shows the mean weight that its queries give to its keys, of B − A the mean change"
+        ]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
     said += [f"{' and '.join(trained)} before dropout"] if trained else []
-    return said + (["what learned sinks take is not drawn"] if any(one.has_learned for one in drawn) else [])
+    return said + (["what learned sinks take is not drawn"] if any(each.learned is not None for each in maps) else [])
 
 
-def _caption(shares: Sequence[Array], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:
+def _caption(maps: Sequence[HeadMap], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:
     """Both scales with their ranges, and the remarks."""
-    n_open = sum(int(((cells != FORBIDDEN) & ~np.isnan(cells)).sum()) for cells in shares)
-    is_exceeded = any((cells > scales.top).any() for cells in shares)
-    said = range_text(scales.kind, scales.top, n_open, is_exceeded=is_exceeded)
-    ramp = Text(f"A and B: {scales.kind}, {said}, the same for all: ")
+    n_open = sum(int((each.is_open & ~np.isnan(each.shares)).sum()) for each in maps)
+    is_exceeded = any((each.shares > scales.top).any() for each in maps)
+    reach = range_text(scales.kind, scales.top, n_open, is_exceeded=is_exceeded)
+    ramp = Text(f"A and B: {scales.kind}, {reach}, the same for all: ")
     change = Text(f"B − A: linear, −{number_text(scales.change)} … +{number_text(scales.change)}: ")
+    ramp.append_tokens(WEIGHTS.swatches(colour=screen.colour))
     if screen.colour:
-        for level in range(0, 256, 17):
-            ramp.append(" ", style=shade(level))
-            change.append(" ", style=change_style(2 * level - 255))
-        change.append(" blue less in B, grey the same, orange more")
+        change.append_tokens(CHANGES.swatches(colour=True)).append(" blue less in B, grey the same, orange more")
     else:
-        ramp.append(f"{GLYPHS} from small to large")
+        ramp.append(" from small to large")
         change.append("= - less in B, . about the same, + # more")
     if not scales.change:
         change = Text("B − A: no change of a number")

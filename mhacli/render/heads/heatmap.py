@@ -20,7 +20,8 @@ from mhacli.render.base.format import fitted, share_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.tables import title_rule
 from mhacli.render.heads.cells import where
-from mhacli.render.heads.head_map import SHORT, HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map
+from mhacli.render.heads.drawable import SHORT
+from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map
 from mhacli.results.record.record import Record
 
 MAX_LINES = 40

@@ -15,8 +15,8 @@ from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Rows, Scale
 from mhacli.render.base.rows import first_produced, rows_in
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.matrix import kv_head_of
 from mhacli.render.heads.head_map import HeadMap, head_map
+from mhacli.render.heads.matrix import kv_head_of
 from mhacli.render.page.html import Html
 from mhacli.render.page.maps import (
     EXACT,

@@ -18,8 +18,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.diff import json as diffjson
-from mhacli.render.diff.grids import grids
-from mhacli.render.diff.maps import require_drawable
+from mhacli.render.diff.maps import grids, require_drawable
 from mhacli.render.diff.view import diff_view
 from mhacli.render.diff.words import verdict_text
 from mhacli.render.heads.drawable import drawable_heads
@@ -328,24 +327,54 @@ def test_no_two_changes_look_alike_and_both_ways_are_as_bright() -> None:
     assert luminance(colours[0]) > 4 * luminance(colours[2])
 
 
-def test_a_long_text_is_drawn_in_blocks_that_keep_the_largest_change() -> None:
+def test_a_long_text_is_drawn_in_blocks_of_mean_weights_and_mean_changes() -> None:
     words = tuple(f"w{n}" for n in range(90))
-    a = with_cell(make_record(words, n_heads=1), "pattern", (0, 0, 20, 71), 1.0)
-    b = with_cell(with_cell(a, "pattern", (0, 0, 61, 33), 1.0), "pattern", (0, 0, 61, 34), 0.0)
-    b = with_cell(b, "pattern", (0, 0, 20, 71), 0.0)
+    a, b = (make_record(words, n_heads=1, causal=True, seed=seed) for seed in (0, 1))
     lines = view(a, b)
     title = next(line for line in lines if line.startswith("head 0 · "))
-    block = int(re.search(r"each mark (\d+) ×", title)[1])  # type: ignore[index]
-    assert block == -(-90 // 22)
-    n = -(-90 // block)
-    before, after, change = panels_of(lines, "head 0 · ", n, n)
-    rose, fell = (61 // block, 33 // block), (20 // block, 71 // block)
-    assert {(i, j): sign for i, row in enumerate(change) for j, sign in enumerate(row) if sign != "."} == {
-        rose: "#",
-        fell: "=",
-    }
-    assert [rows[i][j] for rows in (before, after) for i, j in (rose, fell)][1:3] == ["█", "█"]
-    assert before[rose[0]][rose[1]] != "█" != after[fell[0]][fell[1]]
+    change = b.arrays["pattern"][0, 0].astype(float) - a.arrays["pattern"][0, 0]
+    assert title.startswith(f"head 0 · largest change {abs(change).max():.4g} · each mark 5 × 5 tokens")
+    means = [
+        np.array([[cells[i : i + 5, j : j + 5].mean() * 5 for j in range(0, 90, 5)] for i in range(0, 90, 5)])
+        for cells in (record.arrays["pattern"][0, 0].astype(float) for record in (a, b))
+    ]
+    allowed = np.tri(18, dtype=bool)
+    top = max(part[1:].max() for part in means)  # the first row has no choice
+    pictures = panels_of(lines, "head 0 · ", 18, 18)
+    for part, signs in zip(means, pictures, strict=False):
+        for i, j in zip(*allowed.nonzero(), strict=True):
+            level = 1 + np.log10(max(part[i, j], top / 1000) / top) / 3
+            assert signs[i][j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (level - 0.003, level + 0.003)}
+    moved = means[1] - means[0]
+    caption = " ".join(lines)
+    assert f"B − A: linear, −{abs(moved).max():.4g} … +{abs(moved).max():.4g}: " in caption
+    assert "the mean weight that its queries give to its keys, of B − A the mean change" in caption
+    for i, j in zip(*allowed.nonzero(), strict=True):
+        part = moved[i, j] / abs(moved).max()
+        signs_near = {
+            "." if abs(x) < 0.05 else ("-=" if x < 0 else "+#")[int(abs(x) >= 0.5)]
+            for x in (part - 0.003, part + 0.003)
+        }
+        assert pictures[2][i][j] in signs_near
+    assert all(picture[i][j] == " " for picture in pictures for i, j in zip(*(~allowed).nonzero(), strict=True))
+
+
+def test_the_mean_change_is_of_the_queries_that_are_compared() -> None:
+    words = tuple(f"w{n}" for n in range(40))
+    a = make_record(words, n_heads=1)
+    b = make_record((*words[:6], "new", *words[6:]), n_heads=1, seed=1)
+    found = compare(a, b)
+    maps = (head_map(drawable_heads(record, ViewOptions())[0], 0) for record in (a, b))
+    text = found.texts[0]
+    whole = grids(*maps, text, text)
+    assert whole is not None
+    part = whole.fitting(21, 21)
+    assert part.block == 2
+    rows = whole.change[6:8]  # a token that B alone has, and one that both have
+    assert np.isnan(rows[0]).all()
+    assert part.change[3, 5] == pytest.approx(rows[1, 10] + rows[1, 11])
+    assert part.change[0, 0] == pytest.approx(whole.change[:2, :2].sum() / 2)
+    assert part.a.shares[0, 0] == pytest.approx(a.arrays["pattern"][0, 0, :2, :2].sum() / 2)
 
 
 def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:

@@ -44,8 +44,8 @@ from mhacli.render.figures.svg.elements import (
 from mhacli.render.figures.svg.raster import image
 from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.heads.drawable import scale_of
-from mhacli.render.heads.matrix import kv_head_of
 from mhacli.render.heads.head_map import HeadMap
+from mhacli.render.heads.matrix import kv_head_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
