@@ -231,12 +231,12 @@ def with_output(
     options: ViewOptions, output: Output, *, others: Files, keep: str | None = None, has_maps: bool = False
 ) -> ViewOptions:
     """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for two
-    formats, for choices without a picture that they could be of, unless the terminal `has_maps`, and for a file that is also
-    one of the `others` that the command reads or writes; `MhaError` for files that cannot be written. `keep` is what the record
-    will hold, None: all."""
+    formats, for choices without a picture that they could be of, unless the terminal `has_maps` or a heatmap, and for a file that
+    is also one of the `others` that the command reads or writes; `MhaError` for files that cannot be written. `keep` is what the
+    record will hold, None: all."""
     output.formats.chosen()
     pictures = output.pictures
-    _require_use(pictures, has_maps=has_maps)
+    _require_use(pictures, has_maps=has_maps or options.view == "heatmap")
     _require_kept(pictures, options, keep)
     _require_different((*others, *pictures.files))
     for _, path in pictures.files:
