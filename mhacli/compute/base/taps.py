@@ -53,17 +53,14 @@ class Capture:
 
     def _step(self, site: Site, tensor: Tensor) -> Step:
         view_of = self._view_of(site, tensor)
-        return Step(
-            site=site.name,
+        return step_of(
+            site.name,
+            tensor,
             axes=site.axes_for(self._facts),
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
             formula=site.formula_for(self._facts),
             meaning=site.meaning_for(self._facts),
-            layout="copy" if view_of is None and not _is_repeated(tensor) else "view",
-            strides=tuple(tensor.stride()),
+            is_view=view_of is not None or _is_repeated(tensor),
             flops=site.flops(self._facts),
-            bytes=tensor.numel() * tensor.element_size(),
             view_of=view_of,
             parameters=tuple(
                 Parameter(name, shape)
@@ -81,6 +78,33 @@ class Capture:
             self._storages[site.name] = storage
             self._held.append(tensor)
         return found
+
+
+def step_of(
+    site: str,
+    tensor: Tensor,
+    *,
+    axes: tuple[str, ...],
+    formula: str,
+    meaning: str,
+    flops: int,
+    is_view: bool = False,
+    **more: Any,
+) -> Step:
+    """A line of a trace: what is said of a tensor, and what the tensor says itself. `more` are further fields of `Step`."""
+    return Step(
+        site=site,
+        axes=axes,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        formula=formula,
+        meaning=meaning,
+        layout="view" if is_view else "copy",
+        strides=tuple(tensor.stride()),
+        flops=flops,
+        bytes=tensor.numel() * tensor.element_size(),
+        **more,
+    )
 
 
 def _is_repeated(tensor: Tensor) -> bool:

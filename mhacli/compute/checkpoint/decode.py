@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -18,7 +17,7 @@ from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import largest_difference, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.compute.layer.decode import site_of
+from mhacli.compute.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
 from mhacli.results.record.record import (
@@ -134,9 +133,7 @@ class _Decoder:
 
     def decode(self, full: Tensor) -> None:
         """All steps: the prompt at once, then one token after the other."""
-        n = self.pattern.shape[2]
-        after = [(t, t + 1) for t in range(self.prompt_len, n)]
-        for number, span in enumerate([(0, self.prompt_len), *after] if self.prompt_len else after):
+        for number, span in enumerate(spans_of(self.prompt_len, self.pattern.shape[2])):
             self._step(number, span, full)
 
     def _step(self, number: int, span: tuple[int, int], full: Tensor) -> None:
@@ -177,21 +174,16 @@ class _Decoder:
         k_len = call.k.shape[2] if isinstance(call, ScoredCall) else end
         token = batch * layer.n_kv_heads * (layer.d_head + layer.d_v) * out.element_size()
         new = (batch, layer.n_kv_heads, n_new)
-        phase = "prefill" if number == 0 < self.prompt_len else "decode"
-        return Step(
-            site=site_of(number),
+        return decode_step(
+            number,
+            out,
+            n_keys=k_len,
             axes=("batch", "query", "d_model"),
-            shape=tuple(out.shape),
-            dtype=str(out.dtype).removeprefix("torch."),
             formula=f"out = all layers of the model, {layer.label} meeting {k_len} keys",
-            meaning=f"{'the prompt at once' if phase == 'prefill' else 'one new token'} over {k_len} keys and values",
-            layout="copy",
-            strides=tuple(out.stride()),
             flops=2 * batch * layer.n_heads * n_new * k_len * (layer.d_head + layer.d_v),
-            bytes=out.numel() * out.element_size(),
             time_s=seconds,
             cache=CacheStep(
-                phase=phase,  # type: ignore[arg-type]
+                phase=phase_of(number, self.prompt_len),
                 start=start,
                 tokens=tuple(text.tokens[start:end] for text in self.run.inputs.sequences),
                 q_shape=(batch, layer.n_heads, n_new, layer.d_head),
@@ -208,10 +200,8 @@ class _Decoder:
 
     def check(self, full: Tensor) -> SelfCheck:
         """The steps' outputs against those of the full pass. Every layer rounds anew: the tolerance counts them."""
-        found = [step.cache.max_abs_difference for step in self.steps if step.cache is not None]
         tolerance = TOLERANCES[self.run.loaded.dtype].output * max(1, self.n_layers) * full.abs().amax().item()
-        known = [error for error in found if error is not None]
-        worst = max(known) if len(known) == len(found) else math.inf
+        worst = largest_of(self.steps)
         return SelfCheck(finite(worst), tolerance, worst <= tolerance)
 
     def summary(self) -> DecodeSummary:

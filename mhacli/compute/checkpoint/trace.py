@@ -16,7 +16,7 @@ from mhacli.adapters.hf.captured_pattern import full_matrices
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.attention.tiled.scores import AttentionResult, Scores
 from mhacli.compute.base.head_statistics import finite
-from mhacli.compute.base.taps import summarise
+from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex
@@ -274,17 +274,14 @@ def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> St
     """A tensor as the walkthrough tells it."""
     tensor = made.tensor
     weights = [] if made.module is None else list(made.module.named_parameters())
-    return Step(
-        site=made.name,
+    return step_of(
+        made.name,
+        tensor,
         axes=words.axes(made.name, tuple(tensor.shape), of_module=made.module is not None),
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
         formula=made.formula,
         meaning=made.meaning,
-        layout="copy" if view_of is None else "view",
-        strides=tuple(tensor.stride()),
+        is_view=view_of is not None,
         flops=_flops(made, words),
-        bytes=tensor.numel() * tensor.element_size(),
         view_of=view_of,
         built=made.built,
         parameters=tuple(Parameter(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, Rows
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
-from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, time_stages, timing
+from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.requests.layer import LayerRequest, decodable, foresee
@@ -76,9 +77,8 @@ class Decoder:
     prompt_len: int
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each step's new tokens begin and end: the prompt at once, then one by one."""
-        after = [(t, t + 1) for t in range(self.prompt_len, self.x.shape[1])]
-        return [(0, self.prompt_len), *after] if self.prompt_len else after
+        """Where each step's new tokens begin and end."""
+        return spans_of(self.prompt_len, self.x.shape[1])
 
     def run(self, tap: Tap) -> None:
         """All steps, each told to the tap as `step N` with its output."""
@@ -133,23 +133,18 @@ class Decoder:
     ) -> Step:
         (start, end), config, batch = span, self.setup.config, self.x.shape[0]
         n_new = end - start
-        out_width = seen["out"].shape[2]
         cost: dict[str, Any] = {"batch": batch, "n_new": n_new, "length": end, "cache": self.cache}
         token = batch * costs.token_bytes(config)
-        return Step(
-            site=site_of(number),
+        past_and_new = f"softmax(scale · q[{_span(start, end)}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]"
+        return decode_step(
+            number,
+            seen["out"][:, -n_new:],
+            n_keys=end,
             axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
-            shape=(batch, n_new, out_width),
-            dtype=str(seen["out"].dtype).removeprefix("torch."),
-            formula=f"out = softmax(scale · q[{_span(start, end)}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]"
-            + _output_words(config),
-            meaning=f"{'the prompt at once' if number == 0 < self.prompt_len else 'one new token'} over {end} keys and values",
-            layout="copy",
-            strides=tuple(seen["out"].stride()),
+            formula=f"out = {past_and_new}{_output_words(config)}",
             flops=costs.step_flops(config, **cost),
-            bytes=batch * n_new * out_width * seen["out"].element_size(),
             cache=CacheStep(
-                phase="prefill" if number == 0 < self.prompt_len else "decode",
+                phase=phase_of(number, self.prompt_len),
                 start=start,
                 tokens=self._tokens(start, end),
                 q_shape=tuple(seen["q"].shape),
@@ -200,9 +195,38 @@ def _require_room(setup: Setup, length: int) -> None:
         ) from None
 
 
+# ------------------------------------------------------------------------------- steps of any decoding, a checkpoint's too
+
+
+def spans_of(prompt_len: int, length: int) -> list[tuple[int, int]]:
+    """Where each step's new tokens begin and end: the prompt at once, then one by one."""
+    after = [(t, t + 1) for t in range(prompt_len, length)]
+    return [(0, prompt_len), *after] if prompt_len else after
+
+
 def site_of(number: int) -> str:
     """The name of a step in traces and timings."""
     return f"step {number}"
+
+
+def phase_of(number: int, prompt_len: int) -> Literal["prefill", "decode"]:
+    """What a step does: read the prompt at once, or one new token."""
+    return "prefill" if number == 0 < prompt_len else "decode"
+
+
+def decode_step(number: int, out: Rows, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
+    """A step of a trace, with its output and the `cache`; `described` are further arguments of `step_of`."""
+    new = "the prompt at once" if cache.phase == "prefill" else "one new token"
+    return step_of(site_of(number), out, meaning=f"{new} over {n_keys} keys and values", cache=cache, **described)
+
+
+def largest_of(steps: Sequence[Step]) -> float:
+    """The largest distance of a step's output from that of a pass over all; infinite where one is not finite."""
+    found = [step.cache.max_abs_difference for step in steps if step.cache is not None]
+    return max((math.inf if error is None else error for error in found), default=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------- one layer of ours
 
 
 def _output_words(config: Config) -> str:
@@ -220,14 +244,13 @@ def _against_recomputation(record: Record) -> SelfCheck:
     rows of a full recomputation. There both sides may err, so the tolerance is twice that of one output; what is shown must
     still keep its own.
     """
-    found = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
-    known = [error for error in (record.self_check.max_abs_error, *found) if error is not None]
-    tolerance = 2 * record.self_check.tolerance
-    if len(known) <= len(found):
+    own, tolerance = record.self_check.max_abs_error, 2 * record.self_check.tolerance
+    worst = max(math.inf if own is None else own, largest_of(record.trace))
+    if not math.isfinite(worst):
         return SelfCheck(None, tolerance, False)
-    if max(known) <= tolerance and not record.self_check.ok:
+    if worst <= tolerance and not record.self_check.ok:
         return record.self_check
-    return SelfCheck(max(known), tolerance, max(known) <= tolerance)
+    return SelfCheck(worst, tolerance, worst <= tolerance)
 
 
 # ----------------------------------------------------------------------------------------------- the time of each cache
