@@ -29,7 +29,7 @@ from mhacli.attention.mistakes.stages import (
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodingStep:
     """Where a step stands in its text: the calls so far, this one too, began at `starts`, and it ends at `end`. `is_causal`: no
     token sees a later one. `room` is how many keys its scores have, None where nobody knows."""
 
@@ -75,29 +75,29 @@ class Arrangement:
     of_first: frozenset[int] = frozenset()
 
 
-Change = Callable[[Step, Arrangement], Arrangement]
+Change = Callable[[DecodingStep, Arrangement], Arrangement]
 
 
-def arranged(step: Step) -> Arrangement:
+def arranged(step: DecodingStep) -> Arrangement:
     """The step as it should be: all tokens so far in their order."""
     tokens = tuple(range(step.end))
     return Arrangement(tokens, tokens, tokens[step.start :], tokens, last_rows(step, step.end))
 
 
-def last_rows(step: Step, n_keys: int, shift: int = 0) -> Tensor:
+def last_rows(step: DecodingStep, n_keys: int, shift: int = 0) -> Tensor:
     """`[query, key]`: the last rows of the causal triangle over as many columns, or everything."""
     ones = torch.ones(step.length, n_keys, dtype=torch.bool)
     return ones.tril(n_keys - step.length + shift) if step.is_causal else ones
 
 
-def with_rows(step: Step, laid: Arrangement, keys: tuple[int, ...], values: tuple[int, ...]) -> Arrangement:
+def with_rows(step: DecodingStep, laid: Arrangement, keys: tuple[int, ...], values: tuple[int, ...]) -> Arrangement:
     """The arrangement with other tokens in its columns, each turned by its own place."""
     places = tuple(max(token, 0) for token in keys)
     return replace(laid, keys=keys, values=values, key_places=places, visible=last_rows(step, len(keys)))
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class ProjectedText:
     """A text `[batch, length, d_in]` as the stages of a layer project it: heads of queries, keys and values, not rotated.
     `rotated` remembers rows that were, for many arrangements share them."""
 
@@ -120,13 +120,13 @@ class Text:
         return found
 
 
-def text_of(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> Text:
+def projected_text(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> ProjectedText:
     """The text, projected and cut into heads by the stages of a layer."""
     asked = rows if layer.before is None else layer.before(rows)
-    return Text(layer, stages, rows, *heads(stages, replace(layer, pairing=None), Rows(asked, asked, asked)))
+    return ProjectedText(layer, stages, rows, *heads(stages, replace(layer, pairing=None), Rows(asked, asked, asked)))
 
 
-def answered(text: Text, step: Step, laid: Arrangement) -> Tensor:
+def answered(text: ProjectedText, step: DecodingStep, laid: Arrangement) -> Tensor:
     """The output `[batch, query, d_out]` of a step that attends so."""
     queries = range(step.start, step.end)
     q = torch.cat([text.row("q", token, place) for token, place in zip(queries, laid.query_places, strict=True)], dim=2)
@@ -155,10 +155,10 @@ def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, place: int, *, 
 # ------------------------------------------------------------------------------------------------------------------- positions
 
 
-def _placed(queries: Callable[[Step, int], int], keys: Callable[[Step, int], int]) -> Change:
+def _placed(queries: Callable[[DecodingStep, int], int], keys: Callable[[DecodingStep, int], int]) -> Change:
     """Queries and keys turned by other places than their own, by token; what is empty is not turned."""
 
-    def change(step: Step, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
         return replace(
             laid,
             query_places=tuple(max(0, queries(step, token)) for token in range(step.start, step.end)),
@@ -168,36 +168,36 @@ def _placed(queries: Callable[[Step, int], int], keys: Callable[[Step, int], int
     return change
 
 
-def _own(step: Step, token: int) -> int:
+def _own(step: DecodingStep, token: int) -> int:
     return token
 
 
-def _in_step(step: Step, token: int) -> int:
+def _in_step(step: DecodingStep, token: int) -> int:
     return token - step.starts[step.call_of(token)]
 
 
-def _from_number(step: Step, token: int) -> int:
+def _from_number(step: DecodingStep, token: int) -> int:
     return _in_step(step, token) + step.call_of(token)
 
 
-def _shifted(by: int) -> Callable[[Step, int], int]:
+def _shifted(by: int) -> Callable[[DecodingStep, int], int]:
     return lambda step, token: token + by if step.call_of(token) else token
 
 
-def _again(step: Step, token: int) -> int:
+def _again(step: DecodingStep, token: int) -> int:
     return token * (len(step.starts) - step.call_of(token))
 
 
-def _last(step: Step, token: int) -> int:
+def _last(step: DecodingStep, token: int) -> int:
     call = step.call_of(token)
     return step.calls[call][1] - 1 if call else token
 
 
-def _of_step(step: Step, token: int) -> int:
+def _of_step(step: DecodingStep, token: int) -> int:
     return step.start if step.start else token
 
 
-def _from(place: int) -> Callable[[Step, int], int]:
+def _from(place: int) -> Callable[[DecodingStep, int], int]:
     return lambda step, token: place + _in_step(step, token) if step.call_of(token) else token
 
 
@@ -230,10 +230,10 @@ _PLACES = (
 # ----------------------------------------------------------------------------------------------------------------------- order
 
 
-def _rows(tokens: Callable[[Step], list[int]], of: str = "both", *, by_column: bool = False) -> Change:
+def _rows(tokens: Callable[[DecodingStep], list[int]], of: str = "both", *, by_column: bool = False) -> Change:
     """Other tokens in the columns of the keys, of the values, or of both; turned by their own places or by their columns."""
 
-    def change(step: Step, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
         found = tuple(tokens(step))
         keys = found if of != "values" else laid.keys
         values = found if of != "keys" else laid.values
@@ -245,18 +245,18 @@ def _rows(tokens: Callable[[Step], list[int]], of: str = "both", *, by_column: b
     return change
 
 
-def _new_first(step: Step) -> list[int]:
+def _new_first(step: DecodingStep) -> list[int]:
     return [token for first, end in reversed(step.calls) for token in range(first, end)]
 
 
-def _step_reversed(step: Step) -> list[int]:
+def _step_reversed(step: DecodingStep) -> list[int]:
     return list(reversed(range(step.end)))
 
 
-def _written_at(place: Callable[[Step, int], int]) -> Callable[[Step], list[int]]:
+def _written_at(place: Callable[[DecodingStep, int], int]) -> Callable[[DecodingStep], list[int]]:
     """What is left where every call writes its rows from some place on, and the first columns are read."""
 
-    def left(step: Step) -> list[int]:
+    def left(step: DecodingStep) -> list[int]:
         columns = [-1] * (2 * step.end + 2)
         for number, (first, end) in enumerate(step.calls):
             at = max(0, place(step, number))
@@ -266,45 +266,45 @@ def _written_at(place: Callable[[Step, int], int]) -> Callable[[Step], list[int]
     return left
 
 
-def _this_step(step: Step) -> list[int]:
+def _this_step(step: DecodingStep) -> list[int]:
     return list(range(step.start, step.end))
 
 
-def _two_steps(step: Step) -> list[int]:
+def _two_steps(step: DecodingStep) -> list[int]:
     return list(range(step.starts[-2] if len(step.starts) > 1 else 0, step.end))
 
 
-def _first_and_this(step: Step) -> list[int]:
+def _first_and_this(step: DecodingStep) -> list[int]:
     return [
         *range(step.starts[1] if len(step.starts) > 1 else 0),
         *(_this_step(step) if len(step.starts) > 1 else range(step.end)),
     ]
 
 
-def _twice(step: Step) -> list[int]:
+def _twice(step: DecodingStep) -> list[int]:
     return [*range(step.end), *range(step.start, step.end)] if step.start else list(range(step.end))
 
 
-def _first_columns(step: Step) -> list[int]:
+def _first_columns(step: DecodingStep) -> list[int]:
     return list(range(step.length))
 
 
-def _late(step: Step) -> list[int]:
+def _late(step: DecodingStep) -> list[int]:
     return list(range(step.start)) or list(range(step.end))
 
 
-def _old_by_first(step: Step, laid: Arrangement) -> Arrangement:
+def _old_by_first(step: DecodingStep, laid: Arrangement) -> Arrangement:
     return replace(laid, of_first=frozenset(n for n, token in enumerate(laid.keys) if 0 <= token < step.start))
 
 
-def _all_by_first(step: Step, laid: Arrangement) -> Arrangement:
+def _all_by_first(step: DecodingStep, laid: Arrangement) -> Arrangement:
     return replace(laid, of_first=frozenset(range(len(laid.keys)))) if step.start else laid
 
 
-def _swapped(keep: Callable[[Step, int], bool], *, keys: bool = True, values: bool = True) -> Change:
+def _swapped(keep: Callable[[DecodingStep, int], bool], *, keys: bool = True, values: bool = True) -> Change:
     """Rows of some tokens stand as values where keys should, and as keys where values should."""
 
-    def change(step: Step, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
         found = frozenset(n for n, token in enumerate(laid.keys) if token >= 0 and keep(step, token))
         none: frozenset[int] = frozenset()
         return replace(laid, keys_of_values=found if keys else none, values_of_keys=found if values else none)
@@ -312,11 +312,11 @@ def _swapped(keep: Callable[[Step, int], bool], *, keys: bool = True, values: bo
     return change
 
 
-def _is_old(step: Step, token: int) -> bool:
+def _is_old(step: DecodingStep, token: int) -> bool:
     return token < step.start
 
 
-def _is_odd(step: Step, token: int) -> bool:
+def _is_odd(step: DecodingStep, token: int) -> bool:
     """Each handing over exchanges what came before: what went through an odd number of them is exchanged."""
     return (len(step.starts) - 1 - step.call_of(token)) % 2 == 1
 
@@ -363,29 +363,29 @@ _ORDERS = (
 # ----------------------------------------------------------------------------------------------------------------------- masks
 
 
-def _seen(rule: Callable[[Step, int], torch.Tensor]) -> Change:
-    def change(step: Step, laid: Arrangement) -> Arrangement:
+def _seen(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
+    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
         return replace(laid, visible=rule(step, len(laid.keys))) if step.start else laid
 
     return change
 
 
-def _top_left(step: Step, n_keys: int) -> torch.Tensor:
+def _top_left(step: DecodingStep, n_keys: int) -> torch.Tensor:
     return torch.ones(step.length, n_keys, dtype=torch.bool).tril()
 
 
-def _columns(keep: Callable[[Step, int], bool]) -> Callable[[Step, int], torch.Tensor]:
-    def rule(step: Step, n_keys: int) -> torch.Tensor:
+def _columns(keep: Callable[[DecodingStep, int], bool]) -> Callable[[DecodingStep, int], torch.Tensor]:
+    def rule(step: DecodingStep, n_keys: int) -> torch.Tensor:
         kept = torch.tensor([keep(step, column) for column in range(n_keys)])
         return last_rows(step, n_keys) & kept
 
     return rule
 
 
-def _with_room(is_meant: Callable[[Step], bool], *, sees_all: bool) -> Change:
+def _with_room(is_meant: Callable[[DecodingStep], bool], *, sees_all: bool) -> Change:
     """In some steps columns for all that the cache has room for, what is empty too."""
 
-    def change(step: Step, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
         n_empty = (step.room or 0) - len(laid.keys)
         if n_empty <= 0 or not is_meant(step):
             return laid

@@ -1,1 +1,1 @@
-"""The examination of somebody's attention: `mha check`."""
+"""The examination of a user's attention: `mha check`."""

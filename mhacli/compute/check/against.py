@@ -26,7 +26,7 @@ from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
 from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, randomised
 from mhacli.compute.user_trace.dataflow import Flow
-from mhacli.compute.user_trace.trace import Pass, watched
+from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding
@@ -46,10 +46,10 @@ class MaskForms(NamedTuple):
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far two answers to the same input are apart, relative to the tolerance; `scene` names the input, which is `inputs`
+    """How far two answers to the same input are apart, relative to the tolerance; `case` names the input, which is `inputs`
     with its masks in their `forms`."""
 
-    scene: str
+    case: str
     difference: float
     tolerance: float
     shape: tuple[int, ...] = ()
@@ -353,10 +353,10 @@ def _findings(
     if not apart:
         return ()
     assert request.against is not None
-    lines = [f"{gap.scene}: {_words(gap)}" for gap in apart]
+    lines = [f"{gap.case}: {_words(gap)}" for gap in apart]
     small = _smallest(*pair, request.of.seed)
     lines += [] if small is None else [small]
-    lines += [f"{gap.scene}: the same within {gap.tolerance:.2g}" for gap in gaps if gap.ok]
+    lines += [f"{gap.case}: the same within {gap.tolerance:.2g}" for gap in gaps if gap.ok]
     return (
         Finding(
             code="differs",
@@ -396,14 +396,14 @@ def _words(gap: _Gap) -> str:
 # ------------------------------------------------------------------------------------------------------- where they part
 
 
-Site = Literal["q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out"]
-_SCORING: tuple[Site, ...] = ("q", "k", "qk", "scores")
-_BEFORE: tuple[Site, ...] = ("q", "k", "v", "qk", "scores", "pattern", "z")
-_BEHIND: tuple[Site, ...] = ("concat", "out")
+ComparedSite = Literal["q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out"]
+_SCORING: tuple[ComparedSite, ...] = ("q", "k", "qk", "scores")
+_BEFORE: tuple[ComparedSite, ...] = ("q", "k", "v", "qk", "scores", "pattern", "z")
+_BEHIND: tuple[ComparedSite, ...] = ("concat", "out")
 
 
 @dataclass(frozen=True)
-class _Made:
+class _SiteTensors:
     """What one of the two makes at a site: a tensor for each loop over heads, and the operations that led to the first of them,
     the last one first."""
 
@@ -435,7 +435,7 @@ def departure(
     return Departure(site, before[-1] if before else None, *own, *others)
 
 
-def _makers(mine: _Made, theirs: _Made) -> tuple[Operation | None, Operation | None]:
+def _makers(mine: _SiteTensors, theirs: _SiteTensors) -> tuple[Operation | None, Operation | None]:
     """The operations that make a site; where both stand at one line, such as of a helper that both call, those before it."""
     for here, there in zip(mine.history, theirs.history, strict=False):
         if (here.file, here.line) != (there.file, there.line):
@@ -443,7 +443,7 @@ def _makers(mine: _Made, theirs: _Made) -> tuple[Operation | None, Operation | N
     return next(iter(mine.history), None), next(iter(theirs.history), None)
 
 
-def first_apart(factors: Mapping[Site, float | None]) -> Site | None:
+def first_apart(factors: Mapping[ComparedSite, float | None]) -> ComparedSite | None:
     """The site at which two computations part, from how their sites compare: 1 where they are the same, another number where
     one is that multiple of the other, None where they differ. What one of the two does not make is absent.
 
@@ -451,7 +451,7 @@ def first_apart(factors: Mapping[Site, float | None]) -> Site | None:
     'pattern'
     """
 
-    def differs(site: Site) -> bool:
+    def differs(site: ComparedSite) -> bool:
         return site in factors and factors[site] != 1.0
 
     if factors.get("z") == 1.0:
@@ -462,7 +462,7 @@ def first_apart(factors: Mapping[Site, float | None]) -> Site | None:
     return next((site for site in _BEHIND if differs(site)), None)
 
 
-def _is_taken_on(site: Site, factors: Mapping[Site, float | None]) -> bool:
+def _is_taken_on(site: ComparedSite, factors: Mapping[ComparedSite, float | None]) -> bool:
     """Whether a difference before the softmax is still there in what the softmax reads: as it is, or as the same factor."""
     if factors.get(site, 1.0) == 1.0 or factors.get("pattern") == 1.0:
         return False
@@ -476,11 +476,11 @@ def _is_taken_on(site: Site, factors: Mapping[Site, float | None]) -> bool:
 # -------------------------------------------------------------------------------------------------------------- the sites
 
 
-def _sites(one: Pass) -> dict[Site, _Made]:
+def _sites(one: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
     """What was made at each site that can be told, in the order of execution."""
     flow, found = one.flow, one.roles.attentions
     joined: list[int | None] = [index for index, site in one.roles.sites.items() if site == "concat"]
-    places: dict[Site, list[int | None]] = {
+    places: dict[ComparedSite, list[int | None]] = {
         "q": [a.q for a in found],
         "k": [a.k for a in found],
         "v": [a.v for a in found],
@@ -490,12 +490,12 @@ def _sites(one: Pass) -> dict[Site, _Made]:
         "z": [a.z for a in found],
         "concat": joined[-1:],
     }
-    made: dict[Site, _Made] = {}
+    made: dict[ComparedSite, _SiteTensors] = {}
     for site, indexes in places.items():
         known = [index for index in dict.fromkeys(indexes) if index is not None]
         if known:
-            made[site] = _Made(tuple(flow.operations[index].output for index in known), _history(flow, known[0]))
-    made["out"] = _Made((one.answer.out,), _history(flow, len(flow.operations) - 1))
+            made[site] = _SiteTensors(tuple(flow.operations[index].output for index in known), _history(flow, known[0]))
+    made["out"] = _SiteTensors((one.answer.out,), _history(flow, len(flow.operations) - 1))
     return made
 
 

@@ -27,7 +27,7 @@ from mhacli.adapters.usercode.projections import (
 )
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceLayer, Rows, split
-from mhacli.compute.check.inputs import TOLERANCE, Scene, ask
+from mhacli.compute.check.inputs import TOLERANCE, InputCase, ask
 from mhacli.compute.check.traits import NOTHING_READ, Norm, Traits, unlike
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Choice
@@ -67,8 +67,8 @@ def candidates(
     subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], meant: Meant, request: CheckRequest
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
-    told = next(iter(told_heads(subject.built, module, request)), None)
-    turnings = list(_turnings(meant))
+    told = next(iter(stated_heads(subject.built, module, request)), None)
+    turnings = list(_rotation_choices(meant))
     found = [
         _with(base, meant, causal, turning, scale)
         for base in _with_traits(_bases(subject, module, tensors, request), meant.traits)
@@ -149,7 +149,7 @@ def _with(
     base: Candidate,
     meant: Meant,
     causal: bool,
-    turning: Turning,
+    turning: RotationChoice,
     scale: tuple[float | Tensor | None, Choice | None],
 ) -> Candidate:
     said = list(base.choices)
@@ -164,7 +164,7 @@ def _with(
     return replace(base, layer=layer, choices=tuple(said))
 
 
-class Turning(NamedTuple):
+class RotationChoice(NamedTuple):
     """How positions may turn queries and keys; pairing is None where they do not. `base` is None for rates of no base."""
 
     pairing: Pairing | None
@@ -181,19 +181,19 @@ class Turning(NamedTuple):
         return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
-def _turnings(meant: Meant) -> Iterator[Turning]:
+def _rotation_choices(meant: Meant) -> Iterator[RotationChoice]:
     """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
     rotation, the usual ones."""
     told = meant.pairings[0] if meant.is_pairing_known else None
-    for turn in meant.traits.turns:
-        yield Turning(told or turn.pairing, turn.base, turn.rates)
-    if meant.traits.turns:
+    for turn in meant.traits.rotations:
+        yield RotationChoice(told or turn.pairing, turn.base, turn.rates)
+    if meant.traits.rotations:
         return
     is_open = meant.traits.has_tables and meant.pairings == (None,)
     pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else meant.pairings
     for pairing in pairings:
         for theta in meant.thetas:
-            yield Turning(pairing, theta)
+            yield RotationChoice(pairing, theta)
 
 
 _PAIRS: Mapping[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
@@ -271,14 +271,14 @@ def head_counts(
     """How many heads of queries and of keys there may be: what is told, else what arguments and attributes are called, else
     what divides the width."""
     n_kv = counts_of(built, module, "n_kv_heads")
-    known = told_heads(built, module, request)
+    known = stated_heads(built, module, request)
     counts = [n for n in range(1, 65) if parts_width % n == 0]
     if known:
         counts = known if request.n_heads else [*known, 1, *(parts_width // n for n in known)]
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
 
-def told_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
+def stated_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
     """How many heads of queries there are to be, as options, arguments or attributes say; empty where nothing says it."""
     return [request.n_heads] if request.n_heads else counts_of(built, module, "n_heads")
 
@@ -411,8 +411,8 @@ def _docstrings(built: Built) -> str:
 # ---------------------------------------------------------------------------------- norms and residuals around attention
 
 
-def with_its_surroundings(
-    found: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, scene: Scene
+def with_fitting_surroundings(
+    found: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, case: InputCase
 ) -> Sequence[Candidate]:
     """The candidates that add the input and norm the output as the module does, whatever mistake it makes before; all of them
     where none does.
@@ -424,8 +424,8 @@ def with_its_surroundings(
     try:
         silent = subject.of(cast(silenced(module), subject.dtype, subject.device), subject.dtype)
         with torch.no_grad():
-            answer = ask(silent, scene.inputs, scene.form, scene.padding)
-        fitting = [one for one in found if _answers(one, scene, answer)]
+            answer = ask(silent, case.inputs, case.form, case.padding)
+        fitting = [one for one in found if _answers(one, case, answer)]
     except Exception:  # a module that divides by what is zero now, or a norm that wants something else
         return found
     return fitting or found
@@ -441,10 +441,10 @@ def silenced(module: nn.Module) -> nn.Module:
     return made
 
 
-def _answers(candidate: Candidate, scene: Scene, answer: Tensor) -> bool:
+def _answers(candidate: Candidate, case: InputCase, answer: Tensor) -> bool:
     """Whether a candidate whose heads are zero answers this."""
     silent = torch.zeros_like(answer)
-    expected = silent if candidate.layer.after is None else candidate.layer.after(silent, scene.rows.queries)
+    expected = silent if candidate.layer.after is None else candidate.layer.after(silent, case.rows.queries)
     return expected.shape == answer.shape and torch.allclose(expected, answer, rtol=TOLERANCE, atol=TOLERANCE)
 
 

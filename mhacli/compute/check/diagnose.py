@@ -14,14 +14,23 @@ from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
 from mhacli.attention.mistakes.stages import SourceHints
-from mhacli.compute.check.candidates import Candidate, with_its_surroundings
-from mhacli.compute.check.hypotheses import Hypothesis, Made, observe, pairs, singles, stages_with, tried, variants_of
-from mhacli.compute.check.inputs import Scene, core_scenes, large_scene, mask_scenes, padding_scenes, windows_scene
+from mhacli.compute.check.candidates import Candidate, with_fitting_surroundings
+from mhacli.compute.check.hypotheses import (
+    AppliedMistake,
+    Hypothesis,
+    observe,
+    pairs,
+    singles,
+    stages_with,
+    tried,
+    variants_of,
+)
+from mhacli.compute.check.inputs import InputCase, core_cases, large_case, mask_cases, padding_cases, windows_case
 from mhacli.results.check import Choice
 
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
 """How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
-_FINITE = Made(
+_FINITE = AppliedMistake(
     Mistake("", "", "", "", "", stage="mask", site="scores"),
     MistakeVariant("forbidden scores are −10⁹", filled_with(-1e9)),
 )
@@ -29,7 +38,7 @@ _FINITE = Made(
 
 
 @dataclass(frozen=True)
-class Known:
+class PriorKnowledge:
     """What is known before: what the source says, which token moves which output, None where that is one of the usual patterns,
     the forms of masks that agree with what is stated of them, and whether the source speaks of windows."""
 
@@ -41,11 +50,11 @@ class Known:
 
 
 class Proof(NamedTuple):
-    """How near a hypothesis with a mistake came to what was answered, in which scenes."""
+    """How near a hypothesis with a mistake came to what was answered, in which cases."""
 
     error: float
     tolerance: float
-    scenes: tuple[Scene, ...]
+    cases: tuple[InputCase, ...]
 
 
 @dataclass
@@ -56,11 +65,11 @@ class Diagnosis:
     `is_cut_short`: not all pairs of mistakes were tried."""
 
     candidate: Candidate | None = None
-    made: tuple[Made, ...] = ()
-    alternatives: dict[str, tuple[Made, ...]] = field(default_factory=dict)
+    made: tuple[AppliedMistake, ...] = ()
+    alternatives: dict[str, tuple[AppliedMistake, ...]] = field(default_factory=dict)
     proofs: dict[str, Proof] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
-    scenes: list[Scene] = field(default_factory=list)
+    cases: list[InputCase] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
     closest: Hypothesis | None = None
     n_hypotheses: int = 0
@@ -72,7 +81,7 @@ class Diagnosis:
         """Whether the reference alone gives everything that was answered."""
         return self.candidate is not None and not self.made and not self.unexplained
 
-    def narrow(self, made: Made, left: Sequence[Made]) -> None:
+    def narrow(self, made: AppliedMistake, left: Sequence[AppliedMistake]) -> None:
         """Puts what is left of a mistake and its alternatives in their place."""
         first, *others = left
         code = made.mistake.code
@@ -84,27 +93,27 @@ class Diagnosis:
 
 
 def diagnose(
-    subject: UserAttention, module: nn.Module | None, found: Sequence[Candidate], known: Known, seed: int
+    subject: UserAttention, module: nn.Module | None, found: Sequence[Candidate], known: PriorKnowledge, seed: int
 ) -> Diagnosis:
     """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
-    result = Diagnosis(scenes=list(core_scenes(subject, seed)))
+    result = Diagnosis(cases=list(core_cases(subject, seed)))
     if not found:
         return result
     if not _is_right_layer(result, found):
-        _explain_core(result, with_its_surroundings(found, subject, module, result.scenes[0]), known)
+        _explain_core(result, with_fitting_surroundings(found, subject, module, result.cases[0]), known)
     if result.candidate is None:
-        result.unexplained.append(result.scenes[0].name)
+        result.unexplained.append(result.cases[0].name)
         return result
     general = {form.parameter for form in known.mask_forms}
     paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else it is asked already
-    for play, forms in (("mask", known.mask_forms), ("padding", paddings)):
-        make = mask_scenes if play == "mask" else padding_scenes
+    for kind, forms in (("mask", known.mask_forms), ("padding", paddings)):
+        make = mask_cases if kind == "mask" else padding_cases
         for of_one in _of_each_parameter(forms):
             _explain_masked(result, list(make(subject, seed, of_one)), known)
     if known.has_windows:
         _explain_windows(result, subject, seed)
-    for scene in _large_scenes(result, subject, seed):
-        _explain_large(result, subject, scene)
+    for case in _large_cases(result, subject, seed):
+        _explain_large(result, subject, case)
     _look_at_left_padding(result)
     return result
 
@@ -118,7 +127,7 @@ def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
     return [tuple(named[name]) for name in masks or named]
 
 
-def _pool(known: Known, candidate: Candidate) -> list[Made]:
+def _pool(known: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
     """The mistakes that can be told from what another author would have chosen."""
     is_order_known = not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices)
     hints = known.hints._replace(is_order_known=is_order_known)
@@ -131,56 +140,56 @@ def _pool(known: Known, candidate: Candidate) -> list[Made]:
 def _is_right_layer(result: Diagnosis, found: Sequence[Candidate]) -> bool:
     """Whether a layer without a mistake gives what was answered."""
     for candidate in found:
-        hypothesis = tried(candidate.layer, (), result.scenes)
+        hypothesis = tried(candidate.layer, (), result.cases)
         if _noted(result, hypothesis):
-            _settle(result, candidate, [hypothesis], result.scenes)
+            _settle(result, candidate, [hypothesis], result.cases)
             return True
     return False
 
 
-def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> None:
     """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
-    scenes = result.scenes
+    cases = result.cases
     if _is_own_pattern(result, found, known):
         return
     for candidate in islice(found, _LAYERS_FOR_ONE):
-        ones = [h for h in singles([candidate.layer], _pool(known, candidate), scenes, ()) if _noted(result, h)]
+        ones = [h for h in singles([candidate.layer], _pool(known, candidate), cases, ()) if _noted(result, h)]
         if ones:
-            _settle(result, candidate, ones, scenes)
+            _settle(result, candidate, ones, cases)
             return
     _try_pairs(result, found, known)
 
 
-def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: Known) -> bool:
+def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> bool:
     """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
     causal does not count."""
     if known.sees is None or (known.hints.expects_causal and bool(known.sees.triu(1).any())):
         return False
-    scenes = result.scenes[:1]
-    if not scenes[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
+    cases = result.cases[:1]
+    if not cases[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
         return False
     for candidate in found:
-        hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), scenes)
+        hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), cases)
         if _noted(result, hypothesis):
             own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-            result.scenes = scenes
+            result.cases = cases
             _settle(
                 result,
                 replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own)),
                 [hypothesis],
-                scenes,
+                cases,
             )
             return True
     return False
 
 
-def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: Known) -> None:
+def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> None:
     """Two mistakes at once, as many as can be tried in a few seconds."""
     n_tried = 0
     for candidate in islice(found, _LAYERS_FOR_TWO):
-        for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.scenes, ()):
+        for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.cases, ()):
             if _noted(result, hypothesis):
-                _settle(result, candidate, [hypothesis], result.scenes)
+                _settle(result, candidate, [hypothesis], result.cases)
                 return
             n_tried += 1
             if n_tried >= _MOST_PAIRS:
@@ -196,16 +205,18 @@ def _noted(result: Diagnosis, hypothesis: Hypothesis) -> bool:
     return hypothesis.matches
 
 
-def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothesis], scenes: Sequence[Scene]) -> None:
+def _settle(
+    result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothesis], cases: Sequence[InputCase]
+) -> None:
     """Takes the first of the hypotheses that match; the others are alternatives to its last mistake."""
     first = matching[0]
     result.candidate, result.closest = candidate, None
     fresh = [made for made in first.made if made not in result.made]
     result.made = first.made
-    tolerance = max(scene.tolerance for scene in scenes)
+    tolerance = max(case.tolerance for case in cases)
     for made in fresh:
         code = made.mistake.code
-        result.proofs[code] = Proof(first.error * tolerance, tolerance, tuple(scenes))
+        result.proofs[code] = Proof(first.error * tolerance, tolerance, tuple(cases))
         others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
         if len(fresh) == 1 and others:
             result.alternatives[code] = tuple(others)
@@ -214,78 +225,78 @@ def _settle(result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothes
 # ------------------------------------------------------------------------------------------------------------ with masks
 
 
-def _explain_masked(result: Diagnosis, scenes: Sequence[Scene], known: Known) -> None:
+def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorKnowledge) -> None:
     """The form of the mask under which all is well; else the mistake under the likeliest form."""
     candidate = result.candidate
     if result.made:  # where a mistake has left nothing but NaN, another cannot be told
-        scenes = [scene for scene in scenes if scene.answer.isfinite().any()]
-    if not scenes or candidate is None:
+        cases = [case for case in cases if case.answer.isfinite().any()]
+    if not cases or candidate is None:
         return
-    for scene in scenes:
+    for case in cases:
         bases = (result.made, (*result.made, _FINITE))
-        if any(_noted(result, tried(candidate.layer, base, [scene])) for base in bases):
-            result.scenes.append(scene)
-            result.choices.append(Choice("mask-form", scene.name))
+        if any(_noted(result, tried(candidate.layer, base, [case])) for base in bases):
+            result.cases.append(case)
+            result.choices.append(Choice("mask-form", case.name))
             result.closest = None
             return
     pool = [made for made in _pool(known, candidate) if made.mistake.is_shown_by_masks]
     for search in (singles, pairs):
-        for scene in scenes:
-            matching = [h for h in search([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+        for case in cases:
+            matching = [h for h in search([candidate.layer], pool, [case], result.made) if _noted(result, h)]
             if matching:
-                result.scenes.append(scene)
-                _settle(result, candidate, _of_whose_padding(matching, scene), [scene])
+                result.cases.append(case)
+                _settle(result, candidate, _of_whose_padding(matching, case), [case])
                 return
-    result.unexplained.append(scenes[0].name)
+    result.unexplained.append(cases[0].name)
 
 
 def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> None:
     """Which window of a batch of several images each mask hides keys from."""
-    candidate, masked = result.candidate, next((scene for scene in result.scenes if scene.form is not None), None)
+    candidate, masked = result.candidate, next((case for case in result.cases if case.form is not None), None)
     if candidate is None or masked is None or masked.form is None:
         return
-    scene = windows_scene(subject, seed, masked.form)
-    if scene is None or tried(candidate.layer, result.made, [scene]).matches:
+    case = windows_case(subject, seed, masked.form)
+    if case is None or tried(candidate.layer, result.made, [case]).matches:
         return
     pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
-    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if _noted(result, h)]
+    matching = [h for h in singles([candidate.layer], pool, [case], result.made) if _noted(result, h)]
     if matching:
-        result.scenes.append(scene)
-        _settle(result, candidate, matching, [scene])
+        result.cases.append(case)
+        _settle(result, candidate, matching, [case])
 
 
-def _of_whose_padding(matching: Sequence[Hypothesis], scene: Scene) -> Sequence[Hypothesis]:
+def _of_whose_padding(matching: Sequence[Hypothesis], case: InputCase) -> Sequence[Hypothesis]:
     """The hypotheses, the likelier first: padding that changes the rows of padding is not ignored, it lies along the queries."""
-    first, whole = matching[0], replace(scene, counted=None)
+    first, whole = matching[0], replace(case, counted=None)
     if first.made[-1].mistake.code != "padding-ignored" or tried(first.layer, first.made, [whole]).matches:
         return matching
     return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
 
 
-def _large_scenes(result: Diagnosis, subject: UserAttention, seed: int) -> Iterator[Scene]:
+def _large_cases(result: Diagnosis, subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """The inputs with scores a million times as large, without masks and with each kind of them."""
-    for play in ("mask", "padding"):
-        yield from (large_scene(subject, seed, scene) for scene in result.scenes[:] if scene.play == play)
-    if not any(scene.play == "mask" for scene in result.scenes):
-        yield large_scene(subject, seed, result.scenes[0])
+    for kind in ("mask", "padding"):
+        yield from (large_case(subject, seed, case) for case in result.cases[:] if case.kind == kind)
+    if not any(case.kind == "mask" for case in result.cases):
+        yield large_case(subject, seed, result.cases[0])
 
 
-def _explain_large(result: Diagnosis, subject: UserAttention, scene: Scene) -> None:
+def _explain_large(result: Diagnosis, subject: UserAttention, case: InputCase) -> None:
     """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
     candidate = result.candidate
     assert candidate is not None
     bases = (result.made, (*result.made, _FINITE))
-    if any(tried(candidate.layer, base, [scene]).matches for base in bases):
+    if any(tried(candidate.layer, base, [case]).matches for base in bases):
         return
-    written = observe(subject, candidate.layer, stages_with(result.made), scene).numbers_below(-4.0)
+    written = observe(subject, candidate.layer, stages_with(result.made), case).numbers_below(-4.0)
     pool = [made for mistake in MISTAKES if "large" in mistake.shown_by for made in _variants_with(mistake, written)]
-    matching = [h for h in singles([candidate.layer], pool, [scene], result.made) if h.matches]
+    matching = [h for h in singles([candidate.layer], pool, [case], result.made) if h.matches]
     if matching:
-        result.scenes.append(scene)
-        _settle(result, candidate, matching, [scene])
+        result.cases.append(case)
+        _settle(result, candidate, matching, [case])
 
 
-def _variants_with(mistake: Mistake, numbers: Iterable[float]) -> list[Made]:
+def _variants_with(mistake: Mistake, numbers: Iterable[float]) -> list[AppliedMistake]:
     """The ways to make a mistake, those with the numbers that the author uses first."""
     more = () if mistake.with_number is None else tuple(variant for n in numbers for variant in mistake.with_number(n))
     return variants_of([replace(mistake, variants=(*more, *mistake.variants))])
@@ -303,6 +314,6 @@ def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]
 def _look_at_left_padding(result: Diagnosis) -> None:
     """Counts rows of NaN that it makes of its own causal mask and padding on the left, which leave the first tokens no key."""
     assert result.candidate is not None
-    padded = next((scene for scene in result.scenes if scene.play == "padding"), None)
+    padded = next((case for case in result.cases if case.kind == "padding"), None)
     if padded is not None and result.candidate.layer.causal and not result.made:
         result.n_nan_rows = int(padded.answer.isnan().any(dim=-1).sum())

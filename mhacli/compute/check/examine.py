@@ -21,7 +21,7 @@ from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.candidates import Candidate, candidates, meant_by, source_of
-from mhacli.compute.check.diagnose import Diagnosis, Known, diagnose, stated
+from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge, diagnose, stated
 from mhacli.compute.check.findings import by_other_sizes, findings_of
 from mhacli.compute.check.hypotheses import difference, may_be_nan, observe, stages_with
 from mhacli.compute.check.inputs import with_own_weights
@@ -75,7 +75,9 @@ def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Ex
     traits = traits_of(examined.subject, request.of.seed)
     meant = meant_by(subject.built, examined.module, request, causal, traits)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
-    known = _known(subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known)
+    known = _prior_knowledge(
+        subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known
+    )
     diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
@@ -107,14 +109,14 @@ def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Ex
     )
 
 
-def _known(
+def _prior_knowledge(
     subject: UserAttention, probed: Probed, request: CheckRequest, *, expects_causal: bool, is_pairing_known: bool
-) -> Known:
+) -> PriorKnowledge:
     """What the diagnosis may rely on."""
     built, facts = subject.built, probed.facts
     is_documented = _BACKWARD.search(built.documentation) is not None and facts.visible != "full"
     is_own = facts.visible in ("other", "itself only") or is_documented
-    return Known(
+    return PriorKnowledge(
         SourceHints(expects_causal, is_pairing_known, "inf" in source_of(built).lower()),
         facts.influence if is_own else None,
         _stated(subject.mask_forms, built, request),
@@ -209,14 +211,14 @@ def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
 
 def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | None:
     """How far the reference with the module's weights is from the module, as it is and with the mistakes that were found."""
-    if diagnosis.candidate is None or not diagnosis.scenes:
+    if diagnosis.candidate is None or not diagnosis.cases:
         return None
-    scenes = diagnosis.scenes
+    cases = diagnosis.cases
     layer, stages, is_nan = diagnosis.candidate.layer, stages_with(diagnosis.made), may_be_nan(diagnosis.made)
-    gaps = [(difference(layer, stages, scene, may_be_nan=is_nan), scene.tolerance) for scene in scenes]
+    gaps = [(difference(layer, stages, case, may_be_nan=is_nan), case.tolerance) for case in cases]
     largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
     dtype = str(subject.dtype).removeprefix("torch.")
-    return Comparison("reference", dtype, len(scenes), largest if math.isfinite(largest) else None, tolerance)
+    return Comparison("reference", dtype, len(cases), largest if math.isfinite(largest) else None, tolerance)
 
 
 def _closest(diagnosis: Diagnosis) -> str | None:
@@ -224,8 +226,8 @@ def _closest(diagnosis: Diagnosis) -> str | None:
     if diagnosis.closest is None or not diagnosis.unexplained or not diagnosis.closest.made:
         return None
     made = " and if ".join(one.variant.description for one in diagnosis.closest.made)
-    scene = diagnosis.scenes[0]
-    gap, finite = diagnosis.closest.error * scene.tolerance, scene.answer[scene.answer.isfinite()].abs()
+    case = diagnosis.cases[0]
+    gap, finite = diagnosis.closest.error * case.tolerance, case.answer[case.answer.isfinite()].abs()
     if not finite.numel() or gap > 0.1 * finite.max().item():
         return None
     return f"the closest that was tried, if {made}, is {gap:.3g} away"
@@ -267,11 +269,11 @@ def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
 
 def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candidate]) -> Departure | None:
     """The first site of the likeliest layer whose numbers it does not make."""
-    if not found or not diagnosis.scenes:
+    if not found or not diagnosis.cases:
         return None
     layer = found[0].layer if diagnosis.closest is None else diagnosis.closest.layer
     try:
-        return observe(subject, layer, RIGHT, diagnosis.scenes[0]).departure()
+        return observe(subject, layer, RIGHT, diagnosis.cases[0]).departure()
     except Exception:  # what cannot be watched tells nothing
         return None
 

@@ -12,10 +12,10 @@ from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
 from mhacli.attention.mistakes.stages import Symptoms, Written
 from mhacli.compute.base.user_module import limited
-from mhacli.compute.check.candidates import candidates, meant_by, told_heads
-from mhacli.compute.check.diagnose import Diagnosis, Known
-from mhacli.compute.check.hypotheses import Line, Made, Observed, observe, smallest, stages_with, tried
-from mhacli.compute.check.inputs import Examined, Scene, core_scenes, with_own_weights
+from mhacli.compute.check.candidates import candidates, meant_by, stated_heads
+from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge
+from mhacli.compute.check.hypotheses import AppliedMistake, CodeLine, Observed, observe, smallest, stages_with, tried
+from mhacli.compute.check.inputs import Examined, InputCase, core_cases, with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.compute.check.traits import traits_of
 from mhacli.requests.user_code import CheckRequest
@@ -23,7 +23,7 @@ from mhacli.results.check import Finding
 
 
 def findings_of(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
 ) -> tuple[Finding, ...]:
     """Every mistake that was found, the proven ones first."""
     proven = list(_proven(diagnosis, examined.subject, request))
@@ -37,18 +37,18 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
     if candidate is None:
         return
     for made in diagnosis.made:
-        scene = _scene_of(diagnosis, made)
-        observed = _observed(diagnosis, subject, scene)
+        case = _case_of(diagnosis, made)
+        observed = _observed(diagnosis, subject, case)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
         order = None if candidate.reading is None else candidate.reading.order
         settled = by_source(alike, Written(observed.operations, order))
         sites = settled.variant.sites or ((settled.mistake.site,) if settled.mistake.site else ())
         line, *more = observed.lines_for(settled.mistake, sites, subject.built)
-        error, tolerance, scenes = diagnosis.proofs[made.mistake.code]
-        where = ", ".join(one.name for one in scenes)
+        error, tolerance, cases = diagnosis.proofs[made.mistake.code]
+        where = ", ".join(one.name for one in cases)
         others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
         others_alone = stages_with(one for one in diagnosis.made if one is not made)
-        small = smallest(subject, candidate.layer, others_alone, scene, request.of.seed)
+        small = smallest(subject, candidate.layer, others_alone, case, request.of.seed)
         lines = [
             f"matches exactly if {settled.variant.description}: "
             f"largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
@@ -67,15 +67,15 @@ def _shown(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> st
     return f"seen with {rows}: {words}"
 
 
-def _scene_of(diagnosis: Diagnosis, made: Made) -> Scene:
-    """The first scene in whose proof a mistake stands."""
-    return diagnosis.proofs[made.mistake.code].scenes[0]
+def _case_of(diagnosis: Diagnosis, made: AppliedMistake) -> InputCase:
+    """The first case in whose proof a mistake stands."""
+    return diagnosis.proofs[made.mistake.code].cases[0]
 
 
-def _observed(diagnosis: Diagnosis, subject: UserAttention, scene: Scene) -> Observed:
+def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> Observed:
     assert diagnosis.candidate is not None
     try:
-        return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), scene)
+        return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), case)
     except Exception:  # what cannot be watched has no lines
         return Observed((), {})
 
@@ -83,7 +83,7 @@ def _observed(diagnosis: Diagnosis, subject: UserAttention, scene: Scene) -> Obs
 def _finding(
     mistake: Mistake,
     evidence: str,
-    line: Line,
+    line: CodeLine,
     *,
     error: float | None = None,
     tolerance: float | None = None,
@@ -109,27 +109,27 @@ def _finding(
 
 
 def _from_symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
 ) -> Iterator[Finding]:
     """Mistakes that probes alone show; those first of which there is no other proof."""
     subject, observed = examined.subject, Observed((), {})
     seen = _symptoms(diagnosis, probed, examined, known, request)
     found = [(mistake, mistake.symptom(seen)) for mistake in MISTAKES if mistake.symptom is not None]
     shown = [(mistake, evidence) for mistake, evidence in found if evidence is not None]
-    if shown and diagnosis.scenes and diagnosis.candidate is not None:
-        observed = _observed(diagnosis, subject, diagnosis.scenes[0])
+    if shown and diagnosis.cases and diagnosis.candidate is not None:
+        observed = _observed(diagnosis, subject, diagnosis.cases[0])
     for mistake, evidence in sorted(shown, key=lambda one: one[0].stage is not None):
         line = observed.lines_for(mistake, (mistake.site,) if mistake.site else (), subject.built)[0]
         yield _finding(mistake, evidence, line)
 
 
 def _symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: Known, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
 ) -> Symptoms:
     facts, subject, candidate = probed.facts, examined.subject, diagnosis.candidate
     width, name = _width_of_queries(diagnosis, subject)
     is_told = not subject.is_function and stated(subject.built.arguments, "d_head") is None
-    n_heads = next(iter(told_heads(subject.built, subject.built.module, request)), 1) if is_told else 1
+    n_heads = next(iter(stated_heads(subject.built, subject.built.module, request)), 1) if is_told else 1
     return Symptoms(
         {probe.name: probe.message for probe in probed.probes},
         is_random=facts.is_random,
@@ -179,13 +179,13 @@ def _width_of_queries(diagnosis: Diagnosis, subject: UserAttention) -> tuple[int
 
 
 def by_other_sizes(
-    alike: Sequence[Made],
+    alike: Sequence[AppliedMistake],
     asked: UserAttention,
     probed: Probed,
     causal: tuple[bool, ...],
     request: CheckRequest,
     stage: Stage,
-) -> list[Made]:
+) -> list[AppliedMistake]:
     """Those of some mistakes that still give what is answered when it is built with another number of heads: √d_model and d_head
     are both 8 at 64 columns and 8 heads. All of them where it cannot be built so."""
     built = asked.built
@@ -200,10 +200,10 @@ def by_other_sizes(
             layers = [
                 c.layer for c in candidates(examined.subject, examined.module, examined.tensors, meant, request)[:8]
             ]
-            scenes = list(core_scenes(examined.subject, request.of.seed))
+            cases = list(core_cases(examined.subject, request.of.seed))
         except Exception:  # sizes that its author did not think of
             continue
-        left = [made for made in alike if any(tried(layer, (made,), scenes).matches for layer in layers)]
+        left = [made for made in alike if any(tried(layer, (made,), cases).matches for layer in layers)]
         if left:
             return left
     return list(alike)
@@ -217,7 +217,7 @@ def _other_heads(built: Built) -> Iterator[dict[str, int]]:
             return
 
 
-def by_source(alike: Sequence[Made], written: Written) -> Made:
+def by_source(alike: Sequence[AppliedMistake], written: Written) -> AppliedMistake:
     """The one that the author's lines show: the entries of the catalogue tell two of them from each other."""
     codes = {made.mistake.code: made for made in alike}
     rivals = [made for made in codes.values() if _rules(made, codes)]
@@ -227,13 +227,13 @@ def by_source(alike: Sequence[Made], written: Written) -> Made:
     return chosen
 
 
-def _rules(made: Made, codes: Collection[str]) -> bool:
+def _rules(made: AppliedMistake, codes: Collection[str]) -> bool:
     """Whether an entry tells a mistake from another of these codes."""
     others = (BY_CODE[code] for code in codes if code != made.mistake.code)
     return any(made.mistake.code in other.rather_than or other.code in made.mistake.rather_than for other in others)
 
 
-def _preferred(one: Made, other: Made, written: Written) -> Made:
+def _preferred(one: AppliedMistake, other: AppliedMistake, written: Written) -> AppliedMistake:
     """Which of two mistakes the lines show; the first where nothing tells them apart."""
     for first, second in ((one, other), (other, one)):
         is_first = first.mistake.rather_than.get(second.mistake.code)

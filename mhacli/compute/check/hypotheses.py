@@ -21,11 +21,11 @@ from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
-from mhacli.compute.check.inputs import HIDDEN, Play, Scene, ask, drawn_inputs, make_scene
+from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, drawn_inputs, make_case
 from mhacli.results.check import Departure
 
 
-class Made(NamedTuple):
+class AppliedMistake(NamedTuple):
     """A mistake in one of its variants."""
 
     mistake: Mistake
@@ -35,10 +35,10 @@ class Made(NamedTuple):
 @dataclass(frozen=True)
 class Hypothesis:
     """A layer with no mistake or some; `error` is the largest difference from what was answered, relative to the tolerance
-    of each scene: 1 or less is a match."""
+    of each case: 1 or less is a match."""
 
     layer: ReferenceLayer
-    made: tuple[Made, ...] = ()
+    made: tuple[AppliedMistake, ...] = ()
     error: float = math.inf
 
     @property
@@ -52,7 +52,7 @@ class Hypothesis:
         return self.error <= 1.0
 
 
-def stages_with(made: Iterable[Made]) -> Stages:
+def stages_with(made: Iterable[AppliedMistake]) -> Stages:
     """The right stages, with those of the mistakes in their place."""
     places: dict[str, Any] = {}
     for one in made:
@@ -60,12 +60,12 @@ def stages_with(made: Iterable[Made]) -> Stages:
     return replace(RIGHT, **places)
 
 
-def may_be_nan(made: Iterable[Made]) -> bool:
+def may_be_nan(made: Iterable[AppliedMistake]) -> bool:
     """Whether one of the mistakes may leave nothing but NaN."""
     return any(one.mistake.may_be_nan for one in made)
 
 
-def difference(layer: ReferenceLayer, stages: Stages, scene: Scene, *, may_be_nan: bool = False) -> float:
+def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be_nan: bool = False) -> float:
     """The largest difference from what was answered; infinite where shapes or NaN differ, the mistake cannot be made, or
     nothing but NaN is left, unless it `may_be_nan`.
 
@@ -73,13 +73,13 @@ def difference(layer: ReferenceLayer, stages: Stages, scene: Scene, *, may_be_na
     """
     try:
         with torch.no_grad():
-            out, keep = run(stages, layer, scene.rows)
-        if out.shape != scene.answer.shape:
+            out, keep = run(stages, layer, case.rows)
+        if out.shape != case.answer.shape:
             return math.inf
-        counted = _counted(scene, keep, out)
+        counted = _counted(case, keep, out)
     except Exception:  # a mistake that cannot be made here, or a norm of theirs that wants something else
         return math.inf
-    mine, theirs = out[counted], scene.answer[counted]
+    mine, theirs = out[counted], case.answer[counted]
     if not torch.equal(mine.isnan(), theirs.isnan()) or not mine.numel():
         return math.inf
     gap = (mine - theirs)[~mine.isnan()].abs()
@@ -88,11 +88,11 @@ def difference(layer: ReferenceLayer, stages: Stages, scene: Scene, *, may_be_na
     return 0.0 if may_be_nan else math.inf
 
 
-def _counted(scene: Scene, keep: Tensor | None, out: Tensor) -> Tensor:
+def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
     """Which rows of the output are compared, `[batch, query]`, or with the heads of a function."""
     counted = torch.ones(out.shape[:-1], dtype=torch.bool)
-    if scene.counted is not None:
-        counted &= scene.counted if out.ndim == 3 else scene.counted[:, None]
+    if case.counted is not None:
+        counted &= case.counted if out.ndim == 3 else case.counted[:, None]
     if keep is not None:
         some = keep.any(dim=-1)  # [batch, head, query]
         counted &= some.all(dim=1) if out.ndim == 3 else some
@@ -100,35 +100,41 @@ def _counted(scene: Scene, keep: Tensor | None, out: Tensor) -> Tensor:
 
 
 def tried(
-    layer: ReferenceLayer, made: tuple[Made, ...], scenes: Sequence[Scene], enough: float = math.inf
+    layer: ReferenceLayer, made: tuple[AppliedMistake, ...], cases: Sequence[InputCase], enough: float = math.inf
 ) -> Hypothesis:
-    """A hypothesis with its error over all scenes; given up when a scene is further off than `enough`."""
+    """A hypothesis with its error over all cases; given up when a case is further off than `enough`."""
     stages, worst = stages_with(made), 0.0
-    for scene in scenes:
-        worst = max(worst, difference(layer, stages, scene, may_be_nan=may_be_nan(made)) / scene.tolerance)
+    for case in cases:
+        worst = max(worst, difference(layer, stages, case, may_be_nan=may_be_nan(made)) / case.tolerance)
         if worst > enough:
             break
     return Hypothesis(layer, made, worst)
 
 
-def variants_of(mistakes: Iterable[Mistake]) -> list[Made]:
+def variants_of(mistakes: Iterable[Mistake]) -> list[AppliedMistake]:
     """Every mistake in every variant that changes a stage."""
-    return [Made(mistake, variant) for mistake in mistakes if mistake.stage for variant in mistake.variants]
+    return [AppliedMistake(mistake, variant) for mistake in mistakes if mistake.stage for variant in mistake.variants]
 
 
 def singles(
-    layers: Iterable[ReferenceLayer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
+    layers: Iterable[ReferenceLayer],
+    pool: Sequence[AppliedMistake],
+    cases: Sequence[InputCase],
+    base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
     """Each layer with the mistakes of `base` and one more."""
     taken = {one.mistake.stage for one in base}
     for layer in layers:
         for made in pool:
             if made.mistake.stage not in taken:
-                yield tried(layer, (*base, made), scenes, enough=1.0)
+                yield tried(layer, (*base, made), cases, enough=1.0)
 
 
 def pairs(
-    layers: Iterable[ReferenceLayer], pool: Sequence[Made], scenes: Sequence[Scene], base: tuple[Made, ...]
+    layers: Iterable[ReferenceLayer],
+    pool: Sequence[AppliedMistake],
+    cases: Sequence[InputCase],
+    base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
     """Each layer with the mistakes of `base` and two more, at two stages."""
     taken = {one.mistake.stage for one in base}
@@ -136,7 +142,7 @@ def pairs(
     for layer in layers:
         for first, second in combinations(free, 2):
             if first.mistake.stage != second.mistake.stage:
-                yield tried(layer, (*base, first, second), scenes, enough=1.0)
+                yield tried(layer, (*base, first, second), cases, enough=1.0)
 
 
 # --------------------------------------------------------------------------------------------------- lines of the source
@@ -161,7 +167,7 @@ _PREFERRED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class Line(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of the author's source."""
 
     file: str | None = None
@@ -176,26 +182,26 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Observed:
-    """Operations of one run of somebody's attention, and what the reference makes at each site on the same input."""
+    """Operations of one run of a user's attention, and what the reference makes at each site on the same input."""
 
     operations: tuple[Operation, ...]
     sites: Mapping[str, Tensor]
 
-    def line_of(self, site: str) -> Line:
+    def line_of(self, site: str) -> CodeLine:
         """The line that makes what the reference makes at a site, or at the first later one that the author makes too."""
         for later in SITES[SITES.index(site) :] if site in SITES else ():
             operation = self._maker(later)
             if operation is not None:
-                return Line(operation.file, operation.line, operation.source)
-        return Line()
+                return CodeLine(operation.file, operation.line, operation.source)
+        return CodeLine()
 
-    def line_by(self, names: Sequence[str]) -> Line:
+    def line_by(self, names: Sequence[str]) -> CodeLine:
         """The line of the first operation of one of these names, the likeliest first."""
         placed = [op for op in self.operations if op.line is not None]
         found = next((op for name in names for op in placed if op.name == name), None)
-        return Line() if found is None else Line(found.file, found.line, found.source)
+        return CodeLine() if found is None else CodeLine(found.file, found.line, found.source)
 
-    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[Line]:
+    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[CodeLine]:
         """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
         by_name = self.line_by(mistake.operations)
         if by_name.number is not None:
@@ -231,17 +237,17 @@ class Observed:
             if site not in self.sites:
                 continue
             if not any(_same_numbers(op.output, self.sites[site]) for op in self.operations):
-                line = Line() if shared is None else self._after(shared)
+                line = CodeLine() if shared is None else self._after(shared)
                 return Departure(site, shared, line.file, line.number, line.source)
             shared = site
         return Departure("out", shared)
 
-    def _after(self, site: str) -> Line:
+    def _after(self, site: str) -> CodeLine:
         """The line of the first operation behind the one that makes a site."""
         maker = self._maker(site)
         behind = [] if maker is None else list(self.operations[self.operations.index(maker) + 1 :])
         found = next((op for op in behind if op.line is not None and op.name not in _SHAPING), maker)
-        return Line() if found is None else Line(found.file, found.line, found.source)
+        return CodeLine() if found is None else CodeLine(found.file, found.line, found.source)
 
 
 def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
@@ -263,20 +269,20 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
-def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, scene: Scene) -> Observed:
-    """One run of a scene's input, watched, beside the reference's own."""
+def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> Observed:
+    """One run of a case's input, watched, beside the reference's own."""
     files = [] if subject.built.file is None else [subject.built.file]
-    _, operations = watch(lambda: ask(subject, scene.inputs, scene.form, scene.padding), files)
+    _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), files)
     sites: dict[str, Tensor] = {}
 
     def keep(site: str, tensor: Tensor, **where: Any) -> None:
         sites[site] = tensor
 
-    run(stages, layer, scene.rows, tap=keep)
+    run(stages, layer, case.rows, tap=keep)
     return Observed(operations, sites)
 
 
-def line_in_source(built: Built, mistake: Mistake) -> Line:
+def line_in_source(built: Built, mistake: Mistake) -> CodeLine:
     """The line of its source that looks like a mistake, in what is called first; nothing where none does."""
     for part in (getattr(built.thing, "forward", None), built.thing):
         try:
@@ -287,8 +293,8 @@ def line_in_source(built: Built, mistake: Mistake) -> Line:
             plain = line.split("#")[0]
             is_code = not plain.lstrip().startswith(("def ", "class ", '"'))
             if mistake.in_source and is_code and re.search(mistake.in_source, plain):
-                return Line(built.file, number, line.strip())
-    return Line()
+                return CodeLine(built.file, number, line.strip())
+    return CodeLine()
 
 
 class Smallest(NamedTuple):
@@ -304,29 +310,31 @@ class Smallest(NamedTuple):
 _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
 
 
-def smallest(subject: UserAttention, layer: ReferenceLayer, stages: Stages, like: Scene, seed: int) -> Smallest | None:
-    """The smallest input, of the kind of a scene, whose output is not that of the layer with these stages; None where none of a
+def smallest(
+    subject: UserAttention, layer: ReferenceLayer, stages: Stages, like: InputCase, seed: int
+) -> Smallest | None:
+    """The smallest input, of the kind of a case, whose output is not that of the layer with these stages; None where none of a
     few small ones is. What raises on an input does not count."""
     is_other = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
     for batch, q_len, k_len in _SMALL:
         if q_len != k_len and not is_other:
             continue
         try:
-            scene = _small(like.play, subject, like, seed, (batch, q_len, k_len), other=like.inputs.keys is not None)
+            case = _small(like.kind, subject, like, seed, (batch, q_len, k_len), other=like.inputs.keys is not None)
             if layer.bias is not None:
-                layer.bias(scene.rows)  # which raises where it cannot be read at this size
-            gap = difference(layer, stages, scene)
+                layer.bias(case.rows)  # which raises where it cannot be read at this size
+            gap = difference(layer, stages, case)
         except Exception:  # an input too small for the module
             continue
-        if gap > scene.tolerance:
-            finite = scene.answer[scene.answer.isfinite()].abs()
+        if gap > case.tolerance:
+            finite = case.answer[case.answer.isfinite()].abs()
             return Smallest(batch, q_len, k_len, gap, finite.max().item() if finite.numel() else math.nan)
     return None
 
 
 def _small(
-    play: Play, subject: UserAttention, like: Scene, seed: int, sizes: tuple[int, int, int], *, other: bool
-) -> Scene:
+    kind: InputKind, subject: UserAttention, like: InputCase, seed: int, sizes: tuple[int, int, int], *, other: bool
+) -> InputCase:
     batch, q_len, k_len = sizes
     inputs = drawn_inputs(InputDrawer.of(subject, seed), with_context=other, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:
@@ -334,4 +342,4 @@ def _small(
     if like.padding is not None:
         real = torch.arange(k_len)[None] < torch.tensor([[max(1, k_len - 1)]] * batch)
         inputs = inputs._replace(real=real)
-    return make_scene(play, like.name, subject, Inputs(*inputs), like.form, like.padding)
+    return make_case(kind, like.name, subject, Inputs(*inputs), like.form, like.padding)

@@ -1,4 +1,4 @@
-"""What a user's attention is asked, and what it answered: inputs that bring one thing after another into play."""
+"""What a user's attention is asked, and what it answered: inputs that bring one thing after another into kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mhacli.attention.mistakes.stages import Rows
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.spec.tolerances import TOLERANCES
 
-Play = Literal["core", "mask", "padding", "large"]
+InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
 HIDDEN = -500.0
@@ -29,11 +29,11 @@ LARGE = 1000.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class InputCase:
     """One input, `rows`, and what was answered, `[batch, query, d_out]`, both in float64. `form` is how its mask was written, and
     `padding` how its padding. `counted`, bool `[batch, query]`, says which rows are compared, None for all."""
 
-    play: Play
+    kind: InputKind
     name: str
     rows: Rows
     answer: Tensor
@@ -47,7 +47,7 @@ class Scene:
         """The largest difference that is rounding."""
         finite = self.answer[self.answer.isfinite()]
         largest = finite.abs().max().item() if finite.numel() else 1.0
-        return max(largest, 1e-30) * (LARGE_TOLERANCE if self.play == "large" else TOLERANCE)
+        return max(largest, 1e-30) * (LARGE_TOLERANCE if self.kind == "large" else TOLERANCE)
 
 
 def drawn_inputs(
@@ -90,34 +90,34 @@ def rows_of(subject: UserAttention, inputs: Inputs) -> Rows:
     return Rows(queries, keys, keys if inputs.values is None else rounded(inputs.values), inputs.allowed, inputs.real)
 
 
-def make_scene(
-    play: Play,
+def make_case(
+    kind: InputKind,
     name: str,
     subject: UserAttention,
     inputs: Inputs,
     form: MaskForm | None = None,
     padding: MaskForm | None = None,
-) -> Scene:
-    """The scene of asking this. Raises what the subject raises."""
+) -> InputCase:
+    """The case of asking this. Raises what the subject raises."""
     counted = None
     if inputs.real is not None and (inputs.keys is None or inputs.real.shape[1] == inputs.queries.shape[-2]):
         counted = inputs.real
     answer = ask(subject, inputs, form, padding)
-    return Scene(play, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
+    return InputCase(kind, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
 
 
-def core_scenes(subject: UserAttention, seed: int) -> Iterator[Scene]:
+def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = InputDrawer.of(subject, seed)
-    yield make_scene("core", "rows that attend to themselves", subject, drawn_inputs(draw, with_context=False))
+    yield make_case("core", "rows that attend to themselves", subject, drawn_inputs(draw, with_context=False))
     if subject.takes_context:
-        yield make_scene("core", "fewer queries than keys", subject, drawn_inputs(draw, with_context=True))
+        yield make_case("core", "fewer queries than keys", subject, drawn_inputs(draw, with_context=True))
     elif subject.n_rows > 1:
-        yield make_scene("core", "other rows for each argument", subject, drawn_inputs(draw, with_context=True))
+        yield make_case("core", "other rows for each argument", subject, drawn_inputs(draw, with_context=True))
 
 
-def mask_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
-    """The same mask written in every form that is accepted, one scene each."""
+def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
+    """The same mask written in every form that is accepted, one case each."""
     draw = InputDrawer.of(subject, seed)
     inputs = drawn_inputs(draw, with_context=subject.takes_context)
     inputs = inputs._replace(allowed=draw.allowed(inputs))
@@ -126,12 +126,12 @@ def mask_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) 
         if "batch" not in form.axes and inputs.allowed is not None:
             wanted = inputs._replace(allowed=inputs.allowed[:1])
         try:
-            yield make_scene("mask", _written(form), subject, wanted, form)
+            yield make_case("mask", _written(form), subject, wanted, form)
         except Exception:  # a form that these sizes do not fit
             continue
 
 
-def windows_scene(subject: UserAttention, seed: int, form: MaskForm) -> Scene | None:
+def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase | None:
     """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
@@ -139,32 +139,32 @@ def windows_scene(subject: UserAttention, seed: int, form: MaskForm) -> Scene | 
     inputs = drawn_inputs(draw, with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
-        return make_scene("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
+        return make_case("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
     except Exception:  # a mask must be as long as the batch
         return None
 
 
-def padding_scenes(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[Scene]:
-    """Padding written in every form that is accepted, one scene each."""
+def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
+    """Padding written in every form that is accepted, one case each."""
     draw = InputDrawer.of(subject, seed)
     inputs = drawn_inputs(draw, with_context=subject.takes_context)
     holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
     for form in forms:
         padded = inputs._replace(real=right if form.kind == "lengths" else holes)
         try:
-            yield make_scene("padding", _written(form), subject, padded, padding=form)
+            yield make_case("padding", _written(form), subject, padded, padding=form)
         except Exception:
             continue
 
 
-def large_scene(subject: UserAttention, seed: int, like: Scene) -> Scene:
-    """The inputs of another scene with scores a million times as large."""
+def large_case(subject: UserAttention, seed: int, like: InputCase) -> InputCase:
+    """The inputs of another case with scores a million times as large."""
     inputs = like.inputs
     large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)
     if large.allowed is not None:  # one key for each query, so that all it may attend to can have low scores
         q_len, k_len = large.allowed.shape[-2:]
         large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
-    return make_scene("large", "scores × 1,000,000", subject, large, like.form, like.padding)
+    return make_case("large", "scores × 1,000,000", subject, large, like.form, like.padding)
 
 
 def _written(form: MaskForm) -> str:
@@ -279,7 +279,7 @@ class Unreadable(Exception):
     """What cannot be read from a run, such as one that takes other steps with other rows."""
 
 
-class Step(NamedTuple):
+class OperationPair(NamedTuple):
     """One operation, in both runs."""
 
     first: Operation
@@ -294,7 +294,7 @@ class Step(NamedTuple):
 class Runs:
     """The steps of two runs of the same sizes; `rows` are those of the first."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[OperationPair, ...]
     batch: int
     q_len: int
     k_len: int
@@ -313,7 +313,7 @@ class Runs:
         """Whether a tensor of the first run is a parameter, or made from parameters."""
         return isinstance(tensor, nn.Parameter) or id(tensor) in self.learned
 
-    def moving(self) -> Iterator[tuple[int, Step]]:
+    def moving(self) -> Iterator[tuple[int, OperationPair]]:
         """The steps whose result depends on the rows, numbered."""
         return ((n, step) for n, step in enumerate(self.steps) if not same(step.first.output, step.second.output))
 
@@ -344,7 +344,7 @@ def runs_of(
     if [_kind(op) for op in first] != [_kind(op) for op in second]:
         raise Unreadable
     rows = rows_of(subject, asked[0])
-    steps = tuple(Step(*pair) for pair in zip(first, second, strict=True))
+    steps = tuple(OperationPair(*pair) for pair in zip(first, second, strict=True))
     return Runs(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
 
 

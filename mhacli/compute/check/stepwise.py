@@ -30,17 +30,17 @@ from mhacli.attention.mistakes.caching import (
     ARRANGEMENTS,
     TOP_LEFT_CHUNKS,
     UNMASKED,
-    Step,
-    Text,
+    DecodingStep,
+    ProjectedText,
     answered,
     arranged,
-    text_of,
+    projected_text,
 )
 from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import counts_of
 from mhacli.compute.check.diagnose import Diagnosis
-from mhacli.compute.check.hypotheses import Line, stages_with
+from mhacli.compute.check.hypotheses import CodeLine, stages_with
 from mhacli.compute.check.inputs import TOLERANCE, Examined
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.results.check import Choice, Finding, Probe
@@ -61,7 +61,7 @@ class Stepwise:
 
 
 @dataclass
-class _Asker:
+class _TextInParts:
     """One text, given in parts in the ways of one examination. `full` remembers what one call with its beginning answers."""
 
     caller: Caller
@@ -103,7 +103,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     caller = _unused(caller, stage)
     rows = InputDrawer.of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
-    asker = _Asker(caller, rows, mask)
+    asker = _TextInParts(caller, rows, mask)
     found: list[tuple[StepConvention, list[Outcome]]] = []
     slow = probed.facts.call_s > _SLOW_S
     for stepping in islice(
@@ -169,7 +169,7 @@ def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
 # ------------------------------------------------------------------------------------------------------------------- asking
 
 
-def _tried(stepping: StepConvention, asker: _Asker) -> list[Outcome]:
+def _tried(stepping: StepConvention, asker: _TextInParts) -> list[Outcome]:
     """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
     length = asker.rows.shape[1]
     prefill = (length - 2, length - 1, length)
@@ -192,7 +192,7 @@ def _chunks(length: int) -> tuple[tuple[int, ...], ...]:
     return ((length - 3, length - 1, length), (2, length))
 
 
-def _remembers(stepping: StepConvention, stepped: StepResults, asker: _Asker, ends: Sequence[int]) -> bool:
+def _remembers(stepping: StepConvention, stepped: StepResults, asker: _TextInParts, ends: Sequence[int]) -> bool:
     """Whether there is a cache: the first step left one, and later ones depend on it or make it longer. Where there
     is a context, the cache may be meant for its keys alone: then later steps must depend on the first."""
     by_itself = not stepping.passing.names
@@ -219,7 +219,7 @@ def _right(stepping: StepConvention, outcomes: Sequence[Outcome]) -> Stepwise:
 
 
 def _wrong(
-    stepping: StepConvention, outcomes: list[Outcome], asker: _Asker, diagnosis: Diagnosis, probed: Probed
+    stepping: StepConvention, outcomes: list[Outcome], asker: _TextInParts, diagnosis: Diagnosis, probed: Probed
 ) -> Stepwise:
     failing = [outcome for outcome in outcomes if not outcome.is_right]
     error = max(max(outcome.errors) for outcome in failing)
@@ -276,10 +276,10 @@ class Outcome:
         """Whether every step answers what one call does."""
         return max(self.errors) <= self.tolerance
 
-    def steps(self, *, is_causal: bool) -> list[Step]:
+    def steps(self, *, is_causal: bool) -> list[DecodingStep]:
         """The steps, as the arrangement of their keys needs them."""
         starts = (0, *self.ends[:-1])
-        return [Step(starts[: n + 1], end, is_causal) for n, end in enumerate(self.ends)]
+        return [DecodingStep(starts[: n + 1], end, is_causal) for n, end in enumerate(self.ends)]
 
 
 def is_chunked(outcome: Outcome) -> bool:
@@ -312,12 +312,14 @@ class Explainer:
             return []
         with torch.no_grad():
             try:
-                text = text_of(candidate.layer, stages_with(self.diagnosis.made), self.rows.to("cpu", torch.float64))
+                text = projected_text(
+                    candidate.layer, stages_with(self.diagnosis.made), self.rows.to("cpu", torch.float64)
+                )
             except Exception:  # a mistake that cannot be made apart from its positions
                 return []
             return self._fewest(text, outcomes)
 
-    def _fewest(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
+    def _fewest(self, text: ProjectedText, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
         made = self._found(text, outcomes)
         is_more = len(made) > 1 and UNMASKED in [variant for _, variant in made]
@@ -325,7 +327,7 @@ class Explainer:
             return self._found(text, single) or made
         return made
 
-    def _found(self, text: Text, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
+    def _found(self, text: ProjectedText, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
         room = self._room(outcomes[0])
         pool = [
             (code, variant) for code, variants in ARRANGEMENTS.items() for variant in variants
@@ -338,7 +340,11 @@ class Explainer:
         return next((made for made in pairs if self._matches(text, made, outcomes, room)), [])
 
     def _matches(
-        self, text: Text, made: Sequence[tuple[str, MistakeVariant]], outcomes: Sequence[Outcome], room: int | None
+        self,
+        text: ProjectedText,
+        made: Sequence[tuple[str, MistakeVariant]],
+        outcomes: Sequence[Outcome],
+        room: int | None,
     ) -> bool:
         """Whether every step answers what it would with these mistakes."""
         order = list(ARRANGEMENTS)
@@ -443,12 +449,12 @@ class Explainer:
             source=line.source,
         )
 
-    def _line(self, code: str, outcome: Outcome) -> Line:
+    def _line(self, code: str, outcome: Outcome) -> CodeLine:
         """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
         mistake = BY_CODE[code]
         lines = [operation for operation in self._watched(outcome) if operation.line is not None]
         for name in mistake.operations:
             for operation in lines:
                 if operation.name == name and re.search(mistake.in_source, operation.source):
-                    return Line(operation.file, operation.line, operation.source)
-        return Line(self.stepping.caller.built.file)
+                    return CodeLine(operation.file, operation.line, operation.source)
+        return CodeLine(self.stepping.caller.built.file)

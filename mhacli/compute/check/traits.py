@@ -16,19 +16,19 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Operation, UserAttention
 from mhacli.attention.mistakes.stages import Pairing, Rows
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, Runs, Step, Unreadable, runs_of
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, OperationPair, Runs, Unreadable, runs_of
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What was read; None is what it has not. `has_tables`: rows are multiplied by numbers of their places; `turns` are the
+    """What was read; None is what it has not. `has_tables`: rows are multiplied by numbers of their places; `rotations` are the
     rotations among that. `norms` are those of heads; `uses_all`: no parameter of the module stays unused. `rows` are what
     was asked."""
 
     bias: ScoreBias | None = None
     temperature: Temperature | None = None
     sinks: Sinks | None = None
-    turns: tuple[Turn, ...] = ()
+    rotations: tuple[Rotation, ...] = ()
     has_tables: bool = False
     norms: tuple[Norm, ...] = ()
     uses_all: bool = True
@@ -55,7 +55,7 @@ def _read(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> Tra
         score_bias(subject, seed, runs, is_own=is_own),
         temperature(runs),
         sinks(runs),
-        tuple(turns(runs)),
+        tuple(rotations(runs)),
         has_tables(runs),
         tuple(norms(runs)),
         module is None or uses_all_parameters(runs, len(list(module.parameters()))),
@@ -69,7 +69,7 @@ def _read(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> Tra
 _FUSED = "scaled_dot_product_attention"
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """A line of the author's code."""
 
     file: str | None
@@ -80,11 +80,11 @@ class Place(NamedTuple):
         return "" if self.file is None else f" at {Path(self.file).name}:{self.line}"
 
 
-class Term(NamedTuple):
+class ScoreTerm(NamedTuple):
     """A bias in a run, as it is meant to be: `[1, head, query, key]`, where it is added, and whether it is learned."""
 
     bias: Tensor
-    place: Place
+    place: CodePlace
     is_learned: bool
 
 
@@ -98,7 +98,7 @@ class ScoreBias:
 
     subject: UserAttention
     seed: int
-    place: Place
+    place: CodePlace
     is_learned: bool
     known: dict[tuple[bool, int, int], Tensor | None] = field(default_factory=dict)
 
@@ -123,11 +123,11 @@ def score_bias(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -
     return read
 
 
-def _sum_of(found: Sequence[Term]) -> Tensor | None:
+def _sum_of(found: Sequence[ScoreTerm]) -> Tensor | None:
     return torch.stack([term.bias for term in found]).sum(dim=0) if found else None
 
 
-def terms(runs: Runs) -> list[Term]:
+def terms(runs: Runs) -> list[ScoreTerm]:
     """Every bias that is added to scores in a run."""
     found = []
     for number, step in runs.moving():
@@ -137,7 +137,7 @@ def terms(runs: Runs) -> list[Term]:
     return found
 
 
-def _added(runs: Runs, number: int, step: Step) -> Term | None:
+def _added(runs: Runs, number: int, step: OperationPair) -> ScoreTerm | None:
     """What a step adds to scores, as it reaches the softmax; None where it adds none, or a mask."""
     op = step.first
     which, factor, shape = _addend(step)
@@ -154,7 +154,7 @@ def _added(runs: Runs, number: int, step: Step) -> Term | None:
     bias = _in_order(runs, bias.masked_fill(hidden, 0.0) * factor * _scaled_later(runs, number))
     is_learned = runs.is_learned(tensor)
     reverse = not is_learned and _rewards_distance(bias, seen)
-    return Term(-bias if reverse else bias, Place(op.file, op.line), is_learned)
+    return ScoreTerm(-bias if reverse else bias, CodePlace(op.file, op.line), is_learned)
 
 
 def _weak_triangle(bias: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def _weak_triangle(bias: Tensor) -> Tensor:
     return later if is_weak else torch.zeros_like(later)
 
 
-def _addend(step: Step) -> tuple[int | None, float, torch.Size]:
+def _addend(step: OperationPair) -> tuple[int | None, float, torch.Size]:
     """Which input of a step is added to what depends on the rows, times which number, and the shape of the sum."""
     op, fixed = step.first, step.fixed_inputs()
     if op.name in ("add", "add_", "sub", "sub_") and len(fixed) == 2 and sum(fixed) == 1:
@@ -243,7 +243,7 @@ class Temperature(NamedTuple):
     """What the scores of each head are multiplied by, learned: `[head, 1, 1]`."""
 
     scale: Tensor
-    place: Place
+    place: CodePlace
 
 
 def temperature(runs: Runs) -> Temperature | None:
@@ -257,7 +257,7 @@ def temperature(runs: Runs) -> Temperature | None:
         if wide is None or not torch.equal(wide, wide[:1, :, :1, :1].expand_as(wide)):
             continue
         scale = wide[0, :, :1, :1]
-        return Temperature(scale if op.name.startswith("mul") else 1 / scale, Place(op.file, op.line))
+        return Temperature(scale if op.name.startswith("mul") else 1 / scale, CodePlace(op.file, op.line))
     return None
 
 
@@ -265,7 +265,7 @@ class Sinks(NamedTuple):
     """A logit of each head, `[head]`, that takes part in the softmax and is no key's."""
 
     logits: Tensor
-    place: Place
+    place: CodePlace
 
 
 def sinks(runs: Runs) -> Sinks | None:
@@ -280,7 +280,7 @@ def sinks(runs: Runs) -> Sinks | None:
             continue
         wide = runs.as_scores(column, scores.shape)
         if wide is not None and torch.equal(wide, wide[:1, :, :1].expand_as(wide)):
-            return Sinks(wide[0, :, 0, 0], Place(op.file, op.line))
+            return Sinks(wide[0, :, 0, 0], CodePlace(op.file, op.line))
     return None
 
 
@@ -291,7 +291,7 @@ _PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 _MULTIPLYING = ("mul", "mul_", "addcmul", "addcmul_", "matmul", "bmm", "einsum")
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """A rotation of the first `2 · len(rates)` columns of rows: pair `j` by place · `rates[j]` radians. `base` is theta where the
     rates are theta^(−2j/d), None where they are others."""
 
@@ -300,13 +300,13 @@ class Turn(NamedTuple):
     base: float | None
 
 
-def turns(runs: Runs) -> list[Turn]:
+def rotations(runs: Runs) -> list[Rotation]:
     """Every rotation by places in a run, each once, those backwards last. Empty where no table of places multiplies rows."""
     if not has_tables(runs):
         return []
-    found: dict[tuple[object, ...], Turn] = {}
+    found: dict[tuple[object, ...], Rotation] = {}
     for before, after in _as_long(runs):
-        turn = _turn(runs, before, after)
+        turn = _rotation(runs, before, after)
         if turn is not None:
             found.setdefault((turn.pairing, *(round(rate, 4) for rate in turn.rates.tolist())), turn)
     return sorted(found.values(), key=lambda turn: bool(turn.rates[0] < 0))
@@ -317,13 +317,13 @@ def has_tables(runs: Runs) -> bool:
     for _, (op, other) in runs.moving():
         if op.name not in _MULTIPLYING:
             continue
-        fixed = [t for t, is_fixed in zip(op.inputs, Step(op, other).fixed_inputs(), strict=True) if is_fixed]
+        fixed = [t for t, is_fixed in zip(op.inputs, OperationPair(op, other).fixed_inputs(), strict=True) if is_fixed]
         if any(t.is_complex() or (t.ndim > 1 and {runs.q_len, runs.k_len} & set(t.shape[:-1])) for t in fixed):
             return True
     return False
 
 
-def _as_long(runs: Runs) -> Iterator[tuple[Step, Step]]:
+def _as_long(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]:
     """Pairs of steps whose rows are as long, one after the other, and not the same."""
     rows = [step for _, step in runs.moving() if _may_be_rows(runs, step.first.output)]
     lengths = [step.first.output.detach().to("cpu", torch.float64).norm(dim=-1) for step in rows]
@@ -341,7 +341,7 @@ def _may_be_rows(runs: Runs, tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim in (3, 4) and shape[-1] % 2 == 0 and is_place
 
 
-def _turn(runs: Runs, before: Step, after: Step) -> Turn | None:
+def _rotation(runs: Runs, before: OperationPair, after: OperationPair) -> Rotation | None:
     """The rotation that makes one result of another, in both runs; None where it is none."""
     x, y = (step.first.output.detach().to("cpu", torch.float64) for step in (before, after))
     touched = ((x - y).abs() > TOLERANCE * x.abs().max()).flatten(0, -2).any(dim=0).nonzero().flatten()
@@ -360,7 +360,7 @@ def _turn(runs: Runs, before: Step, after: Step) -> Turn | None:
                 if rates is not None:
                     base = _base(rates.abs())
                     exact = rates if base is None else _of_base(base, rates)
-                    return Turn(pairing, exact, base)
+                    return Rotation(pairing, exact, base)
     return None
 
 
@@ -427,7 +427,7 @@ _ROOTS = frozenset((
 ))  # fmt: skip
 """What no norm does without."""
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
-Kind = Literal["length", "spread"]
+NormKind = Literal["length", "spread"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,7 +435,7 @@ class Norm:
     """Rows `[batch, head, length, d]` over their root mean square, or with `spread` less their mean over their standard
     deviation, times `gain` and plus `shift`, `[head or 1, 1, d]`. `source` are the rows that it was seen to norm."""
 
-    kind: Kind
+    kind: NormKind
     eps: float
     gain: Tensor
     shift: Tensor
@@ -491,7 +491,7 @@ def uses_all_parameters(runs: Runs, n_parameters: int) -> bool:
     return len({id(t) for op, _ in runs.steps for t in op.inputs if isinstance(t, torch.nn.Parameter)}) >= n_parameters
 
 
-def _pairs_of_heads(runs: Runs) -> Iterator[tuple[Step, Step]]:
+def _pairs_of_heads(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]:
     """Pairs of results of the same shape, one after the other, that may be heads."""
     rows = [step for _, step in runs.moving() if _heads(runs, step.first.output) is not None]
     for n, after in enumerate(rows):
@@ -508,7 +508,7 @@ def _heads(runs: Runs, tensor: Tensor) -> Tensor | None:
     return tensor.detach().to("cpu", torch.float64).movedim(places[-1], 2) if places else None
 
 
-def _norm(runs: Runs, before: Step, after: Step) -> Norm | None:
+def _norm(runs: Runs, before: OperationPair, after: OperationPair) -> Norm | None:
     """The norm that makes one result of another, in both runs; None where none does."""
     x, y = _heads(runs, before.first.output), _heads(runs, after.first.output)
     again, wanted = _heads(runs, before.second.output), _heads(runs, after.second.output)
@@ -529,7 +529,7 @@ def _gap(norm: Norm, x: Tensor, y: Tensor) -> float:
     return float((norm(x) - y).abs().max() / y.abs().max().clamp(min=1e-30))
 
 
-def _fitted(x: Tensor, y: Tensor, kind: Kind, eps: float) -> Norm:
+def _fitted(x: Tensor, y: Tensor, kind: NormKind, eps: float) -> Norm:
     """The gain and the shift with which a norm comes nearest, one for each head and column, or for all heads where that is as
     good."""
     u = _normed(x, kind, eps)
@@ -542,6 +542,6 @@ def _fitted(x: Tensor, y: Tensor, kind: Kind, eps: float) -> Norm:
     return Norm(kind, eps, gain[:, None], shift[:, None], x)
 
 
-def _normed(rows: Tensor, kind: Kind, eps: float) -> Tensor:
+def _normed(rows: Tensor, kind: NormKind, eps: float) -> Tensor:
     rows = rows - rows.mean(-1, keepdim=True) if kind == "spread" else rows
     return rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()

@@ -18,7 +18,7 @@ from torch import Tensor
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.asker import InputDrawer
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, Sizes, UserAttention
-from mhacli.compute.user_trace.dataflow import KERNEL, Attention, Flow, Roles, einsum_letters
+from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Flow, Roles, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with
 
@@ -30,7 +30,7 @@ _OF_WIDTH = ("d_model", "d_out")
 
 
 @dataclass(frozen=True)
-class Asked:
+class TraceSizes:
     """The sizes of one call, a function's `head` and `d_head` among them; the mask that it is given, if any."""
 
     batch: int
@@ -64,7 +64,7 @@ class Asked:
         return inputs
 
 
-def asked_of(subject: UserAttention, *, causal: bool) -> Asked:
+def first_sizes(subject: UserAttention, *, causal: bool) -> TraceSizes:
     """The sizes that the subject is asked with first: keys are other rows, and of another number, where it lets them be. With
     `causal`, a mask says so where no argument does; queries and keys are then the same number of rows."""
     sizes = subject.sizes
@@ -72,17 +72,17 @@ def asked_of(subject: UserAttention, *, causal: bool) -> Asked:
     takes_context = subject.takes_context and not causal
     k_len = sizes.k_len if takes_context else sizes.q_len
     n_heads = subject.n_heads if subject.is_function else None
-    return Asked(sizes.batch, sizes.q_len, k_len, sizes.d_in, sizes.d_context, n_heads, takes_context, mask)
+    return TraceSizes(sizes.batch, sizes.q_len, k_len, sizes.d_in, sizes.d_context, n_heads, takes_context, mask)
 
 
-def other_lengths(asked: Asked) -> Asked:
+def other_lengths(asked: TraceSizes) -> TraceSizes:
     """The same with another batch and shorter lengths, for some attention knows a longest one."""
     q_len = max(2, asked.q_len - 2)
     k_len = max(2, asked.k_len - 3) if asked.takes_context else q_len
     return replace(asked, batch=asked.batch + 2, q_len=q_len, k_len=k_len + (k_len == q_len and asked.takes_context))
 
 
-def other_heads(asked: Asked) -> Asked:
+def other_heads(asked: TraceSizes) -> TraceSizes:
     """Of a function: the same with more and wider heads; one that knows no heads keeps its one."""
     n_heads = asked.n_heads or 1
     return replace(
@@ -138,7 +138,7 @@ def _changes(built: Built, new: Mapping[str, int]) -> Mapping[str, Any]:
     return found
 
 
-def expected_of(asked: Asked, out: Tensor) -> tuple[int, ...]:
+def expected_of(asked: TraceSizes, out: Tensor) -> tuple[int, ...]:
     """The shape that attention must give: a row for each query; how wide it is, is the author's choice."""
     width = out.shape[-1] if out.ndim else 1
     heads = () if asked.n_heads is None else (asked.n_heads,)
@@ -160,7 +160,7 @@ WordSizes = Mapping[str, int]
 """What each word came to in a run."""
 
 
-class Measured(NamedTuple):
+class RunSizes(NamedTuple):
     """A run: its words' sizes, the shape of what each place of the walk made there, and how often it was passed."""
 
     sizes: WordSizes
@@ -186,7 +186,7 @@ def sizes_of(flow: Flow, roles: Roles, asked: WordSizes) -> WordSizes:
     return {word: size for word, size in found.items() if size}
 
 
-def _contracted(flow: Flow, one: Attention) -> int | None:
+def _contracted(flow: Flow, one: AttentionOperations) -> int | None:
     """The width of the dot products."""
     if one.qk is None:
         return None
@@ -217,7 +217,7 @@ def _count_scores(flow: Flow, roles: Roles) -> int:
     return total
 
 
-def _width_of_values(flow: Flow, one: Attention) -> int | None:
+def _width_of_values(flow: Flow, one: AttentionOperations) -> int | None:
     if one.z is None or flow.operations[one.z].name == "einsum":
         return None
     operation = flow.operations[one.z]
@@ -242,7 +242,7 @@ def _kv_heads(flow: Flow, roles: Roles, found: WordSizes) -> int:
 # -------------------------------------------------------------------------------------------------------------- naming
 
 
-def known_words(runs: Sequence[Measured]) -> tuple[str, ...]:
+def known_words(runs: Sequence[RunSizes]) -> tuple[str, ...]:
     """The words that are different things in these runs."""
     words = [word for word in WORDS if all(word in run.sizes for run in runs)]
     for twin, word in _TWINS:
@@ -251,7 +251,7 @@ def known_words(runs: Sequence[Measured]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def axes_of(place: object, site: str, runs: Sequence[Measured]) -> tuple[str, ...]:
+def axes_of(place: object, site: str, runs: Sequence[RunSizes]) -> tuple[str, ...]:
     """The names of the axes of what one place of the walk made, from all runs that passed it with as many axes."""
     shape = runs[0].shapes[place]
     seen = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
@@ -263,7 +263,7 @@ def axes_of(place: object, site: str, runs: Sequence[Measured]) -> tuple[str, ..
     return tuple(axes)
 
 
-def _by_heads(axis: str, site: str, runs: Sequence[Measured], words: Sequence[str]) -> str:
+def _by_heads(axis: str, site: str, runs: Sequence[RunSizes], words: Sequence[str]) -> str:
     """The width of heads side by side, where the width of the model is the same number."""
     heads = "kv_head" if site.startswith(("k", "v")) and "kv_head" in words else "head"
     width = "d_v" if site.startswith(("v", "z", "concat")) and "d_v" in words else "d_head"
@@ -273,7 +273,7 @@ def _by_heads(axis: str, site: str, runs: Sequence[Measured], words: Sequence[st
     return named.get(axis, axis)
 
 
-def name_of(sizes: Sequence[int], runs: Sequence[Measured], words: Sequence[str]) -> str:
+def name_of(sizes: Sequence[int], runs: Sequence[RunSizes], words: Sequence[str]) -> str:
     """What has had these sizes in these runs: the simplest such thing, or the two that cannot be told apart."""
     for candidates in _candidates(words):
         fitting = [
@@ -325,7 +325,7 @@ def _is_natural(pair: tuple[str, str]) -> bool:
 # -------------------------------------------------------------------------------------- lengths that are always the same
 
 
-def told_apart(flow: Flow, roles: Roles, axes: Mapping[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+def distinguish_lengths(flow: Flow, roles: Roles, axes: Mapping[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
     """The axes of each operation, where queries and keys are the same rows: which axis is whose then follows from the
     operations, not from sizes."""
     products = {one.qk: one.is_swapped for one in roles.attentions if one.qk is not None}

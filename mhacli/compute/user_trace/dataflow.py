@@ -111,11 +111,11 @@ class Roles:
     """The sites of operations by their places in the flow, and the attentions among them."""
 
     sites: dict[int, str] = field(default_factory=dict)
-    attentions: list[Attention] = field(default_factory=list)
+    attentions: list[AttentionOperations] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionOperations:
     """One softmax, or one call of a kernel: the products before and behind it (those of a kernel are itself), and the
     operations that made their operands, None where they came from outside. `pattern` is what the product with the values
     reads, None of a kernel. `is_swapped`: the first operand is the keys."""
@@ -153,7 +153,7 @@ def roles_of(flow: Flow) -> Roles:
 def _take_kernel(flow: Flow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
     q, k, v = (*flow.made_by[index], None, None, None)[:3]
     roles.sites[index] = "z"
-    roles.attentions.append(Attention(index, index, index, q, k, v))
+    roles.attentions.append(AttentionOperations(index, index, index, q, k, v))
     for role, made in zip(_ROLES, (q, k, v), strict=True):
         _claim(flow, role, made, roles, claims)
 
@@ -178,7 +178,7 @@ def _take_softmax(flow: Flow, index: int, roles: Roles, claims: dict[int, set[st
         first, second = _operands(flow, z)
         pattern, v = (first, second) if first in (*below[:-1], index) else (second, first)
         _claim(flow, "v", v, roles, claims)
-    roles.attentions.append(Attention(index, qk, z, q, k, v, is_swapped, pattern))
+    roles.attentions.append(AttentionOperations(index, qk, z, q, k, v, is_swapped, pattern))
 
 
 def _is_product(flow: Flow, index: int) -> bool:

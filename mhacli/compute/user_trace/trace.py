@@ -25,18 +25,18 @@ from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import summarise
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.user_trace.axes import (
-    Asked,
-    Measured,
-    asked_of,
+    RunSizes,
+    TraceSizes,
     axes_of,
+    distinguish_lengths,
     expected_of,
+    first_sizes,
     known_words,
     name_of,
     other_heads,
     other_lengths,
     other_widths,
     sizes_of,
-    told_apart,
 )
 from mhacli.compute.user_trace.dataflow import (
     Flow,
@@ -85,10 +85,10 @@ def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     return json.dumps(record.document(), allow_nan=False).encode()
 
 
-class Pass(NamedTuple):
+class WatchedCall(NamedTuple):
     """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
 
-    asked: Asked
+    asked: TraceSizes
     answer: Answer
     flow: Flow
     roles: Roles
@@ -96,7 +96,7 @@ class Pass(NamedTuple):
     places: tuple[object, ...]
     inputs: tuple[tuple[str, Tensor], ...]
 
-    def measured(self) -> Measured:
+    def measured(self) -> RunSizes:
         """The sizes of this pass, and the shape at each place."""
         shapes: dict[object, tuple[int, ...]] = {}
         counts: dict[object, int] = {}
@@ -104,7 +104,7 @@ class Pass(NamedTuple):
             shapes.setdefault(place, tuple(self.flow.operations[index].output.shape))
             counts[place] = counts.get(place, 0) + 1
         shapes |= {("given", name): tuple(tensor.shape) for name, tensor in self.inputs}
-        return Measured(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
+        return RunSizes(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
 
 
 def walk_subject(
@@ -116,23 +116,23 @@ def walk_subject(
     values: bool = False,
     command: tuple[str, ...] = (),
 ) -> Record:
-    """The record of one call of somebody's attention, with an entry of the trace for each operation that made something.
+    """The record of one call of a user's attention, with an entry of the trace for each operation that made something.
 
     It is called again with other lengths and, where it can be rebuilt (`subjects` finds how to call what was), other widths,
     to tell axes apart; what then fails is done without. `tell` hears what begins, before each call. Raises what the first call
     raises.
     """
-    asked = asked_of(subject, causal=request.causal)
+    asked = first_sizes(subject, causal=request.causal)
     fresh = fresh_copy(subject), fresh_copy(subject)
     tell("calling")
-    first = _pass(subject, asked, request.seed)
+    first = _watched_call(subject, asked, request.seed)
     passes = [first, *_others(fresh[0], asked, request, subjects, tell)]
     runs = [one.measured() for one in passes]
     axes = {index: axes_of(place, first.sites[index], runs) for index, place in enumerate(first.places)}
     if "key" not in known_words(runs):
-        axes = told_apart(first.flow, first.roles, axes)
+        axes = distinguish_lengths(first.flow, first.roles, axes)
     given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
-    walked = Walked(first.flow, first.roles, first.sites, first.places, axes, given, _repeated(first, runs))
+    walked = TracedCall(first.flow, first.roles, first.sites, first.places, axes, given, _repeated(first, runs))
     tell("calling")
     record = _record(subject, request, first, runs, command)
     return replace(
@@ -145,13 +145,13 @@ def walk_subject(
 # ------------------------------------------------------------------------------------------------------------ the calls
 
 
-def _unwatched(subject: UserAttention, asked: Asked, seed: int) -> Tensor:
+def _unwatched(subject: UserAttention, asked: TraceSizes, seed: int) -> Tensor:
     """What it gives without being watched."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
     return ask(subject, inputs, mask=asked.mask, seed=seed).out
 
 
-def _pass(subject: UserAttention, asked: Asked, seed: int) -> Pass:
+def _watched_call(subject: UserAttention, asked: TraceSizes, seed: int) -> WatchedCall:
     """One call with random rows, watched. Raises what it raises."""
     inputs = asked.inputs(seed, subject.dtype, subject.device)
     return watched(subject, inputs, seed, mask=asked.mask)._replace(asked=asked)
@@ -159,10 +159,10 @@ def _pass(subject: UserAttention, asked: Asked, seed: int) -> Pass:
 
 def watched(
     subject: UserAttention, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
-) -> Pass:
+) -> WatchedCall:
     """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
-    asked = Asked(
+    asked = TraceSizes(
         inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2], inputs.queries.shape[-1], keys.shape[-1],
         subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def watched(
     )
     is_masked = "mask" in names.values()
     masks = [t for one in flow.operations for t in one.inputs if is_masked and names.get(id(t)) == "mask"][:1]
-    return Pass(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
+    return WatchedCall(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
 
 
 def _files(built: Built) -> list[str]:
@@ -194,7 +194,7 @@ def _given(inputs: Inputs, *, is_function: bool) -> tuple[tuple[str, Tensor], ..
     return tuple((name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None)
 
 
-def _given_axes(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
+def _given_axes(name: str, runs: Sequence[RunSizes]) -> tuple[str, ...]:
     """The axes of what was given; of a mask, and of keys that are as many as queries, those of the keys too."""
     axes = axes_of(("given", name), name, runs)
     if "key" in known_words(runs) or name in ("x", "q"):
@@ -205,24 +205,24 @@ def _given_axes(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
 
 def _others(
     subject: UserAttention,
-    asked: Asked,
+    asked: TraceSizes,
     request: TargetRequest,
     subjects: Callable[[Built], UserAttention],
     tell: Callable[[str], None],
-) -> Iterator[Pass]:
+) -> Iterator[WatchedCall]:
     """Calls with other lengths, and with other heads and widths; without those that it does not take."""
     tell("calling")
     with suppress(Exception):
-        yield _pass(subject, other_lengths(asked), request.seed)
+        yield _watched_call(subject, other_lengths(asked), request.seed)
     if subject.is_function:
         with suppress(Exception):
-            yield _pass(subject, other_heads(other_lengths(asked)), request.seed)
+            yield _watched_call(subject, other_heads(other_lengths(asked)), request.seed)
         return
     for changes in islice(other_widths(subject.built), _MAX_BUILDS):
         tell("building")
         with suppress(Exception):
             other = subjects(subject.built.rebuild(changes))
-            yield _pass(other, asked_of(other, causal=request.causal), request.seed)
+            yield _watched_call(other, first_sizes(other, causal=request.causal), request.seed)
             return
 
 
@@ -230,7 +230,7 @@ def _others(
 
 
 def _names(
-    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: Asked
+    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: TraceSizes
 ) -> tuple[dict[int, str], frozenset[int]]:
     """The names of tensors that no operation made, by identity, and which of them are parameters or buffers."""
     made = {id(operation.output) for operation in operations}
@@ -263,7 +263,7 @@ def _owned(subject: UserAttention) -> dict[int, str]:
     return {address: name for address, name in found.items() if address}
 
 
-def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: Asked) -> str | None:
+def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: TraceSizes) -> str | None:
     """Which of the rows that were given a tensor is, also where the call wanted them turned; or that it is the mask."""
     for name, rows in given:
         if address_of(rows) == address_of(tensor):
@@ -297,7 +297,7 @@ def _sites(flow: Flow, roles: Roles) -> dict[int, str]:
     return sites
 
 
-def _repeated(one: Pass, runs: Sequence[Measured]) -> dict[object, str]:
+def _repeated(one: WatchedCall, runs: Sequence[RunSizes]) -> dict[object, str]:
     """What each place that was passed several times was repeated for, where its count says so."""
     words = known_words(runs)
     found = {}
@@ -313,7 +313,7 @@ def _repeated(one: Pass, runs: Sequence[Measured]) -> dict[object, str]:
 
 
 def _record(
-    subject: UserAttention, request: TargetRequest, one: Pass, runs: Sequence[Measured], command: tuple[str, ...]
+    subject: UserAttention, request: TargetRequest, one: WatchedCall, runs: Sequence[RunSizes], command: tuple[str, ...]
 ) -> Record:
     """The record without its steps."""
     asked, built = one.asked, subject.built
@@ -353,7 +353,7 @@ def _tokens(letter: str, n: int) -> TokenSequence:
     return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
 
 
-def _config(subject: UserAttention, request: TargetRequest, one: Pass, sizes: Mapping[str, int]) -> Config:
+def _config(subject: UserAttention, request: TargetRequest, one: WatchedCall, sizes: Mapping[str, int]) -> Config:
     """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
     one, and of positions, which no config leaves open, none."""
     asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")
@@ -409,7 +409,7 @@ _GIVEN: Mapping[str, str] = {
 _MAX_STEPS = 400
 
 
-class Walked(NamedTuple):
+class TracedCall(NamedTuple):
     """What a walk is told from: the operations of the call, with their sites, places and axes; the tensors that were given,
     with their axes; and what each place that was passed several times was repeated for."""
 
@@ -422,7 +422,7 @@ class Walked(NamedTuple):
     repeated: Mapping[object, str]
 
 
-def steps_of(walked: Walked, *, values: bool) -> tuple[Step, ...]:
+def steps_of(walked: TracedCall, *, values: bool) -> tuple[Step, ...]:
     """The tensors that were given, then a step for each place, in the order in which they were first passed."""
     of_place: dict[object, list[int]] = {}
     for index, place in enumerate(walked.places):
@@ -448,7 +448,7 @@ def _given_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: boo
     )
 
 
-def _step(walked: Walked, place: object, indices: Sequence[int], *, values: bool) -> Step:
+def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
     flow, index = walked.flow, indices[0]
     operation, site, axes = flow.operations[index], walked.sites[index], walked.axes[index]
     output = operation.output
@@ -482,7 +482,7 @@ def _step(walked: Walked, place: object, indices: Sequence[int], *, values: bool
     )
 
 
-def _view_of(walked: Walked, index: int) -> str | None:
+def _view_of(walked: TracedCall, index: int) -> str | None:
     """The first input whose memory an operation's result lies in; what is written into, for what is done in place."""
     operation = walked.flow.operations[index]
     if operation.name == "setitem" or operation.name.endswith("_"):

@@ -24,7 +24,7 @@ from mhacli.attention.mistakes.stages import (
     Stages,
     run,
 )
-from mhacli.compute.check.hypotheses import Made, stages_with
+from mhacli.compute.check.hypotheses import AppliedMistake, stages_with
 
 NAMED = """split-without-transpose merge-without-transpose softmax-axis scale-missing scale-d-model scale-not-root scale-twice
 qk-swapped causal-missing causal-off-by-one causal-transposed causal-top-left mask-inverted mask-multiplied mask-added-as-01
@@ -218,7 +218,7 @@ def answer(name, case):
     entry, way = WAYS[name]
     layer, rows = CASES[case]
     try:
-        return run(stages_with([Made(entry, way)]), layer, rows).out
+        return run(stages_with([AppliedMistake(entry, way)]), layer, rows).out
     except Inapplicable:
         return right_answer(case)
     except (RuntimeError, ValueError, IndexError):
@@ -351,7 +351,7 @@ def test_a_mistake_that_cannot_be_made_says_so(why):
         if why == "one head cannot be cut wrongly" and entry.stage == "mask":
             continue
         with pytest.raises(Inapplicable):
-            run(stages_with([Made(entry, way)]), *asked)
+            run(stages_with([AppliedMistake(entry, way)]), *asked)
         reached += 1
     assert reached
 

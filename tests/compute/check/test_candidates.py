@@ -15,7 +15,7 @@ from mhacli.compute.check.candidates import (
     documented_scales,
     head_counts,
     meant_by,
-    told_heads,
+    stated_heads,
 )
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 
@@ -142,7 +142,7 @@ def test_a_documentation_says_how_columns_are_paired(pairing):
 # -------------------------------------------------------------------------------------------------------------------- heads
 
 
-class Told(nn.Module):
+class ProbeAnswer(nn.Module):
     def __init__(self, **attributes):
         super().__init__()
         for name, value in attributes.items():
@@ -153,23 +153,23 @@ class Told(nn.Module):
     "name", ["n_heads", "num_heads", "heads", "h", "nhead", "n_head", "num_attention_heads", "config.n_head"]
 )
 def test_the_heads_are_told_by_an_argument(name):
-    assert told_heads(built(**{name: 6, "d_model": 24}), None, REQUEST) == [6]
+    assert stated_heads(built(**{name: 6, "d_model": 24}), None, REQUEST) == [6]
 
 
 def test_the_heads_are_told_by_an_attribute_of_the_module_or_of_what_it_holds():
-    inner = Told(num_heads=4)
-    assert told_heads(built(), Told(inner=inner), REQUEST) == [4]
-    assert told_heads(built(n_heads=2), Told(num_heads=4), REQUEST) == [2, 4]
+    inner = ProbeAnswer(num_heads=4)
+    assert stated_heads(built(), ProbeAnswer(inner=inner), REQUEST) == [4]
+    assert stated_heads(built(n_heads=2), ProbeAnswer(num_heads=4), REQUEST) == [2, 4]
 
 
 def test_an_option_tells_the_heads_before_everything_else():
     request = CheckRequest(TargetRequest("mine.py:Attention"), n_heads=5)
-    assert told_heads(built(n_heads=2), Told(num_heads=4), request) == [5]
+    assert stated_heads(built(n_heads=2), ProbeAnswer(num_heads=4), request) == [5]
 
 
 @pytest.mark.parametrize("value", [True, 0, -2, 2.0, "4", 5000, None])
 def test_what_is_no_count_tells_no_heads(value):
-    assert told_heads(built(n_heads=value), None, REQUEST) == []
+    assert stated_heads(built(n_heads=value), None, REQUEST) == []
 
 
 def test_heads_that_are_told_are_tried_first_then_one_and_as_many_as_their_columns():
@@ -178,7 +178,7 @@ def test_heads_that_are_told_are_tried_first_then_one_and_as_many_as_their_colum
 
 
 def test_groups_of_norms_and_convolutions_are_no_heads():
-    module = Told(norm=nn.GroupNorm(4, 12), qkv=nn.Conv1d(12, 36, 1), proj=nn.Conv1d(12, 12, 1))
+    module = ProbeAnswer(norm=nn.GroupNorm(4, 12), qkv=nn.Conv1d(12, 36, 1), proj=nn.Conv1d(12, 12, 1))
     assert head_counts(built(n_heads=3), module, REQUEST, parts_width=36)[0] == (3, None)
     assert {one.layer.n_kv_heads for one in listed(module, n_heads=3) if one.layer.n_heads == 3} == {3}
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mhacli.adapters.usercode.user_attention import Answer, Built, MaskForm, Sizes
-from mhacli.compute.check.probes import Facts
+from mhacli.compute.check.probes import ProbeFacts
 from mhacli.compute.check.probes import catalogue as probes
 from mhacli.compute.check.probes.visibility import name_of, speaks_of_positions
 from mhacli.requests.user_code import CheckRequest, TargetRequest
@@ -265,7 +265,7 @@ class PaddedBothWays(Separate):
 
 
 class ByLengths(Separate):
-    """Told by how many tokens are real."""
+    """ProbeAnswer by how many tokens are real."""
 
     def forward(self, x, lengths=None):
         mask = None if lengths is None else (torch.arange(x.shape[1]) < lengths[:, None])[:, None, None, :]
@@ -799,7 +799,7 @@ class Dying(Separate):
 
 
 def test_what_works_once_keeps_state(monkeypatch):
-    monkeypatch.setattr("mhacli.compute.check.probes.Context.timed", lambda self, inputs: 0.001)
+    monkeypatch.setattr("mhacli.compute.check.probes.ProbeContext.timed", lambda self, inputs: 0.001)
     answers, facts = found(subject(Dying))
     assert answers["determinism"].message.endswith("raises RuntimeError: worn out")
     assert facts.keeps_state
@@ -807,7 +807,7 @@ def test_what_works_once_keeps_state(monkeypatch):
 
 def test_a_slow_one_is_asked_little(monkeypatch):
     for call_s, most in ((0.06, 75), (0.6, 25), (10.0, 25)):
-        monkeypatch.setattr("mhacli.compute.check.probes.Context.timed", lambda self, inputs, s=call_s: s)
+        monkeypatch.setattr("mhacli.compute.check.probes.ProbeContext.timed", lambda self, inputs, s=call_s: s)
         asked = subject(Separate, **BY_MASK, of={"d_model": D, "n_heads": HEADS, "dropout": 0.1})
         answers, _ = found(asked)
         assert asked.n_calls <= most
@@ -848,5 +848,5 @@ def test_every_call_is_told_before_it_begins():
 
 
 def test_facts_begin_with_nothing_known():
-    facts = Facts()
+    facts = ProbeFacts()
     assert (facts.is_random, facts.influence, facts.masks, facts.unused) == (None, None, (), ())

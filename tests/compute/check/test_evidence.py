@@ -18,7 +18,7 @@ from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, Ref
 from mhacli.compute.base.user_module import ready
 from mhacli.compute.check.candidates import candidates, meant_by
 from mhacli.compute.check.hypotheses import (
-    Made,
+    AppliedMistake,
     Observed,
     difference,
     line_in_source,
@@ -28,7 +28,7 @@ from mhacli.compute.check.hypotheses import (
     stages_with,
     variants_of,
 )
-from mhacli.compute.check.inputs import Scene, core_scenes, make_scene, mask_scenes, padding_scenes, randomised
+from mhacli.compute.check.inputs import InputCase, core_cases, make_case, mask_cases, padding_cases, randomised
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 
 # ---------------------------------------------------------------------------------------------------------- lines of a file
@@ -44,8 +44,8 @@ class Found(NamedTuple):
 
     subject: object
     layer: ReferenceLayer
-    made: Made
-    scene: Scene
+    made: AppliedMistake
+    scene: InputCase
 
 
 @functools.cache
@@ -60,9 +60,9 @@ def found(name) -> Found:
     layers = [one.layer for one in candidates(subject, module, {}, meant, request)][:20]
     pool = variants_of(one for one in MISTAKES if one.code == case.code)
     for scene in (
-        *core_scenes(subject, 0),
-        *mask_scenes(subject, 0, subject.mask_forms),
-        *padding_scenes(subject, 0, subject.padding_forms),
+        *core_cases(subject, 0),
+        *mask_cases(subject, 0, subject.mask_forms),
+        *padding_cases(subject, 0, subject.padding_forms),
     ):
         for hypothesis in singles(layers, pool, [scene], ()):
             if hypothesis.matches and difference(hypothesis.layer, RIGHT, scene) > scene.tolerance:
@@ -230,7 +230,7 @@ class Mistaken:
     """An attention that makes one mistake; `least` tokens are the fewest that it takes."""
 
     layer: ReferenceLayer
-    made: tuple[Made, ...]
+    made: tuple[AppliedMistake, ...]
     least: int = 1
     is_function: bool = False
     takes_context: bool = True
@@ -263,7 +263,7 @@ def shown(subject, *, other=False, form=None, padding=None):
         rows = rows._replace(allowed=torch.ones(1, 1, 5, k_len, dtype=torch.bool).tril())
     if padding is not None:
         rows = rows._replace(real=torch.arange(k_len)[None] < torch.tensor([[3], [4], [k_len]]))
-    like = make_scene("core", "so", subject, rows, form, padding)
+    like = make_case("core", "so", subject, rows, form, padding)
     small = smallest(subject, subject.layer, RIGHT, like, 0)
     return small if small is None else tuple(small[:3])
 
@@ -311,7 +311,7 @@ def test_what_is_right_differs_nowhere():
 
 def test_the_difference_and_the_largest_number_are_those_of_the_smallest_input():
     subject = mistaken("the heads side by side are returned as they are")
-    like = make_scene("core", "so", subject, Inputs(drawn(3, 5, 6)))
+    like = make_case("core", "so", subject, Inputs(drawn(3, 5, 6)))
     small = smallest(subject, subject.layer, RIGHT, like, 3)
     row = torch.randn(1, 1, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     wrong = subject(Inputs(row)).out
@@ -339,7 +339,7 @@ def test_beside_other_mistakes_only_what_one_of_them_does_is_shown():
     """The reference may make the others too: without a scale and without a bias, one token shows the bias alone."""
     scale = mistaken("the scores are not scaled at all")
     both = replace(scale, made=(*scale.made, *mistaken("the bias of the output projection is left out").made))
-    like = make_scene("core", "so", both, Inputs(drawn(3, 5, 6)))
+    like = make_case("core", "so", both, Inputs(drawn(3, 5, 6)))
     assert smallest(both, both.layer, stages_with(both.made[:1]), like, 0)[:3] == (1, 1, 1)
     assert smallest(both, both.layer, stages_with(both.made[1:]), like, 0)[:3] == (1, 2, 2)
     assert smallest(both, both.layer, stages_with(both.made), like, 0) is None

@@ -33,7 +33,7 @@ Visible = Literal[
 queries than keys those up to its own number, or all but as many as come after it; its own alone; or something else."""
 
 
-class Reading(NamedTuple):
+class MaskTrial(NamedTuple):
     """What a way to write a mask does, read one way. `changes` is the largest change that it makes to the output, relative to
     the output's size; `leaked` the share of what it hides that moves an output all the same, `seen` the share of what it leaves
     visible that moves one; `nonfinite` counts numbers of the output that it turned into NaN or infinity."""
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProbeFacts:
     """What the probes measured, for a diagnosis. None, or nothing, is what was not measured.
 
     `is_random`: the same input gives another output in eval mode, and the same again after torch is seeded anew;
@@ -62,7 +62,7 @@ class Facts:
     `largest_future` is the largest relative move of an output by a later token. `is_causal_by_mask`: not by itself, but
     with a causal mask in its mask argument. `has_positions`: its names speak of positions. `order_matters`: keys in another order
     give another output. `batch_leaks`: a sequence moves another one's output. `heads_mix`: of a function, a head moves another.
-    `masks` and `paddings` are the readings of the forms that were tried; `mask` and `padding` the first that works.
+    `masks` and `paddings` are the trials of the forms that were tried; `mask` and `padding` the first that works.
     `row_sum_error`: how far the rows of the returned pattern are from summing to one. `empty_row`: what a query without any
     allowed key answers; `spreads_nan`: it spoils the other rows too. `overflows`: NaN or infinity at scores × 1000;
     `leaks_when_large`: what is hidden is visible then. `unused`: parameters that the output does not depend on.
@@ -88,9 +88,9 @@ class Facts:
     order_matters: bool | None = None
     batch_leaks: bool | None = None
     heads_mix: bool | None = None
-    masks: tuple[Reading, ...] = ()
+    masks: tuple[MaskTrial, ...] = ()
     mask: MaskForm | None = None
-    paddings: tuple[Reading, ...] = ()
+    paddings: tuple[MaskTrial, ...] = ()
     padding: MaskForm | None = None
     row_sum_error: float | None = None
     empty_row: Literal["zeros", "mean", "nan", "constant", "other"] | None = None
@@ -103,17 +103,19 @@ class Facts:
     is_rescaled: bool | None = None
 
 
-class Told(NamedTuple):
-    """The answer of a probe, and the fields of `Facts` that it measured."""
+class ProbeAnswer(NamedTuple):
+    """The answer of a probe, and the fields of `ProbeFacts` that it measured."""
 
     probe: Probe
     facts: dict[str, object]
 
 
-def told(name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object) -> Told:
+def probe_answer(
+    name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object
+) -> ProbeAnswer:
     """A probe's answer; a value that is no finite number is left out."""
     known = None if value is None or not math.isfinite(value) else float(value)
-    return Told(Probe(name, message, known, ok), facts)
+    return ProbeAnswer(Probe(name, message, known, ok), facts)
 
 
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -121,8 +123,8 @@ _MOVES_16 = 2e-2
 _TIMED_S = 0.15
 
 
-class Context:
-    """Somebody's attention, and what the probes so far have measured of it: `facts`, which their driver keeps up to date.
+class ProbeContext:
+    """A user's attention, and what the probes so far have measured of it: `facts`, which their driver keeps up to date.
 
     Every call begins with the same state of torch's global generator, so that what is random answers alike when it is asked
     alike; what keeps state is asked as a fresh copy each time. `stage` is called before every call.
@@ -130,7 +132,7 @@ class Context:
 
     def __init__(self, subject: UserAttention, request: CheckRequest, *, expects_causal: bool) -> None:
         self.subject, self.request, self.expects_causal = subject, request, expects_causal
-        self.facts = Facts()
+        self.facts = ProbeFacts()
         self.stage: Callable[[], None] = lambda: None
         self._pristine = copy_or_none(subject.built.module)
         self._drawer = InputDrawer(
@@ -250,4 +252,4 @@ def first_line(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
 
 
-Question = Callable[[Context], Told]
+Question = Callable[[ProbeContext], ProbeAnswer]

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.user_attention import Built, Inputs, UserAttention
-from mhacli.compute.check.probes import Context, Facts, Question, Told, bad_numbers, first_line, relative, told
+from mhacli.compute.check.probes import (
+    ProbeAnswer,
+    ProbeContext,
+    ProbeFacts,
+    Question,
+    bad_numbers,
+    first_line,
+    probe_answer,
+    relative,
+)
 from mhacli.compute.check.probes import masks as probing_masks
 from mhacli.compute.check.probes import visibility as probing_sight
 from mhacli.compute.check.probes.masks import ask_under, best_hiding, hidden_cells, under
@@ -27,10 +36,10 @@ class Probed(NamedTuple):
     """The answers of the probes, in the order of `PROBES`, and what was measured on the way."""
 
     probes: tuple[Probe, ...]
-    facts: Facts
+    facts: ProbeFacts
 
 
-class Entry(NamedTuple):
+class ProbeEntry(NamedTuple):
     """A probe: its name, the question, and about how many calls it takes. Those that are `needed` are asked of slow ones too."""
 
     name: str
@@ -50,14 +59,14 @@ def probe(
     author, or the user, says that no token sees a later one. A probe on which it raises has the exception in its message and
     decides nothing.
     """
-    context = Context(subject, request, expects_causal=expects_causal)
+    context = ProbeContext(subject, request, expects_causal=expects_causal)
     context.stage = _teller(stage, f"calling {subject.built.name}")
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         context.facts = dataclasses.replace(context.facts, call_s=context.timed(context.square()))
         return Probed(tuple(_answers(context, stage)), context.facts)
 
 
-def _answers(context: Context, stage: Callable[[str], None]) -> Iterator[Probe]:
+def _answers(context: ProbeContext, stage: Callable[[str], None]) -> Iterator[Probe]:
     """One answer after the other."""
     name, call_s = context.subject.built.name, context.facts.call_s
     for entry in PROBES:
@@ -75,19 +84,19 @@ def _teller(stage: Callable[[str], None], what: str) -> Callable[[], None]:
     return lambda: stage(what)
 
 
-def is_too_slow(entry: Entry, call_s: float) -> bool:
+def is_too_slow(entry: ProbeEntry, call_s: float) -> bool:
     """Whether a probe is left out as a call takes so long: all of them together take about 60 calls of a slow one."""
     if call_s <= _SLOW_S:
         return not entry.needed and entry.n_calls * call_s > _LONGEST_S
     return not entry.needed if call_s <= _VERY_SLOW_S else not entry.needed or entry.n_calls > _FEW
 
 
-def _asked(entry: Entry, context: Context) -> Probe:
+def _asked(entry: ProbeEntry, context: ProbeContext) -> Probe:
     """One answer, after which the context knows more."""
     context.begin()
     try:
         answer = entry.ask(context)
-    except Exception as fault:  # whatever somebody's attention raises
+    except Exception as fault:  # whatever a user's attention raises
         return Probe(entry.name, f"could not be asked: it raises {first_line(fault)}")
     context.facts = dataclasses.replace(context.facts, **answer.facts)  # type: ignore[arg-type]
     return answer.probe
@@ -102,16 +111,16 @@ FEWEST_CALLS, MOST_CALLS = 40, 200
 _PATIENCE_S, _SIGMAS = 1.0, 5.0
 
 
-def dropout_in_eval(context: Context) -> Told:
+def dropout_in_eval(context: ProbeContext) -> ProbeAnswer:
     """Built anew with dropout 0.5 and the same weights: in eval mode the same input must still give the same output."""
     name = "dropout in eval"
     if context.subject.built.module is None:
-        return told(name, "a function has no eval mode")
+        return probe_answer(name, "a function has no eval mode")
     if context.facts.keeps_state:
-        return told(name, "not asked: it keeps state")
+        return probe_answer(name, "not asked: it keeps state")
     twin, names = with_dropout(context)
     if twin is None:
-        return told(name, "it has no dropout that could be raised")
+        return probe_answer(name, "it has no dropout that could be raised")
     inputs = context.square()
     if context.facts.is_random:
         return _of_random(context, name, inputs)
@@ -120,11 +129,13 @@ def dropout_in_eval(context: Context) -> Told:
     facts = {"dropout_p": P, "dropout_names": names}
     if change > context.tolerance:
         message = f"with {by} = {P} the same input gives other outputs in eval mode: dropout does not rest"
-        return told(name, message, change, False, is_random_with_dropout=True, **facts)
-    return told(name, f"with {by} = {P} it rests in eval mode", change, True, is_random_with_dropout=False, **facts)
+        return probe_answer(name, message, change, False, is_random_with_dropout=True, **facts)
+    return probe_answer(
+        name, f"with {by} = {P} it rests in eval mode", change, True, is_random_with_dropout=False, **facts
+    )
 
 
-def _of_random(context: Context, name: str, inputs: Inputs) -> Told:
+def _of_random(context: ProbeContext, name: str, inputs: Inputs) -> ProbeAnswer:
     """Of what is random already: whether it still is with dropout 0."""
     twin, names = with_dropout(context, 0.0)
     change, rest = (
@@ -132,12 +143,14 @@ def _of_random(context: Context, name: str, inputs: Inputs) -> Told:
     )
     by = ", ".join(names)
     if rest > context.tolerance:
-        return told(name, f"with {by} = 0 it is random too", rest, is_random_with_dropout=False, dropout_names=names)
+        return probe_answer(
+            name, f"with {by} = 0 it is random too", rest, is_random_with_dropout=False, dropout_names=names
+        )
     message = f"with {by} = 0 it is not random in eval mode, otherwise it is: dropout does not rest"
-    return told(name, message, change, False, is_random_with_dropout=True, dropout_names=names)
+    return probe_answer(name, message, change, False, is_random_with_dropout=True, dropout_names=names)
 
 
-def dropout_in_training(context: Context) -> Told:
+def dropout_in_training(context: ProbeContext) -> ProbeAnswer:
     """The mean output of many calls in training, against the output in eval mode, with dropout 0.5.
 
     In each output column the output is what dropout leaves alone, such as a bias, and what it scales. Hence the slope of the
@@ -146,31 +159,31 @@ def dropout_in_training(context: Context) -> Told:
     """
     name = "dropout in training"
     if context.subject.built.module is None:
-        return told(name, "a function has no training mode")
+        return probe_answer(name, "a function has no training mode")
     if context.facts.keeps_state or context.facts.is_random:
-        return told(name, "not asked: its output in eval mode is not always the same")
+        return probe_answer(name, "not asked: its output in eval mode is not always the same")
     twin, names = with_dropout(context)
     if twin is None:
-        return told(name, "it has no dropout that could be raised")
+        return probe_answer(name, "it has no dropout that could be raised")
     inputs = context.square()
     still = context.ask(inputs, of=twin).out.double()
     centred = still - still.mean((0, 1), keepdim=True)
     size = float((centred * centred).sum())
     if not math.isfinite(size) or size == 0:
-        return told(name, "its output does not vary, so that it cannot be compared")
+        return probe_answer(name, "its output does not vary, so that it cannot be compared")
     slopes = []
     n_calls = round(_PATIENCE_S / max(1e-6, context.facts.call_s))
     for seed in range(min(MOST_CALLS, max(FEWEST_CALLS, n_calls))):
         out = context.ask(inputs, of=twin, training=True, seed=seed).out.double()
         slopes.append(float((centred * (out - still)).sum()) / size)
     if not all(math.isfinite(slope) for slope in slopes):
-        return told(name, "its output in training is not finite")
+        return probe_answer(name, "its output in training is not finite")
     if max(map(abs, slopes)) <= context.tolerance:
-        return told(name, f"{', '.join(names)} changes nothing in training", 1.0)
+        return probe_answer(name, f"{', '.join(names)} changes nothing in training", 1.0)
     return _of_slopes(name, names, slopes)
 
 
-def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> Told:
+def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> ProbeAnswer:
     """The verdict: 1 or 1 − p, by five standard errors, where these are small enough to tell the two apart."""
     slope = 1 + statistics.fmean(slopes)
     error = statistics.stdev(slopes) / math.sqrt(len(slopes))
@@ -181,11 +194,11 @@ def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> Told:
         is_rescaled = True if abs(slope - 1) <= margin else False if abs(slope - (1 - P)) <= margin else None
     if is_rescaled is False:
         message += ": what is kept is not divided by 1 − p"
-    return told(name, message, slope, is_rescaled, dropout_slope=slope, dropout_slope_error=error,
+    return probe_answer(name, message, slope, is_rescaled, dropout_slope=slope, dropout_slope_error=error,
                 is_rescaled=is_rescaled, dropout_p=P, dropout_names=names)  # fmt: skip
 
 
-def with_dropout(context: Context, p: float = P) -> tuple[UserAttention | None, tuple[str, ...]]:
+def with_dropout(context: ProbeContext, p: float = P) -> tuple[UserAttention | None, tuple[str, ...]]:
     """A copy with the same weights and dropout `p`, and by what names it was raised; None where it has no dropout."""
     built = context.subject.built
     names = tuple(name for name, value in built.arguments.items() if _is_dropout(name, value))
@@ -238,11 +251,11 @@ def _raised(module: nn.Module | None, p: float) -> tuple[nn.Module | None, tuple
 # ------------------------------------------------------------------------------------------------------ the returned pattern
 
 
-def row_sums(context: Context) -> Told:
+def row_sums(context: ProbeContext) -> ProbeAnswer:
     """The rows of a returned pattern: shares, which sum to one over the keys."""
     name, pattern = "row sums", context.ask(context.square()).pattern
     if pattern is None:
-        return told(name, "no pattern is returned")
+        return probe_answer(name, "no pattern is returned")
     shares = pattern.to("cpu", torch.float64)
     sums = shares.sum(-1)
     error = float((sums - 1).abs().where(sums != 0, 0.0).nan_to_num(nan=0.0).max())
@@ -250,17 +263,17 @@ def row_sums(context: Context) -> Told:
     tolerance = max(1e-6, 100 * context.tolerance)
     if lowest < -tolerance or highest > 1 + tolerance:
         message = f"the returned numbers go from {lowest:.2g} to {highest:.2g}: they are no shares"
-        return told(name, message, error, None, row_sum_error=error)
+        return probe_answer(name, message, error, None, row_sum_error=error)
     is_one = error <= tolerance
     message = "the rows of the returned pattern sum to one"
     if not is_one:
         over_queries = float((shares.sum(-2) - 1).abs().max()) <= tolerance
         message = f"the rows of the returned pattern miss one by up to {error:.2g}"
         message += "; its columns sum to one: the softmax runs over the queries" if over_queries else ""
-    return told(name, message, error, is_one, row_sum_error=error)
+    return probe_answer(name, message, error, is_one, row_sum_error=error)
 
 
-def forbidden_cells(context: Context) -> Told:
+def forbidden_cells(context: ProbeContext) -> ProbeAnswer:
     """The shares of a returned pattern for keys that are hidden: exactly 0."""
     name, facts = "forbidden cells", context.facts
     inputs = context.square()
@@ -273,31 +286,31 @@ def forbidden_cells(context: Context) -> Told:
         hidden = hidden_cells(context, by, length)
         pattern = ask_under(context, under(context, inputs, by, ~hidden), by).pattern
     else:
-        return told(name, "nothing is hidden by it")
+        return probe_answer(name, "nothing is hidden by it")
     if pattern is None:
-        return told(name, "no pattern is returned")
+        return probe_answer(name, "no pattern is returned")
     if pattern.shape[-2:] != hidden.shape[-2:]:
-        return told(name, f"the returned pattern has shape {list(pattern.shape)}")
+        return probe_answer(name, f"the returned pattern has shape {list(pattern.shape)}")
     cells = pattern.cpu()[hidden[:, None].expand(pattern.shape)]
     n_bad = int((cells != 0).sum())
     message = f"{n_bad} of {cells.numel()} shares of hidden keys are not exactly 0"
-    return told(name, message, n_bad, True if not n_bad else None)  # what moves an output, other probes tell
+    return probe_answer(name, message, n_bad, True if not n_bad else None)  # what moves an output, other probes tell
 
 
 # ------------------------------------------------------------------------------------------------------------------ formats
 
 
-def half(context: Context, dtype: torch.dtype, tolerance: float) -> Told:
+def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeAnswer:
     """In a format of 16 bits, against the same rounded weights and rows in float64."""
     name = str(dtype).removeprefix("torch.")
     twin, exact = _rounded(context, dtype)
     if twin is None or exact is None:
-        return told(name, "it cannot be copied into another format")
+        return probe_answer(name, "it cannot be copied into another format")
     rounded = _cast(context.square(), dtype)
     try:
         found = context.ask(rounded, of=twin).out
     except Exception as fault:
-        return told(name, f"raises {first_line(fault)}")
+        return probe_answer(name, f"raises {first_line(fault)}")
     n_bad = bad_numbers(found)
     if n_bad:
         return _not_finite(context, name, found)
@@ -306,28 +319,28 @@ def half(context: Context, dtype: torch.dtype, tolerance: float) -> Told:
     message = f"differs from float64 by {error:.1g} of the output's size" if error else "the same as float64"
     if error > tolerance:
         message += f", more than the {tolerance:g} that rounding explains"
-    return told(name, message, error, True if error <= tolerance else None)
+    return probe_answer(name, message, error, True if error <= tolerance else None)
 
 
-def _not_finite(context: Context, name: str, found: Tensor) -> Told:
+def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeAnswer:
     """Some numbers are none; which is not news where they are none with ordinary rows already."""
     n_bad = bad_numbers(found)
     message = f"{n_bad} of {found.numel()} numbers are NaN or infinite"
     is_old = bool(context.facts.nonfinite_queries)
-    return told(name, message + (", as with ordinary rows" if is_old else ""), n_bad, None if is_old else False)
+    return probe_answer(name, message + (", as with ordinary rows" if is_old else ""), n_bad, None if is_old else False)
 
 
-def half_float(context: Context) -> Told:
+def half_float(context: ProbeContext) -> ProbeAnswer:
     """float16."""
     return half(context, torch.float16, 2e-2)
 
 
-def half_brain(context: Context) -> Told:
+def half_brain(context: ProbeContext) -> ProbeAnswer:
     """bfloat16."""
     return half(context, torch.bfloat16, 1e-1)
 
 
-def _rounded(context: Context, dtype: torch.dtype) -> tuple[UserAttention | None, UserAttention | None]:
+def _rounded(context: ProbeContext, dtype: torch.dtype) -> tuple[UserAttention | None, UserAttention | None]:
     """A copy in `dtype`, and one with the same rounded weights in float64."""
     built, small = context.subject.built, context.fresh()
     if built.module is None:
@@ -346,83 +359,87 @@ def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 # -------------------------------------------------------------------------------------------------------------------- sizes
 
 
-def one_token(context: Context) -> Told:
+def one_token(context: ProbeContext) -> ProbeAnswer:
     """A text of one token, which can see itself alone."""
     try:
         found = context.ask(context.square(1)).out
     except Exception as fault:
-        return told("one token", f"raises {first_line(fault)}")
-    return _not_finite(context, "one token", found) if bad_numbers(found) else told("one token", "works", 0, True)
+        return probe_answer("one token", f"raises {first_line(fault)}")
+    return (
+        _not_finite(context, "one token", found) if bad_numbers(found) else probe_answer("one token", "works", 0, True)
+    )
 
 
-def one_key(context: Context) -> Told:
+def one_key(context: ProbeContext) -> ProbeAnswer:
     """With a single key its share is one, whatever the query: another query must not matter."""
     name = "one key"
     if not context.subject.takes_context:
-        return told(name, "it attends to its own rows alone")
+        return probe_answer(name, "it attends to its own rows alone")
     inputs = context.oblong(k_len=1)
     try:
         before = context.ask(inputs).out
         change = relative(before, context.ask(inputs._replace(queries=context.oblong(k_len=1).queries)).out)
     except Exception as fault:
-        return told(name, f"raises {first_line(fault)}")
+        return probe_answer(name, f"raises {first_line(fault)}")
     if change <= context.tolerance:
-        return told(name, "with one key the query does not matter", change, True)
+        return probe_answer(name, "with one key the query does not matter", change, True)
     message = f"with one key, whose share must be one, another query moves the output by {change:.2g} of its size"
-    return told(name, message, change)
+    return probe_answer(name, message, change)
 
 
-def one_sequence(context: Context) -> Told:
+def one_sequence(context: ProbeContext) -> ProbeAnswer:
     """The first sequence alone: it must answer what it answers among others."""
     name, inputs = "batch of one", context.square()
     if inputs.queries.shape[0] < 2:
-        return told(name, "it is asked one sequence at a time")
+        return probe_answer(name, "it is asked one sequence at a time")
     alone = Inputs(*(None if rows is None else rows[:1] for rows in inputs[:3]))  # type: ignore[arg-type]
     try:
         found = context.ask(alone).out
     except Exception as fault:
-        return told(name, f"raises {first_line(fault)}")
+        return probe_answer(name, f"raises {first_line(fault)}")
     change = relative(context.ask(inputs).out[:1], found)
     is_same = change <= max(1e-6, 100 * context.tolerance)
     message = "a sequence alone answers what it answers among others"
     if not is_same:
         message = f"a sequence alone answers something else than among others, by {change:.2g} of its size"
-    return told(name, message, change, True if is_same else None if context.facts.is_random else False)
+    return probe_answer(name, message, change, True if is_same else None if context.facts.is_random else False)
 
 
 _LONG = 300
 
 
-def long_text(context: Context) -> Told:
+def long_text(context: ProbeContext) -> ProbeAnswer:
     """More tokens than most examples have."""
     name = f"{_LONG} tokens"
     try:
         found = context.ask(context.square(_LONG, batch=1)).out
     except Exception as fault:
-        return told(name, f"raises {first_line(fault)}")
-    return _not_finite(context, name, found) if bad_numbers(found) else told(name, "works", 0, True)
+        return probe_answer(name, f"raises {first_line(fault)}")
+    return _not_finite(context, name, found) if bad_numbers(found) else probe_answer(name, "works", 0, True)
 
 
 # --------------------------------------------------------------------------------------------------------------- parameters
 
 
-def parameter_count(context: Context) -> Told:
+def parameter_count(context: ProbeContext) -> ProbeAnswer:
     """How many parameters there are, against those of four projections of the named sizes."""
     name, module = "parameters", context.subject.built.module
     if module is None:
-        return told(name, "a function has none")
+        return probe_answer(name, "a function has none")
     n_parameters = sum(parameter.numel() for parameter in module.parameters())
     formulas = list(_formulas(context))
     if not formulas:
-        return told(name, f"{n_parameters:,}; its arguments name no width and heads to check them by", n_parameters)
+        return probe_answer(
+            name, f"{n_parameters:,}; its arguments name no width and heads to check them by", n_parameters
+        )
     for said, n_expected in formulas:
         if n_parameters == n_expected:
-            return told(name, f"{n_parameters:,}, as four projections {said} have", n_parameters, True)
+            return probe_answer(name, f"{n_parameters:,}, as four projections {said} have", n_parameters, True)
     most = formulas[0][1]
-    return told(name, f"{n_parameters:,}; four projections with biases have {most:,}", n_parameters)
+    return probe_answer(name, f"{n_parameters:,}; four projections with biases have {most:,}", n_parameters)
 
 
-def _formulas(context: Context) -> Iterator[tuple[str, int]]:
+def _formulas(context: ProbeContext) -> Iterator[tuple[str, int]]:
     """What four projections have, with biases and without, and with biases here and there."""
     arguments, context_width = context.subject.built.arguments, context.subject.sizes.d_context
     width, n_heads = stated(arguments, "d_model"), stated(arguments, "n_heads")
@@ -447,16 +464,16 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def unused_parameters(context: Context) -> Told:
+def unused_parameters(context: ProbeContext) -> ProbeAnswer:
     """The matrices that no output depends on. Biases are left out: that of the keys moves nothing where all is right."""
     name, twin = "unused parameters", context.fresh()
     matrices = (
         {} if twin is None else {n: p for n, p in twin.named_parameters() if p.ndim > 1 and p.is_floating_point()}
     )
     if twin is None or not matrices or len(matrices) > _MOST_MATRICES:
-        return told(name, f"it has {len(matrices) or 'no'} matrices")
+        return probe_answer(name, f"it has {len(matrices) or 'no'} matrices")
     if context.facts.nonfinite_queries:
-        return told(name, "outputs that are NaN cannot be compared")
+        return probe_answer(name, "outputs that are NaN cannot be compared")
     subject = context.subject.of(twin, context.subject.dtype)
     questions = [context.square()] + ([context.oblong()] if context.subject.takes_context else [])
     unused = set(matrices)
@@ -470,13 +487,13 @@ def unused_parameters(context: Context) -> Told:
         f"no output depends on {', '.join(named[:4])}" if named else f"outputs depend on all {len(matrices)} matrices"
     )
     message += f" and {len(named) - 4} more" if len(named) > 4 else ""
-    return told(name, message, len(named), not named, unused=named)
+    return probe_answer(name, message, len(named), not named, unused=named)
 
 
 _MOST_MATRICES = 40
 
 
-def _answer_without(context: Context, subject: UserAttention, matrix: Tensor, inputs: Inputs) -> Tensor:
+def _answer_without(context: ProbeContext, subject: UserAttention, matrix: Tensor, inputs: Inputs) -> Tensor:
     """The output with the opposite of a matrix in its place, which is put back afterwards."""
     kept = matrix.detach().clone()
     matrix.data.mul_(-1.5).add_(0.1)
@@ -488,34 +505,34 @@ def _answer_without(context: Context, subject: UserAttention, matrix: Tensor, in
 
 # -------------------------------------------------------------------------------------------------------- the table
 
-PROBES: tuple[Entry, ...] = (
-    Entry("determinism", probing_sight.determinism, 5, True),
-    Entry("finite", probing_sight.finite_outputs, 1, True),
-    Entry("dropout in eval", dropout_in_eval, 2, True),
-    Entry("batch independence", probing_sight.batch_independence, 2, True),
-    Entry("visible keys", probing_sight.visible_keys, 16, True),
-    Entry("q_len ≠ k_len", probing_sight.visible_context, 24),
-    Entry("mask", probing_masks.mask_argument, 8, True),
-    Entry("open mask", probing_masks.open_mask, 2),
-    Entry("padding", probing_masks.padding_argument, 8, True),
-    Entry("padding of NaN", probing_masks.padding_of_nan, 3, True),
-    Entry("query without a key", probing_masks.empty_row, 4),
-    Entry("causality", probing_sight.causality, 0, True),
-    Entry("self-visibility", probing_sight.self_visibility, 0, True),
-    Entry("keys permuted", probing_sight.keys_permuted, 2),
-    Entry("tokens permuted", probing_sight.tokens_permuted, 2),
-    Entry("heads", probing_sight.heads, 2),
-    Entry("row sums", row_sums, 1, True),
-    Entry("forbidden cells", forbidden_cells, 1),
-    Entry("scores × 1000", probing_masks.large_scores, 6),
-    Entry("float16", half_float, 2),
-    Entry("bfloat16", half_brain, 2),
-    Entry("one token", one_token, 1, True),
-    Entry("one key", one_key, 2),
-    Entry("batch of one", one_sequence, 2, True),
-    Entry("300 tokens", long_text, 1),
-    Entry("parameters", parameter_count, 0, True),
-    Entry("unused parameters", unused_parameters, 12),
-    Entry("dropout in training", dropout_in_training, FEWEST_CALLS),
+PROBES: tuple[ProbeEntry, ...] = (
+    ProbeEntry("determinism", probing_sight.determinism, 5, True),
+    ProbeEntry("finite", probing_sight.finite_outputs, 1, True),
+    ProbeEntry("dropout in eval", dropout_in_eval, 2, True),
+    ProbeEntry("batch independence", probing_sight.batch_independence, 2, True),
+    ProbeEntry("visible keys", probing_sight.visible_keys, 16, True),
+    ProbeEntry("q_len ≠ k_len", probing_sight.visible_context, 24),
+    ProbeEntry("mask", probing_masks.mask_argument, 8, True),
+    ProbeEntry("open mask", probing_masks.open_mask, 2),
+    ProbeEntry("padding", probing_masks.padding_argument, 8, True),
+    ProbeEntry("padding of NaN", probing_masks.padding_of_nan, 3, True),
+    ProbeEntry("query without a key", probing_masks.empty_row, 4),
+    ProbeEntry("causality", probing_sight.causality, 0, True),
+    ProbeEntry("self-visibility", probing_sight.self_visibility, 0, True),
+    ProbeEntry("keys permuted", probing_sight.keys_permuted, 2),
+    ProbeEntry("tokens permuted", probing_sight.tokens_permuted, 2),
+    ProbeEntry("heads", probing_sight.heads, 2),
+    ProbeEntry("row sums", row_sums, 1, True),
+    ProbeEntry("forbidden cells", forbidden_cells, 1),
+    ProbeEntry("scores × 1000", probing_masks.large_scores, 6),
+    ProbeEntry("float16", half_float, 2),
+    ProbeEntry("bfloat16", half_brain, 2),
+    ProbeEntry("one token", one_token, 1, True),
+    ProbeEntry("one key", one_key, 2),
+    ProbeEntry("batch of one", one_sequence, 2, True),
+    ProbeEntry("300 tokens", long_text, 1),
+    ProbeEntry("parameters", parameter_count, 0, True),
+    ProbeEntry("unused parameters", unused_parameters, 12),
+    ProbeEntry("dropout in training", dropout_in_training, FEWEST_CALLS),
 )
 """Later ones build on what earlier ones measured."""

@@ -11,7 +11,15 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
-from mhacli.compute.check.probes import Context, Reading, Told, bad_numbers, first_line, relative, told
+from mhacli.compute.check.probes import (
+    MaskTrial,
+    ProbeAnswer,
+    ProbeContext,
+    bad_numbers,
+    first_line,
+    probe_answer,
+    relative,
+)
 from mhacli.results.check import Probe
 
 _FORMS, _FORMS_WHEN_SLOW, _SLOW_S = 12, 2, 0.05
@@ -29,41 +37,41 @@ class Hiding(NamedTuple):
         return tuple(axis for axis in self.form.axes if not (self.is_padding and axis == "query"))
 
 
-def best_hiding(context: Context) -> Hiding | None:
+def best_hiding(context: ProbeContext) -> Hiding | None:
     """A form that works, of the mask where there is one, else of the padding."""
     if context.facts.mask is not None:
         return Hiding(context.facts.mask, False)
     return None if context.facts.padding is None else Hiding(context.facts.padding, True)
 
 
-def mask_argument(context: Context) -> Told:
+def mask_argument(context: ProbeContext) -> ProbeAnswer:
     """Each way to write a mask: what it hides must have no influence, what it leaves must have some."""
     forms = context.subject.mask_forms
     if not forms:
-        return told("mask", "it takes no mask that could be tried")
-    readings = _readings(context, [Hiding(form, False) for form in forms])
-    return _argument(context, "mask", readings, "masks", "mask")
+        return probe_answer("mask", "it takes no mask that could be tried")
+    trials = _trials(context, [Hiding(form, False) for form in forms])
+    return _argument(context, "mask", trials, "masks", "mask")
 
 
-def padding_argument(context: Context) -> Told:
+def padding_argument(context: ProbeContext) -> ProbeAnswer:
     """Each way to tell padding: what padded tokens hold must not move the others."""
     forms = context.subject.padding_forms
     if not forms:
-        return told("padding", "it takes no padding that could be tried")
-    readings = _readings(context, [Hiding(form, True) for form in forms])
-    is_last = all(reading.form.kind == "lengths" and not reading.changes for reading in readings)
-    if readings and is_last and context.facts.visible == "causal":
-        return told("padding", "after the last token causality hides it already", paddings=readings)
-    return _argument(context, "padding", readings, "paddings", "padding")
+        return probe_answer("padding", "it takes no padding that could be tried")
+    trials = _trials(context, [Hiding(form, True) for form in forms])
+    is_last = all(trial.form.kind == "lengths" and not trial.changes for trial in trials)
+    if trials and is_last and context.facts.visible == "causal":
+        return probe_answer("padding", "after the last token causality hides it already", paddings=trials)
+    return _argument(context, "padding", trials, "paddings", "padding")
 
 
-def _readings(context: Context, forms: Sequence[Hiding]) -> tuple[Reading, ...]:
+def _trials(context: ProbeContext, forms: Sequence[Hiding]) -> tuple[MaskTrial, ...]:
     """What each form does, as far as it runs; those after one that works are left out."""
     is_slow = context.facts.call_s > _SLOW_S
     found = []
     for form in forms[: _FORMS_WHEN_SLOW if is_slow else _FORMS]:
         try:
-            found.append(_reading(context, form))
+            found.append(_trial(context, form))
             if found[-1].works and context.request.mask_means in (None, form.form.true_means):
                 break
         except Exception:  # a form that some masks make it raise on is no form of it
@@ -72,14 +80,14 @@ def _readings(context: Context, forms: Sequence[Hiding]) -> tuple[Reading, ...]:
     return tuple(found)
 
 
-def _argument(context: Context, name: str, readings: tuple[Reading, ...], many: str, one: str) -> Told:
-    """What the readings say of the argument."""
-    facts: dict[str, object] = {many: readings}
-    if not readings:
-        return Told(Probe(name, "every form that it takes raises for some mask"), facts)
-    working = [reading.form for reading in readings if reading.works]
-    parameters = ", ".join(dict.fromkeys(reading.form.parameter for reading in readings))
-    change = max((reading.changes for reading in readings if math.isfinite(reading.changes)), default=0.0)
+def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], many: str, one: str) -> ProbeAnswer:
+    """What the trials say of the argument."""
+    facts: dict[str, object] = {many: trials}
+    if not trials:
+        return ProbeAnswer(Probe(name, "every form that it takes raises for some mask"), facts)
+    working = [trial.form for trial in trials if trial.works]
+    parameters = ", ".join(dict.fromkeys(trial.form.parameter for trial in trials))
+    change = max((trial.changes for trial in trials if math.isfinite(trial.changes)), default=0.0)
     if working:
         best = _meant(working, context.request.mask_means)
         facts[one] = best
@@ -87,14 +95,14 @@ def _argument(context: Context, name: str, readings: tuple[Reading, ...], many: 
         message = f"{parameters}: {form_text(best)}; what it hides moves nothing"
         if is_other:
             message = f"{parameters}: True means {best.true_means}, not {context.request.mask_means}"
-        return Told(Probe(name, message, 0.0, not is_other), facts)
-    if all(reading.changes == 0 for reading in readings):
-        return Told(Probe(name, f"{parameters} changes nothing, whatever it says", 0.0, False), facts)
-    least = min(readings, key=lambda reading: (reading.nonfinite > 0, reading.leaked))
+        return ProbeAnswer(Probe(name, message, 0.0, not is_other), facts)
+    if all(trial.changes == 0 for trial in trials):
+        return ProbeAnswer(Probe(name, f"{parameters} changes nothing, whatever it says", 0.0, False), facts)
+    least = min(trials, key=lambda trial: (trial.nonfinite > 0, trial.leaked))
     message = f"{parameters} changes the output by {change:.0%}, but of what it hides {least.leaked:.0%} still moves it"
     if least.nonfinite:
         message = f"{parameters} makes {least.nonfinite} numbers of the output NaN or infinite"
-    return Told(Probe(name, message, least.leaked, False), facts)
+    return ProbeAnswer(Probe(name, message, least.leaked, False), facts)
 
 
 def _meant(working: Sequence[MaskForm], means: str | None) -> MaskForm:
@@ -110,10 +118,10 @@ def form_text(form: MaskForm) -> str:
     return said if form.kind in ("additive", "lengths") else f"{said}, {one} = {form.true_means}"
 
 
-# ---------------------------------------------------------------------------------------------------------------- readings
+# ---------------------------------------------------------------------------------------------------------------- trials
 
 
-def hidden_cells(context: Context, by: Hiding, length: int) -> Bool[Tensor, "batch query key"]:
+def hidden_cells(context: ProbeContext, by: Hiding, length: int) -> Bool[Tensor, "batch query key"]:
     """What a mask of this form hides, so that every query keeps a key that it sees: of other keys for neighbouring queries and
     sequences, as far as the form has axes for them. Key 0 is never hidden; of lengths it is the last ones."""
     batch = context.subject.sizes.batch
@@ -125,7 +133,7 @@ def hidden_cells(context: Context, by: Hiding, length: int) -> Bool[Tensor, "bat
     return (j[None, None, :] % 3 == 1 + turn % 2) & (j > 0)
 
 
-def _reading(context: Context, by: Hiding) -> Reading:
+def _trial(context: ProbeContext, by: Hiding) -> MaskTrial:
     """Asks four or five times: bare, masked, and masked with the contents of some keys replaced."""
     inputs = context.square()
     length = inputs.queries.shape[-2]
@@ -150,7 +158,7 @@ def _reading(context: Context, by: Hiding) -> Reading:
     n_bad = max(0, bad_numbers(base) - bad_numbers(bare))
     rows = _counted_rows(context, by, hidden, bare)
     change = relative(bare[rows], base[rows])
-    return Reading(by.form, change if change > context.tolerance else 0.0, n_leaked / max(1, n_hidden),
+    return MaskTrial(by.form, change if change > context.tolerance else 0.0, n_leaked / max(1, n_hidden),
                    n_seen / max(1, n_visible), n_bad)  # fmt: skip
 
 
@@ -161,18 +169,18 @@ def _groups(by: Hiding, length: int) -> list[list[int]]:
     return [list(range(first, length, 3)) for first in (1, 2)]
 
 
-def _bare(context: Context, length: int) -> Bool[Tensor, "query key"]:
+def _bare(context: ProbeContext, length: int) -> Bool[Tensor, "query key"]:
     """What it sees without a mask, as far as is known."""
     seen = context.facts.influence
     return seen if seen is not None and len(seen) == length else torch.ones(length, length, dtype=torch.bool)
 
 
-def _hides_tokens(context: Context, by: Hiding) -> bool:
+def _hides_tokens(context: ProbeContext, by: Hiding) -> bool:
     """Whether it hides tokens from all queries, their own included: what a padded one answers is then nobody's business."""
     return "query" not in by.axes and not context.subject.is_function
 
 
-def _counted_rows(context: Context, by: Hiding, hidden: Tensor, out: Tensor) -> Tensor:
+def _counted_rows(context: ProbeContext, by: Hiding, hidden: Tensor, out: Tensor) -> Tensor:
     """The outputs of tokens that are no padding."""
     rows = torch.ones(out.shape, dtype=torch.bool)
     if _hides_tokens(context, by):
@@ -180,7 +188,7 @@ def _counted_rows(context: Context, by: Hiding, hidden: Tensor, out: Tensor) -> 
     return rows.to(out.device)
 
 
-def under(context: Context, inputs: Inputs, by: Hiding, allowed: Bool[Tensor, "batch query key"]) -> Inputs:
+def under(context: ProbeContext, inputs: Inputs, by: Hiding, allowed: Bool[Tensor, "batch query key"]) -> Inputs:
     """The inputs with what a mask of this form is to say."""
     if by.is_padding:
         return inputs._replace(real=allowed[:, 0].to(context.subject.device))
@@ -189,7 +197,7 @@ def under(context: Context, inputs: Inputs, by: Hiding, allowed: Bool[Tensor, "b
     return inputs._replace(allowed=allowed[:, None].to(context.subject.device))
 
 
-def ask_under(context: Context, inputs: Inputs, by: Hiding) -> Answer:
+def ask_under(context: ProbeContext, inputs: Inputs, by: Hiding) -> Answer:
     """One call with the mask, or the padding, that the inputs speak of."""
     return context.ask(inputs, padding=by.form) if by.is_padding else context.ask(inputs, mask=by.form)
 
@@ -197,11 +205,11 @@ def ask_under(context: Context, inputs: Inputs, by: Hiding) -> Answer:
 # ------------------------------------------------------------------------------------------------------- with one that works
 
 
-def open_mask(context: Context) -> Told:
+def open_mask(context: ProbeContext) -> ProbeAnswer:
     """A mask that allows everything must change nothing."""
     name, by, facts = "open mask", best_hiding(context), context.facts
     if by is None:
-        return told(name, _without_mask(context))
+        return probe_answer(name, _without_mask(context))
     inputs = context.square()
     length = inputs.queries.shape[-2]
     everything = torch.ones(context.subject.sizes.batch, length, length, dtype=torch.bool)
@@ -211,21 +219,21 @@ def open_mask(context: Context) -> Told:
     if not is_same:
         message = f"a mask that hides nothing changes the output by {change:.2g} of its size"
     replaces = facts.visible not in (None, "full") or context.subject.causal_by is not None
-    return told(name, message + (": it stands in place of its own" if replaces and not is_same else ""), change,
+    return probe_answer(name, message + (": it stands in place of its own" if replaces and not is_same else ""), change,
                 is_same or (None if replaces else False))  # fmt: skip
 
 
-def _without_mask(context: Context) -> str:
+def _without_mask(context: ProbeContext) -> str:
     """Why a question about masks is not asked."""
     takes_any = context.subject.mask_forms or context.subject.padding_forms
     return "not asked: no mask that it takes hides anything" if takes_any else "not asked: it takes no mask"
 
 
-def empty_row(context: Context) -> Told:
+def empty_row(context: ProbeContext) -> ProbeAnswer:
     """A query that may see no key: what it answers, and whether the other queries mind."""
     name, by = "query without a key", best_hiding(context)
     if by is None or "query" not in by.axes:
-        return told(name, _without_mask(context))
+        return probe_answer(name, _without_mask(context))
     inputs = context.square()
     length = inputs.queries.shape[-2]
     allowed = torch.ones(context.subject.sizes.batch, length, length, dtype=torch.bool)
@@ -240,10 +248,10 @@ def empty_row(context: Context) -> Told:
             "constant": "answers a constant: no value reaches it", "other": "answers something else"}[kind]  # fmt: skip
     message = f"a query that may see no key {said}" + (", and other queries are NaN too" if spreads else "")
     n_bad = bad_numbers(found)
-    return told(name, message, n_bad, False if spreads else None, empty_row=kind, spreads_nan=spreads)
+    return probe_answer(name, message, n_bad, False if spreads else None, empty_row=kind, spreads_nan=spreads)
 
 
-def _kind_of(context: Context, inputs: Inputs, by: Hiding, answer: Tensor, lonely: int) -> str:
+def _kind_of(context: ProbeContext, inputs: Inputs, by: Hiding, answer: Tensor, lonely: int) -> str:
     """What stands in the row of a query that may see no key."""
     if bad_numbers(answer):
         return "nan"
@@ -263,11 +271,11 @@ def _kind_of(context: Context, inputs: Inputs, by: Hiding, answer: Tensor, lonel
     return "mean" if relative(each.mean(-2), answer) < max(1e-4, 100 * context.tolerance) else "other"
 
 
-def padding_of_nan(context: Context) -> Told:
+def padding_of_nan(context: ProbeContext) -> ProbeAnswer:
     """NaN in what padding hides: 0 · NaN is NaN, so that most attentions let it through."""
     name, form = "padding of NaN", context.facts.padding
     if form is None:
-        return told(name, "not asked: it takes no padding")
+        return probe_answer(name, "not asked: it takes no padding")
     by = Hiding(form, True)
     inputs = context.square()
     length = inputs.queries.shape[-2]
@@ -284,33 +292,35 @@ def padding_of_nan(context: Context) -> Told:
     n_real = int(real.sum())
     message = f"99 in a padded token moves {n_moved[True]} of {n_real} outputs, NaN moves {n_moved[False]}"
     message += " (0 · NaN is NaN: keep NaN out of padding)" if n_moved[False] and not n_moved[True] else ""
-    return told(name, message, n_moved[False], True if not n_moved[False] else None if not n_moved[True] else False)
+    return probe_answer(
+        name, message, n_moved[False], True if not n_moved[False] else None if not n_moved[True] else False
+    )
 
 
-def large_scores(context: Context) -> Told:
+def large_scores(context: ProbeContext) -> ProbeAnswer:
     """Inputs √1000 times as large, hence scores × 1000: finite, and what is hidden stays hidden."""
     name, factor = "scores × 1000", 1000**0.5
     inputs = context.square(factor=factor)
     answer = context.ask(inputs)
     n_bad = bad_numbers(answer.out) + (0 if answer.pattern is None else bad_numbers(answer.pattern))
     if n_bad and context.facts.nonfinite_queries:
-        return told(name, f"{n_bad} numbers are NaN or infinite, as with ordinary rows", n_bad)
+        return probe_answer(name, f"{n_bad} numbers are NaN or infinite, as with ordinary rows", n_bad)
     if n_bad:
         message = f"{n_bad} numbers are NaN or infinite at scores × 1000: the softmax overflows"
-        return told(name, message, n_bad, False, overflows=True)
+        return probe_answer(name, message, n_bad, False, overflows=True)
     try:
         n_leaks = _leaks(context, inputs, answer.out, factor)
     except Exception as fault:
-        return told(name, f"finite; with a mask it raises {first_line(fault)}", 0, None, overflows=False)
+        return probe_answer(name, f"finite; with a mask it raises {first_line(fault)}", 0, None, overflows=False)
     if n_leaks:
         message = f"finite, but {n_leaks} outputs are moved by what is hidden: the sentinel of the mask is too small"
-        return told(name, message, n_leaks, False, overflows=False, leaks_when_large=True)
+        return probe_answer(name, message, n_leaks, False, overflows=False, leaks_when_large=True)
     hides = context.facts.mask or context.facts.padding or context.facts.visible == "causal"
     message = "finite, and what is hidden stays hidden" if hides else "finite"
-    return told(name, message, 0, True, overflows=False, leaks_when_large=False if hides else None)
+    return probe_answer(name, message, 0, True, overflows=False, leaks_when_large=False if hides else None)
 
 
-def _leaks(context: Context, inputs: Inputs, bare: Tensor, factor: float) -> int:
+def _leaks(context: ProbeContext, inputs: Inputs, bare: Tensor, factor: float) -> int:
     """How many outputs are moved by what is hidden from them, under a mask that works, and by causality."""
     length, n_leaks = inputs.queries.shape[-2], 0
     if context.facts.visible == "causal":

@@ -14,22 +14,22 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm
 from mhacli.compute.check.probes import (
-    Context,
-    Told,
+    ProbeAnswer,
+    ProbeContext,
     Visible,
     bad_numbers,
     changes,
     first_line,
+    probe_answer,
     relative,
     size_of,
-    told,
 )
 
 _QUIET = 0.1
 """Rows of this size make small scores, hence shares that are nearly equal: every visible key shows."""
 
 
-def determinism(context: Context) -> Told:
+def determinism(context: ProbeContext) -> ProbeAnswer:
     """The same input twice, and again after another one, in eval mode."""
     name, inputs, other = "determinism", context.square(), context.square()
     first = context.ask(inputs, seed=None).out
@@ -39,20 +39,20 @@ def determinism(context: Context) -> Told:
         third = context.ask(inputs, seed=None).out
     except Exception as fault:  # the first call went well
         message = f"the first call works, a later one with the same input raises {first_line(fault)}"
-        return told(name, message, None, False, keeps_state=True, is_random=False)
+        return probe_answer(name, message, None, False, keeps_state=True, is_random=False)
     change = max(relative(first, second), relative(first, third))
     if change <= context.tolerance:
         message = "the same input gives the same output, also after another one"
-        return told(name, message, change, True, is_random=False, keeps_state=False)
+        return probe_answer(name, message, change, True, is_random=False, keeps_state=False)
     one, two = (context.ask(inputs).out for _ in range(2))
     if not context.moves(one, two):
         message = "the same input gives another output in eval mode, and the same when torch is seeded: it is random"
-        return told(name, message, change, False, is_random=True, keeps_state=False)
+        return probe_answer(name, message, change, False, is_random=True, keeps_state=False)
     message = "the same input gives another output after other calls, however torch is seeded: it keeps state"
-    return told(name, message, change, False, is_random=False, keeps_state=True)
+    return probe_answer(name, message, change, False, is_random=False, keeps_state=True)
 
 
-def finite_outputs(context: Context) -> Told:
+def finite_outputs(context: ProbeContext) -> ProbeAnswer:
     """Ordinary rows: no number may be NaN or infinite."""
     out = context.ask(context.square()).out
     bad = (~torch.isfinite(out)).movedim(-2, 0).flatten(1).any(1).nonzero().flatten().tolist()
@@ -62,21 +62,21 @@ def finite_outputs(context: Context) -> Told:
         message = (
             f"{bad_numbers(out)} numbers of the output are NaN or infinite, those of {of} {', '.join(map(str, bad))}"
         )
-    return told("finite", message, bad_numbers(out), not bad, nonfinite_queries=tuple(bad))
+    return probe_answer("finite", message, bad_numbers(out), not bad, nonfinite_queries=tuple(bad))
 
 
-def batch_independence(context: Context) -> Told:
+def batch_independence(context: ProbeContext) -> ProbeAnswer:
     """One sequence replaced: the others must not move."""
     name, inputs = "batch independence", context.square()
     if inputs.queries.shape[0] < 2:
-        return told(name, "it is asked one sequence at a time")
+        return probe_answer(name, "it is asked one sequence at a time")
     base = context.ask(inputs).out
     fresh = context.square()
     changed = _first_replaced(inputs, fresh, 0)
     moved = context.moved_queries(base, context.ask(changed).out)[1:]
     n_moved, n_all = int(moved.any(1).sum()), len(moved)
     message = f"another first sequence moves {n_moved} of the {n_all} others"
-    return told(name, message, n_moved, not n_moved, batch_leaks=bool(n_moved))
+    return probe_answer(name, message, n_moved, not n_moved, batch_leaks=bool(n_moved))
 
 
 def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
@@ -93,15 +93,15 @@ def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
 # ------------------------------------------------------------------------------------------------------------ visible keys
 
 
-def visible_keys(context: Context) -> Told:
+def visible_keys(context: ProbeContext) -> ProbeAnswer:
     """Each token replaced in turn, of as many keys as queries: which outputs move."""
     seen, largest = influence(context, context.square)
     name = name_of(seen)
-    return told("visible keys", _SAID[name], float(seen.float().mean()), None, influence=seen, visible=name,
+    return probe_answer("visible keys", _VISIBLE_TEXT[name], float(seen.float().mean()), None, influence=seen, visible=name,
                 largest_future=largest)  # fmt: skip
 
 
-_SAID: dict[Visible, str] = {
+_VISIBLE_TEXT: dict[Visible, str] = {
     "full": "every token sees every token",
     "causal": "every token sees itself and those before it",
     "without itself": "every token sees those before it, but not itself",
@@ -114,18 +114,18 @@ _SAID: dict[Visible, str] = {
 }
 
 
-def visible_context(context: Context) -> Told:
+def visible_context(context: ProbeContext) -> ProbeAnswer:
     """Each key replaced in turn where their number is not that of the queries."""
     name, sizes = "q_len ≠ k_len", context.subject.sizes
     if not context.has_keys or sizes.k_len == sizes.q_len:
-        return told(name, f"{context.name} attends to its own rows alone")
+        return probe_answer(name, f"{context.name} attends to its own rows alone")
     seen, _ = influence(context, context.oblong)
     kind = name_of(seen)
-    message = f"{sizes.q_len} queries, {sizes.k_len} keys: {_SAID[kind]}"
-    return told(name, message, float(seen.float().mean()), None, influence_cross=seen, visible_cross=kind)
+    message = f"{sizes.q_len} queries, {sizes.k_len} keys: {_VISIBLE_TEXT[kind]}"
+    return probe_answer(name, message, float(seen.float().mean()), None, influence_cross=seen, visible_cross=kind)
 
 
-def influence(context: Context, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
+def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
     Bool[Tensor, "query key"], float
 ]:  # fmt: skip
     """Which key moves which query, and the largest relative move by a later token.
@@ -172,29 +172,31 @@ def name_of(seen: Bool[Tensor, "query key"]) -> Visible:
     return "other"
 
 
-def causality(context: Context) -> Told:
+def causality(context: ProbeContext) -> ProbeAnswer:
     """How many later tokens move an earlier output."""
     name, seen = "causality", context.facts.influence
     if seen is None:
-        return told(name, "which tokens are seen is not known")
+        return probe_answer(name, "which tokens are seen is not known")
     visible, length = context.facts.visible, len(seen)
     if visible == "without itself":
         message = "no later token moves an earlier output, but for the first, which sees none"
-        return told(name, message, 0, True if context.expects_causal else None)
+        return probe_answer(name, message, 0, True if context.expects_causal else None)
     n_later, n_pairs = int(seen.triu(1).sum()), length * (length - 1) // 2
     message = f"in {n_later} of {n_pairs} pairs the later token moves the earlier output"
     message += f", by up to {context.facts.largest_future or 0.0:.0%}" if n_later else ""
     if visible in ("plus the next", "transposed"):
-        return told(name, f"{message}: {_SAID[visible]}", n_later, False)
+        return probe_answer(name, f"{message}: {_VISIBLE_TEXT[visible]}", n_later, False)
     if not context.expects_causal:
-        return told(name, message, n_later)
+        return probe_answer(name, message, n_later)
     by_mask = _is_causal_by_mask(context) if n_later else None
     if by_mask:
-        return told(name, f"{message}; with a causal mask given, none does", n_later, None, is_causal_by_mask=True)
-    return told(name, message, n_later, not n_later, is_causal_by_mask=by_mask)
+        return probe_answer(
+            name, f"{message}; with a causal mask given, none does", n_later, None, is_causal_by_mask=True
+        )
+    return probe_answer(name, message, n_later, not n_later, is_causal_by_mask=by_mask)
 
 
-def _is_causal_by_mask(context: Context) -> bool | None:
+def _is_causal_by_mask(context: ProbeContext) -> bool | None:
     """Whether a causal mask in its argument makes it causal; None where it takes no such mask that works."""
     form = context.facts.mask
     if form is None or "query" not in form.axes:
@@ -205,32 +207,32 @@ def _is_causal_by_mask(context: Context) -> bool | None:
     return not bool(seen.triu(1).any())
 
 
-def self_visibility(context: Context) -> Told:
+def self_visibility(context: ProbeContext) -> ProbeAnswer:
     """How many tokens do not see themselves."""
     name, seen = "self-visibility", context.facts.influence
     if seen is None:
-        return told(name, "which tokens are seen is not known")
+        return probe_answer(name, "which tokens are seen is not known")
     n_blind = int((~seen.diagonal()).sum())
     message = f"{n_blind} of {len(seen)} tokens do not see themselves"
     if not n_blind:
-        return told(name, message, 0, True)
+        return probe_answer(name, message, 0, True)
     documented = re.search(
         r"strict|exclud|without itself|not itself|not to itself", context.subject.built.documentation, re.I
     )
     is_off_by_one = context.facts.visible == "without itself" and not documented
-    return told(name, message, n_blind, False if is_off_by_one else None)
+    return probe_answer(name, message, n_blind, False if is_off_by_one else None)
 
 
 # ------------------------------------------------------------------------------------------------------------------- order
 
 
-def keys_permuted(context: Context) -> Told:
+def keys_permuted(context: ProbeContext) -> ProbeAnswer:
     """Keys and values in another order: a sum over keys does not mind, unless positions are part of the module."""
     name, facts = "keys permuted", context.facts
     if not context.has_keys:
-        return told(name, "it attends to its own rows alone")
+        return probe_answer(name, "it attends to its own rows alone")
     if facts.visible_cross not in (None, "full") or facts.visible not in (None, "full"):
-        return told(name, "not asked: not every query sees every key")
+        return probe_answer(name, "not asked: not every query sees every key")
     inputs = context.oblong() if context.subject.takes_context else context.square()
     assert inputs.keys is not None, "rows of their own"
     order = _order(inputs.keys.shape[-2])
@@ -242,13 +244,13 @@ def keys_permuted(context: Context) -> Told:
     return _of_order(context, name, change, "keys in another order give the same output")
 
 
-def tokens_permuted(context: Context) -> Told:
+def tokens_permuted(context: ProbeContext) -> ProbeAnswer:
     """Own rows in another order: outputs come in that order."""
     name = "tokens permuted"
     if context.subject.is_function:
-        return told(name, "the same question as for keys")
+        return probe_answer(name, "the same question as for keys")
     if context.facts.visible not in (None, "full"):
-        return told(name, "not asked: not every token sees every token")
+        return probe_answer(name, "not asked: not every token sees every token")
     inputs = context.square()
     order = _order(inputs.queries.shape[-2])
     before = context.ask(inputs).out
@@ -263,20 +265,20 @@ def _order(length: int) -> list[int]:
     return [*range(1, length), 0] if length < 4 else [*range(2, length), 1, 0]
 
 
-def _of_order(context: Context, name: str, change: float, message: str) -> Told:
+def _of_order(context: ProbeContext, name: str, change: float, message: str) -> ProbeAnswer:
     matters = change > max(context.tolerance, 1e-6)
     has_positions = speaks_of_positions(context.subject.built)
     if not matters:
-        return told(name, message, change, True, order_matters=False, has_positions=has_positions)
+        return probe_answer(name, message, change, True, order_matters=False, has_positions=has_positions)
     if context.facts.is_random:
-        return told(name, "random outputs cannot be compared in another order", change)
+        return probe_answer(name, "random outputs cannot be compared in another order", change)
     if has_positions is not False:
         why = "its names speak of positions" if has_positions else "whether it knows positions cannot be told"
-        return told(
+        return probe_answer(
             name, f"the order of keys matters: {why}", change, None, order_matters=True, has_positions=has_positions
         )
     message = "the order of keys matters, though nothing in it speaks of positions"
-    return told(name, message, change, False, order_matters=True, has_positions=False)
+    return probe_answer(name, message, change, False, order_matters=True, has_positions=False)
 
 
 _POSITIONAL = {
@@ -311,23 +313,23 @@ def _words_of(name: str) -> set[str]:
 # ------------------------------------------------------------------------------------------------------------------- heads
 
 
-def heads(context: Context) -> Told:
+def heads(context: ProbeContext) -> ProbeAnswer:
     """Of a function: one head replaced, the others must not move. Of a module: how many heads its pattern has."""
     name, subject = "heads", context.subject
     if not subject.is_function:
         pattern = context.ask(context.square()).pattern
         if pattern is None:
-            return told(name, "no pattern is returned, so heads cannot be counted")
+            return probe_answer(name, "no pattern is returned, so heads cannot be counted")
         n_heads = pattern.shape[1]
-        return told(name, f"the returned pattern has {n_heads} head{'s' * (n_heads != 1)}", n_heads)
+        return probe_answer(name, f"the returned pattern has {n_heads} head{'s' * (n_heads != 1)}", n_heads)
     if subject.n_heads < 2:
-        return told(name, "the function knows no heads")
+        return probe_answer(name, "the function knows no heads")
     inputs, fresh = context.square(), context.square()
     before = context.ask(inputs).out
     changed = _first_replaced(inputs, fresh, 1)
     change = changes(before, context.ask(changed).out) / size_of(before)
     if change.ndim != 4 or change.shape[1] != subject.n_heads:
-        return told(name, "the output has no axis of heads")
+        return probe_answer(name, "the output has no axis of heads")
     n_moved = int((change[:, 1:].amax((0, 2, 3)) > context.tolerance).sum())
     message = f"another first head moves {n_moved} of the {subject.n_heads - 1} others"
-    return told(name, message, n_moved, not n_moved, heads_mix=bool(n_moved))
+    return probe_answer(name, message, n_moved, not n_moved, heads_mix=bool(n_moved))
