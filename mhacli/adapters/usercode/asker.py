@@ -191,23 +191,23 @@ def fresh_copy(attention: UserAttention) -> UserAttention:
 
 @dataclass(frozen=True)
 class FreshCopies:
-    """Attention that forgets: each call asks a new copy of `module`."""
+    """Attention without memory: each call goes to a new copy of `module`."""
 
     inner: UserAttention
     module: nn.Module
 
     def __getattr__(self, name: str) -> Any:
-        """What the attention has."""
+        """An attribute of the attention."""
         return getattr(self.inner, name)
 
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> Answer:
-        """Asks a copy that has not been asked before."""
+        """Calls a copy that has not been called before."""
         return self.unused()(inputs, mask=mask, padding=padding, training=training)
 
     def unused(self) -> UserAttention:
-        """A copy that has not been asked before."""
+        """A copy that has not been called before."""
         return self.inner.of(copy.deepcopy(self.module), self.inner.dtype)
 
 

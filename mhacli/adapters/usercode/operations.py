@@ -30,11 +30,11 @@ from mhacli.errors import MhaError
 MAX_OPERATIONS: Final = 20_000
 """In one call: a loop over heads, queries and keys in Python has some thousands."""
 _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
-"""What answers with a tensor and computes none."""
+"""Functions that return a tensor and compute nothing."""
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _WHOLE = ("scaled_dot_product_attention", "softmax")
-"""What only an attention asks torch for; all else that is asked from our own code is the way it is called."""
+"""Operations that only attention calls; other operations from our own code belong to the calling."""
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ class _Origin(NamedTuple):
 
 
 class _Watcher(TorchFunctionMode):
-    """Hears of every call. `holders` are the operations that hold a tensor in a piece of memory, by its address."""
+    """Records every call. `holders` are the operations that hold a tensor in a piece of memory, by its address."""
 
     def __init__(self, files: frozenset[str]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Watcher(TorchFunctionMode):
         self.holders: dict[int, list[_WatchedOperation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The answer of the function, noted. Torch switches the mode off meanwhile: what it calls inside is its own matter."""
+        """The function's result, recorded. Torch switches the mode off meanwhile, so inner calls are not recorded."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with _entered(), self:
@@ -156,7 +156,7 @@ def _tensors_of(answer: Any) -> Iterator[Tensor]:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; 0 where it has none that could be asked."""
+    """Where the memory of a tensor begins; 0 where it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
@@ -222,7 +222,7 @@ _SAME: Mapping[str, str] = {
     "mH": "transpose", "t": "transpose", "view_as": "view", "reshape_as": "reshape", "expand_as": "expand",
     "data": "detach", "absolute": "abs",
 }  # fmt: skip
-"""What torch, or Python, calls otherwise. On tensors of bool `~`, `&` and `|` are the logical ones."""
+"""Other names in torch and Python for the same function. On tensors of bool `~`, `&` and `|` are the logical ones."""
 _REVERSED = ("__rmatmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__")
 """Operators whose left side is the second argument."""
 _PARAMETERS: Mapping[str, str] = {

@@ -32,7 +32,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 from mhacli.errors import MhaError
 
 LOADING_LIMIT_S: Final = 120.0
-"""For Python and torch, which on a cold disk have taken half of it."""
+"""For loading Python and torch, which took up to half of it from a cold disk."""
 KEPT_BYTES: Final = 64 << 10
 _MOST_ON_DISK: Final = 1 << 20
 _LOADING: Final = "loading torch"
@@ -57,7 +57,7 @@ class ChildResult(NamedTuple):
 
 
 class Stage(Protocol):
-    """Tells what is going on, from now until the next word."""
+    """Reports the stage that begins now."""
 
     def __call__(self, what: str, *, limited: bool = True) -> None:
         """`what` begins a sentence, such as `calling Attention`. Limited is what runs code of theirs: it is ended when it takes
@@ -81,14 +81,14 @@ def run_in_child(
 
 
 def _hears_nothing(what: str) -> None:
-    """Nobody asked to hear it."""
+    """Ignores the stages."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the process
 
 
 class _Printed:
-    """What a process prints: in a file without a name, of which only the end is kept when it grows."""
+    """What a process prints: an unnamed file, of which only the end is kept when it grows."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._fd, self._kept, self._is_cut = file.fileno(), b"", False
@@ -128,7 +128,7 @@ class _Child(NamedTuple):
     dump: IO[bytes]
 
     def place(self) -> str | None:
-        """The line of theirs at which it stood when it left its stack."""
+        """The line of the user's code that was running when it wrote its stack."""
         place = source_line_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
         return None if place is None else place.text
 
@@ -189,7 +189,7 @@ class _Answers:
     _line: dict[str, Any] | None
 
     def fed(self, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The answers that are whole now. Raises `ValueError` for what is none."""
+        """The answers that are complete now. Raises `ValueError` for anything else."""
         self._bytes += chunk
         while True:
             if self._line is None:
@@ -208,7 +208,7 @@ class _Answers:
 
 
 def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None]) -> bytes:
-    """The result, once it has come. Raises `MhaError` for every other end."""
+    """Waits for the result. Raises `MhaError` where the process ends in any other way."""
     answers, limit_s = _Answers(), LOADING_LIMIT_S
     on_stage(answers.what)
     began = time.monotonic()
@@ -278,7 +278,7 @@ def _too_slow(child: _Child, what: str, limit_s: float) -> MhaError:
 
 
 def _hints(child: _Child, advice: str | None = None) -> str | None:
-    """Where it stood, what to do, and what it printed last."""
+    """The line that was running, what to do, and the last printed lines."""
     lines = child.printed.last_lines()
     return "; ".join(filter(None, [child.place(), advice, lines and f"it printed last: {lines}"])) or None
 
@@ -294,7 +294,7 @@ def _signal_name(number: int) -> str:
 
 
 class StageReporter:
-    """Tells its stages, and its end, to whoever asked. `what` is the stage that it is at."""
+    """Reports stages and the end of the job to the parent process. `what` is the current stage."""
 
     def __init__(self, answers: int) -> None:
         self._answers, self.what = answers, "loading torch"
@@ -305,11 +305,11 @@ class StageReporter:
         self._write(json.dumps({"stage": what, "limited": limited}).encode() + b"\n")
 
     def result(self, result: bytes) -> None:
-        """The end, with what was asked for."""
+        """Reports the end, with the result."""
         self._write(json.dumps({"n_bytes": len(result)}).encode() + b"\n" + result)
 
     def error(self, fault: MhaError, trace: str) -> None:
-        """The end, with why there is no result."""
+        """Reports the end, with the error."""
         fields = {name: getattr(fault, name) for name in ("message", "hint", "code", "exit_code", "path")}
         self._write(json.dumps({"error": fields, "traceback": trace}).encode() + b"\n")
 
@@ -320,7 +320,7 @@ class StageReporter:
 
 
 def guard(asked: int) -> None:
-    """Leaves a process that ends this one, and all that it starts, when whoever asked has gone, however that went.
+    """Starts a process that ends this one, and all that it starts, when the parent process is gone for whatever reason.
 
     A thread could not: native code of theirs may hold the interpreter for ever. It is no child of ours, so that no code of theirs
     that waits for its own children waits for it.
@@ -351,7 +351,7 @@ def load_job(job: str) -> Job:
 
 
 def as_error(fault: BaseException, what: str) -> MhaError:
-    """Whatever a job raises as an error that the user can read: theirs where it passed their code, else a bug of ours."""
+    """What a job raised as a readable error: the user's where it passed their code, else a bug of mha."""
     if isinstance(fault, MhaError):
         return fault
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
@@ -366,7 +366,7 @@ def as_error(fault: BaseException, what: str) -> MhaError:
 
 
 def run(asked: dict[str, Any], teller: StageReporter) -> None:
-    """Runs the job and tells its result, or its error."""
+    """Runs the job and reports its result, or its error."""
     try:
         job = load_job(asked["job"])
         sys.dont_write_bytecode = True  # nothing is left beside their files
@@ -376,7 +376,7 @@ def run(asked: dict[str, Any], teller: StageReporter) -> None:
 
 
 def main() -> None:
-    """Does what it is asked, and ends without waiting for what their code may have left running."""
+    """Runs the job that the parent process sends, and ends without waiting for threads of the user's code."""
     hears, answers, dump = map(int, sys.argv[1:])
     del sys.argv[1:]
     with open(hears, "rb", closefd=False, buffering=0) as asking:
@@ -475,7 +475,7 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, of at most so many characters."""
+    """The text, cut to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

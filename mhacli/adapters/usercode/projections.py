@@ -19,7 +19,7 @@ _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
 
 
 class Widths(NamedTuple):
-    """What is known of the sizes."""
+    """The known sizes."""
 
     d_in: int
     d_context: int
@@ -43,7 +43,7 @@ class ProjectionReading:
 
 
 class _Role(NamedTuple):
-    """A projection of one letter, and the choices that it takes to be that."""
+    """A projection of one letter, and the choices made to read it so."""
 
     letter: str
     projection: Projection
@@ -260,7 +260,7 @@ def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tens
 
 
 def _outputs(left: Sequence[Part]) -> Iterator[_Role | None]:
-    """What can be the output projection; None where nothing is called so."""
+    """The candidates for the output projection; None where there is none."""
     named = [part for part in left if part.letters == "o"]
     candidates = named or [part for part in left if not part.letters]
     if not candidates:
@@ -376,7 +376,7 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[P
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module norms rows, by what it is called; a parametrization of weights does not."""
+    """Whether a module normalises rows, judged by its class name; a parametrization of weights does not."""
     return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
 
 
@@ -419,14 +419,14 @@ def _is_bias(name: str, tensor: Tensor) -> bool:
 
 
 def _stem(name: str) -> str:
-    """A name without what tells weights from biases."""
+    """A name without the part that distinguishes weights from biases."""
     folder, _, last = name.rpartition(".")
     last = re.sub(r"(?i)_?(weight|bias|kernel)s?$", "", last)
     return f"{folder}.{re.sub(r'^[wWbB]_?(?=[a-zA-Z])', '', last)}".lower()
 
 
 def read_name(name: str) -> tuple[str, int | None]:
-    """What a parameter's name claims to be, in letters of q, k, v, o, and its number in a list of alike ones."""
+    """What a parameter is by its name, in letters of q, k, v, o, and its number in a list of parameters of the same kind."""
     steps = [step for step in name.split(".") if step not in ("weight", "bias", "kernel")]
     index = next((int(step) for step in reversed(steps) if step.isdigit()), None)
     named = [step for step in steps if not step.isdigit()]

@@ -57,7 +57,7 @@ def is_file(place: str) -> bool:
 
 
 def require_readable(target: str) -> None:
-    """Raises what can be known of a wrong target without importing anything: `UsageError` for its form, `MhaError` for a file
+    """Refuses a wrong target without importing anything: `UsageError` for its form, `MhaError` for a file
     that cannot be read."""
     place, _ = split_target(target)
     if is_file(place):
@@ -121,7 +121,7 @@ def _classes_of(path: str) -> list[str]:
 
 
 class _Source(SourceFileLoader):
-    """Runs a file as it stands: a compiled copy beside it may be of an earlier second."""
+    """Runs a file as it is now: a compiled copy beside it may be older by less than a second."""
 
     def get_code(self, fullname: str) -> CodeType:
         """The file, compiled now."""
@@ -203,7 +203,7 @@ def _import_module(place: str) -> ModuleType:
 
 
 def _modules_beside(missing: str) -> list[str]:
-    """The modules that stand where a missing one was looked for."""
+    """The modules in the folder that was searched for a missing one."""
     parent, _, _ = missing.rpartition(".")
     folders: Iterable[str] | None = getattr(sys.modules.get(parent), "__path__", None) if parent else [_here()]
     found = [name for _, name, _ in pkgutil.iter_modules(list(folders or ()))]
@@ -247,7 +247,7 @@ def _package_of(path: Path) -> tuple[str, list[str]]:
 
 
 def _put_first(*folders: str) -> None:
-    """Lets imports look into the folders first, into the last one before the others."""
+    """Puts folders at the front of the import path, the last one first."""
     for folder in filter(None, folders):
         if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)

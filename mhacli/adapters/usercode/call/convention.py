@@ -114,7 +114,7 @@ class CallConvention:
 
 
 class CallResult(NamedTuple):
-    """What came back of a call, before anybody looked for the output in it: a result for each sequence where it takes one at a
+    """What a call returned, before the output is searched in it: a result for each sequence where it takes one at a
     time, else one; with the sizes that each call had."""
 
     results: tuple[Any, ...]
@@ -123,7 +123,7 @@ class CallResult(NamedTuple):
 
 @contextmanager
 def quietly(call: Callable[..., Any], training: bool) -> Iterator[None]:
-    """A call's surroundings: no gradients, no warnings, and the module in `eval` or `train` as asked, and back after it."""
+    """Runs a call without gradients and warnings, with the module in `eval` or `train` mode, which is restored afterwards."""
     module = call if isinstance(call, nn.Module) else None
     states = [(part, part.training) for part in module.modules()] if module is not None else []
     with warnings.catch_warnings(), torch.no_grad():

@@ -83,7 +83,7 @@ class Caller:
         )
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
-        """The same way of asking for another copy of it."""
+        """The same convention for another copy of it."""
         module = call if isinstance(call, nn.Module) else None
         tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
         return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
@@ -113,7 +113,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[Caller, ...]:
 
 
 def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
-    """What is known of the call, where it is tried, and a first way that works."""
+    """The facts about the call, the runner of its trials, and a first trial that works."""
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     call = CallFacts(built, signature_of(built.call), known_sizes(built), fixed, request.causal, request.seed)
@@ -316,7 +316,7 @@ def refuse_unknown(call: CallFacts) -> None:
 
 
 def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial]) -> MhaError:
-    """The error that says why no way works: what is known to be the cause, or else the commonest of the exceptions."""
+    """The error that says why no trial works: a known cause, or else the most frequent exception."""
     built, failures = call.built, failures or [FailedTrial("no rows", "no rows of a size that fits")]
     for failure in failures:
         if lacks_cuda(failure.message):
@@ -386,7 +386,7 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
 _OF_SHAPE: tuple[CallRole, ...] = (
     "rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
 )  # fmt: skip
-"""What says how large something is, or what is returned besides: none of it changes the output."""
+"""Arguments for sizes and for further results: none of them changes the output."""
 _OF_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
 """Names of switches that change what is returned, or printed, and not what is computed."""
 _STILL: tuple[CallRole, ...] = ("offset", "cache", "other mask")
@@ -407,7 +407,7 @@ def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tupl
 
 
 def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
-    """What some call gives a value of its own."""
+    """The arguments that some call gives a value."""
     extras = {recipe.parameter for recipe in convention.extras}
     return (
         {slot.parameter for slot in convention.slots}
@@ -418,7 +418,7 @@ def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
 
 
 def _is_still(parameter: Parameter, convention: CallConvention) -> bool:
-    """Whether it is given, but as if there were nothing to give."""
+    """Whether it is given with a value that means none."""
     given = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
     if given is None:
         return False
@@ -426,7 +426,7 @@ def _is_still(parameter: Parameter, convention: CallConvention) -> bool:
 
 
 def _is_idle_switch(parameter: Parameter, runner: TrialRunner, trial: Trial) -> bool:
-    """Whether it is a switch that may stand either way."""
+    """Whether it is a switch without influence on the output."""
     if not isinstance(parameter.default, bool) or runner.is_slow:
         return False
     found = runner.with_output(trial.with_values({parameter.name: not parameter.default}))

@@ -19,7 +19,7 @@ from mhacli.results.check import Mode
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output
     outputs out embeds layer extended valid bool is non"""
-"""Words that say nothing of whose rows a mask or an argument is."""
+"""Words that do not say to which rows a mask or an argument belongs."""
 _OF_CONTEXT = "context ctx encoder enc memory mem cross source src xa cond other kv"
 _OF_OWN = "x q query queries self own tgt trg target decoder dec"
 _QUERIES_BY_KEYS: tuple[tuple[str, ...], ...] = (("batch", "query"), ("batch", "key"), PATTERN_AXES, ("query", "key"))
@@ -66,7 +66,7 @@ def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Tria
 
 
 def _looks_at_others(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether a row moves the output of another."""
+    """Whether a row influences the output of another."""
     rows = runner.rows(trial)
     before = runner.answer(trial, rows)
     for place in (0, trial.lengths.q_len - 1):
@@ -292,7 +292,7 @@ class MaskSearch:
         return TriedForm(form, hides, finite)
 
     def _note(self, name: str, inputs: Inputs, hidden: int, out: Tensor) -> None:
-        """Notes a mask that changes what is answered without it."""
+        """Records a mask that changes the output."""
         if name in self.acting:
             return
         if hidden not in self._open:
@@ -303,7 +303,7 @@ class MaskSearch:
             self.acting.add(name)
 
     def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> Answer | None:
-        """The answer with the mask of keys written for each query; the way remembers it where that is accepted."""
+        """The answer with the mask of keys written for each query; the convention keeps it where that is accepted."""
         convention = self.trial.convention
         spread = replace(
             self.trial, convention=replace(convention, spread=convention.spread | {(form.parameter, form.axes)})

@@ -69,7 +69,7 @@ _OPTIONAL_EXTRAS = ("rope", "positions", "offset")
 
 @dataclass(frozen=True)
 class CallFacts:
-    """What is known of a call before any experiment."""
+    """The facts about a call that need no experiment."""
 
     built: Built
     signature: Signature
@@ -89,12 +89,12 @@ class CallFacts:
         return matrices or modules or bool(self.free(*self.signature.of_role("weight")))
 
     def free(self, *parameters: Parameter) -> tuple[Parameter, ...]:
-        """Those that the user did not give a value for."""
+        """The parameters for which the user gave no value."""
         return tuple(parameter for parameter in parameters if parameter.name not in self.fixed)
 
     @property
     def n_heads(self) -> int:
-        """How many heads it is asked with, where it says or asks."""
+        """The number of heads: given, known from the module, a default, or a free choice."""
         named = [self.fixed[p.name] for p in self.signature.of_role("heads") if isinstance(self.fixed.get(p.name), int)]
         defaults = [p.default for p in self.signature.of_role("heads") if isinstance(p.default, int)]
         return int([*named, *([self.known.n_heads] if self.known.n_heads else []), *defaults, FREE_HEADS][0])
@@ -128,7 +128,7 @@ class ErrorHints:
 
 
 def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
-    """The choices of what rows to pass, the likeliest first."""
+    """Which rows may be passed in which arguments, the likeliest first."""
     rows = call.free(*call.signature.of_role("x", "query", "key", "value", "kv", "context"))
     if not rows:
         if any(parameter.role == "rest" for parameter in call.signature.parameters):
@@ -370,7 +370,7 @@ def required_forms(parameter: Parameter, *, batched: bool) -> tuple[MaskForm | N
 
 
 SLOW_S = 0.5
-"""A call that takes longer is not repeated for what can be guessed."""
+"""Calls that take longer are repeated only where nothing can be guessed."""
 MAX_CALLS = 90
 _SMALL = 0.3
 """The size of random rows: small enough for a softmax without a scale to see more than one key."""
@@ -379,7 +379,7 @@ _MAX_COPIED = 4_000_000
 
 
 class FailedTrial(NamedTuple):
-    """A way that did not work: how it was called, the exception, and the line of the author's, `(15, "z = q @ k")`."""
+    """A failed trial: how it was called, the exception, and the line of the author's, `(15, "z = q @ k")`."""
 
     described: str
     message: str
