@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from mhacli.errors import MhaError
 from mhacli.io.extras import installing
-from mhacli.render.figures.svg.elements import INK, MONO, element, written
+from mhacli.render.figures.svg import INK, MONO, element, written
 
 _ZOOM = 2.0
 """Pixels per unit of the picture: sharp on screens of twice the usual density."""

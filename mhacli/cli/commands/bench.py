@@ -152,7 +152,7 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
     baseline = None if against.compare is None else _baseline(against.compare)
     sweep = _sweep(what, baseline)
     if output.svg or output.html:
-        from mhacli.render.reports.bench_plot import require_plots
+        from mhacli.render.reports.bench import require_plots
 
         require_plots()
     leave_deleted_folder()
@@ -241,7 +241,7 @@ def _draw(found: Benchmark, output: ReportOutput) -> None:
     """The pictures that were asked for, each whole."""
     if output.svg is None and output.html is None:
         return
-    from mhacli.render.reports.bench_plot import page, svg
+    from mhacli.render.reports.bench import page, svg
 
     picture = svg(found)
     if output.svg is not None:

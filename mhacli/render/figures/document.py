@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from mhacli.render.base.options import Figure, ViewOptions
-from mhacli.render.figures.heads.caption import metadata
-from mhacli.render.figures.heads.grid import grid_figure
-from mhacli.render.figures.heads.head import head_figure
-from mhacli.render.figures.svg.elements import MONO, PAPER, characters, element, placed, rectangle, value_text
-from mhacli.render.figures.svg.sheet import Sheet
-from mhacli.render.figures.trace.figure import walk_figure
+from mhacli.render.figures.grid import grid_figure
+from mhacli.render.figures.head import head_figure
+from mhacli.render.figures.subject import metadata
+from mhacli.render.figures.svg import MONO, PAPER, Sheet, characters, element, placed, rectangle, value_text
+from mhacli.render.figures.walk import walk_figure
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.results.record.record import Record
 

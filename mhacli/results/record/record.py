@@ -240,7 +240,7 @@ class InspectedLayer:
     self_check: SelfCheck
     survey: Survey
     call: int = 1
-    extras: Mapping[str, str] = field(default_factory=dict, metadata={"omit_empty": True})
+    extras: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"omit_empty": True})
 
     @property
     def departures(self) -> Mapping[str, str]:

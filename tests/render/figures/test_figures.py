@@ -22,8 +22,8 @@ from support.records import decoded, make_record, walked, with_sinks
 from mhacli.errors import MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
-from mhacli.render.figures.svg.elements import wrapped
-from mhacli.render.figures.trace.flow import PLACES, sources_of
+from mhacli.render.figures.svg import wrapped
+from mhacli.render.figures.walk import PLACES, sources_of
 from mhacli.results.record.heads import HeadStatistics, Sink
 from mhacli.results.record.record import LayerWithout, Step
 from mhacli.spec.sites import SITES

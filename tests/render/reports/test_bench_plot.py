@@ -17,9 +17,8 @@ from support.benchmarks_made import CEILING, made_benchmark, made_control, made_
 from support.processes import obeyed_or_hidden
 
 from mhacli.errors import MhaError
-from mhacli.render.reports import bench_plot as plot
-from mhacli.render.reports.bench import family_name
-from mhacli.render.reports.bench_plot import MAX_FAMILIES, about, page, require_plots, svg
+from mhacli.render.reports import bench as plot
+from mhacli.render.reports.bench import MAX_FAMILIES, about, family_name, page, require_plots, svg
 from mhacli.results.bench.result import Benchmark, Ceiling, read_benchmark
 from mhacli.results.bench.workload import BACKENDS, Workload
 
@@ -195,7 +194,7 @@ def drawn(run: Benchmark) -> list[tuple[Axes, Axes]]:
     timed = [row for row in run.rows if row.median_s is not None]
     for family, rows in plot._series(timed):
         left, right = Axes(), Axes()
-        plot._family(run, family, rows, list(dict.fromkeys(row.backend for row in run.rows)), left, right)
+        plot._plot_family(run, family, rows, list(dict.fromkeys(row.backend for row in run.rows)), left, right)
         found.append((left, right))
     return found
 

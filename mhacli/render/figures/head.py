@@ -12,26 +12,38 @@ from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import share_text, short_text
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.figures.heads.caption import caption, map_notes, removed_note, unverified
-from mhacli.render.figures.heads.cells import DIGITS, cell_colours, cell_said, cell_share, cell_text
-from mhacli.render.figures.heads.choices import drawn_as, texts_of
-from mhacli.render.figures.heads.subject import Subject, chosen_subjects, one_sequence, subject
-from mhacli.render.figures.svg.axes import Side, left_side, top_side
-from mhacli.render.figures.svg.colour_scale import (
+from mhacli.render.figures.maps import DIGITS, cell_colours, cell_shape, cell_share, cell_text, map_frame
+from mhacli.render.figures.scales import (
     Shading,
+    Side,
     hex_of,
     ink_on,
+    left_side,
     scale_bar,
     shading,
     sink_colours,
+    top_side,
 )
-from mhacli.render.figures.svg.elements import (
+from mhacli.render.figures.subject import (
+    Subject,
+    caption,
+    chosen_subjects,
+    drawn_as,
+    map_notes,
+    one_sequence,
+    removed_note,
+    subject,
+    texts_of,
+    unverified,
+)
+from mhacli.render.figures.svg import (
     ALARM,
-    FAINT,
     MONO_EM,
     SOFT,
     Piece,
+    Sheet,
     heading,
+    image,
     mono_width,
     paragraph,
     placed,
@@ -41,8 +53,6 @@ from mhacli.render.figures.svg.elements import (
     wrapped,
     written,
 )
-from mhacli.render.figures.svg.raster import image
-from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.heads.drawable import scale_of
 from mhacli.render.heads.head_map import HeadMap
 from mhacli.render.heads.matrix import kv_head_of
@@ -139,7 +149,7 @@ def _body(one: Subject, shaded: Shading, options: ViewOptions) -> Piece:
     names = [shown.key_name(column) for column in range(columns)]
     top, reach = top_side(Side(names, layout.width, *_places(one, 1), ""))
     cells = _cells(one, shaded, layout, options)
-    frame = rectangle(0, 0, cells.width, cells.height, "none", stroke=FAINT, stroke_width=0.8)
+    frame = map_frame(cells.width, cells.height)
     strips = _strips(one, layout, options)
     x, y = left.width, top.height + 16
     content = placed(left, 0, y) + placed(top, x, y - top.height) + placed(cells, x, y)
@@ -172,13 +182,12 @@ def _cells(one: Subject, shaded: Shading, layout: _Layout, options: ViewOptions)
 
 def _cell(one: Subject, row: int, column: int, colour: Sequence[int], layout: _Layout, options: ViewOptions) -> str:
     """A cell with its number, and what a pointer is told."""
-    x, y = column * layout.width, row * layout.height
-    said = cell_said(one, row, column)
-    drawn = rectangle(x, y, layout.width, layout.height, hex_of(colour), said, shape_rendering="crispEdges")
+    drawn = cell_shape(one, (row, column), colour, (layout.width, layout.height))
     if not layout.number:
         return drawn
     share = cell_share(one, row, column)
     fill = SOFT if share == FORBIDDEN else ink_on(colour)
+    x, y = column * layout.width, row * layout.height
     return drawn + _number(x, y, cell_text(share, options.precision), fill, layout)
 
 

@@ -9,31 +9,40 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, share_text, short_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
-from mhacli.render.figures.heads.caption import caption, learned_mass, map_notes, sink_mass, sink_text, unverified
-from mhacli.render.figures.heads.cells import cell_colours, cell_said
-from mhacli.render.figures.heads.choices import drawn_as, of_same_texts, texts_of
-from mhacli.render.figures.heads.subject import Subject, chosen_subjects, one_sequence, subject
-from mhacli.render.figures.svg.axes import Side, left_side, top_side
-from mhacli.render.figures.svg.colour_scale import Shading, hex_of, scale_bar, shading
-from mhacli.render.figures.svg.elements import (
-    FAINT,
+from mhacli.render.figures.maps import cell_colours, cell_shape, map_frame
+from mhacli.render.figures.scales import Shading, Side, left_side, scale_bar, shading, top_side
+from mhacli.render.figures.subject import (
+    Subject,
+    caption,
+    chosen_subjects,
+    drawn_as,
+    learned_mass,
+    map_notes,
+    of_same_texts,
+    one_sequence,
+    sink_mass,
+    sink_text,
+    subject,
+    texts_of,
+    unverified,
+)
+from mhacli.render.figures.svg import (
     INK,
     MONO_EM,
     SOFT,
     Piece,
+    Sheet,
     characters,
     element,
     heading,
+    image,
     mono_width,
     paragraph,
     placed,
-    rectangle,
     stacked,
     value_text,
     written,
 )
-from mhacli.render.figures.svg.raster import image
-from mhacli.render.figures.svg.sheet import Sheet
 from mhacli.render.heads.drawable import scale_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
@@ -217,7 +226,7 @@ def _thumb(one: Subject, found: Array, cell: float, form: _Form) -> Piece:
     colours = cell_colours(one, found)
     width, height = columns * cell, rows * cell
     cells = image(0, 0, colours, (cell, cell)) if not form.is_small else _shapes(one, colours, cell)
-    frame = rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)
+    frame = map_frame(width, height)
     y, name = _NAME + 5 + form.above, _short(one, form)
     content = element("title", characters(_said(one))) + written(0, _NAME, name, _NAME, fill=INK)
     if form.names is not None:
@@ -230,18 +239,9 @@ def _thumb(one: Subject, found: Array, cell: float, form: _Form) -> Piece:
 
 def _shapes(one: Subject, colours: Array, cell: float) -> str:
     """Each cell as a shape that tells its share."""
+    rows, columns = colours.shape[:2]
     return "".join(
-        rectangle(
-            j * cell,
-            i * cell,
-            cell,
-            cell,
-            hex_of(colours[i, j].tolist()),
-            cell_said(one, i, j),
-            shape_rendering="crispEdges",
-        )
-        for i in range(colours.shape[0])
-        for j in range(colours.shape[1])
+        cell_shape(one, (i, j), colours[i, j].tolist(), (cell, cell)) for i in range(rows) for j in range(columns)
     )
 
 

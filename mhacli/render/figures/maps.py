@@ -1,15 +1,17 @@
-"""A cell of a map: its colour, the number in it, and what a pointer is told about it."""
+"""The map of a head in a picture: its cells, their colours and numbers, and what a pointer is told about each."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import share_text
-from mhacli.render.figures.heads.subject import Subject
-from mhacli.render.figures.svg.colour_scale import colours_of, sink_colours
+from mhacli.render.figures.scales import colours_of, hex_of, sink_colours
+from mhacli.render.figures.subject import Subject
+from mhacli.render.figures.svg import FAINT, rectangle
 from mhacli.results.record.arrays import Array
 
 DIGITS = 6
@@ -44,3 +46,15 @@ def cell_said(one: Subject, row: int, column: int) -> str:
     told += ", a sink, taken out" if column in one.hidden_columns else ""
     names = f"{one.query_name(row)} → {one.shown.key_name(column)}"
     return f"{names}: {'not allowed' if share == FORBIDDEN else told}"
+
+
+def cell_shape(one: Subject, at: tuple[int, int], colour: Sequence[int], cell: tuple[float, float]) -> str:
+    """A cell as a shape of that width and height, which tells a pointer its share."""
+    (row, column), (width, height) = at, cell
+    said = cell_said(one, row, column)
+    return rectangle(column * width, row * height, width, height, hex_of(colour), said, shape_rendering="crispEdges")
+
+
+def map_frame(width: float, height: float) -> str:
+    """The line around a map."""
+    return rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)

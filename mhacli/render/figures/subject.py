@@ -1,0 +1,321 @@
+"""What a picture of heads shows, and what is written below it.
+
+The heads that were chosen and their maps in cells that fit; what a cell is, what was taken out and what made the picture, in
+words and for programs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.render.base.format import count_of, fitted, share_text, token_text
+from mhacli.render.base.options import Figure, ViewOptions
+from mhacli.render.base.provenance import RECORD_BY, provenance
+from mhacli.render.base.rows import first_produced, rows_in
+from mhacli.render.base.selection import names_of, ranges
+from mhacli.render.checkpoint import words as merged
+from mhacli.render.figures.scales import Shading
+from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, stacked, wrapped, written
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
+from mhacli.render.heads.head_map import HeadMap, head_map
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.record import InspectedLayer, Record
+from mhacli.spec.tokens import TokenSequence
+from mhacli.text.escape import visible
+from mhacli.text.tokenizers.pieces import words_of
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A head of a sequence as it is drawn: its map `whole`, and `shown`, without sinks where these are hidden. `rows` are the
+    queries that were asked for, None for all; `in_words` says whether rows and columns are words, put together from tokens."""
+
+    head: DrawableHead
+    sequence: int
+    whole: HeadMap
+    shown: HeadMap
+    rows: tuple[int, ...] | None
+    in_words: bool = False
+
+    @property
+    def label(self) -> str:
+        """`layer 3 · head 5`, with the sequence where there are several."""
+        layer = [] if self.head.layer is None else [self.head.layer.label]
+        several = [f"sequence {self.sequence}"] if len(self.head.record.sequences) > 1 else []
+        return " · ".join([*layer, f"head {self.head.head}", *several])
+
+    @property
+    def hidden_columns(self) -> tuple[int, ...]:
+        """The columns that are sinks alone, which are taken out. A block that holds a sink shows what is left of it."""
+        return self.shown.sinks if self.shown.taken is not None and self.shown.block == 1 else ()
+
+    def query_name(self, row: int) -> str:
+        """The token of a row or its places; with its index where not all rows are drawn."""
+        if self.rows is None:
+            return self.shown.query_name(row)
+        index = self.rows[row]
+        return f"{index} {token_text(self.shown.queries, index)}"
+
+
+def one_sequence(record: Record, options: ViewOptions) -> int:
+    """The sequence to draw: the one that was asked for, or the first. Raises `UsageError` for several, or
+    for one that does not exist."""
+    asked = tuple(dict.fromkeys(options.sequences or (0,)))
+    if len(asked) > 1:
+        raise UsageError(f"sequence must be one for a picture, got {', '.join(map(str, asked))}")
+    if not 0 <= asked[0] < len(record.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {asked[0]}")
+    return asked[0]
+
+
+def chosen_subjects(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
+    """The heads that can be drawn and were asked for. Raises `MhaError` where the record holds none of them."""
+    heads = drawable_heads(record, options)
+    has_cells = all("pattern" in head.record.arrays for head in heads)
+    if not heads or (options.words and not has_cells):
+        what = "words" if options.words else "heads"
+        raise MhaError(f"the record must hold the pattern to draw its {what}, got none", hint=_KEEP)
+    return heads
+
+
+_KEEP = "--keep pattern keeps it, --keep-limit makes room"
+
+
+def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> Subject:
+    """A head with its map in at most `most` cells a side. Raises `UsageError` for rows of a head that is known in blocks only."""
+    rows = _rows(drawn, sequence, options)
+    if options.words:
+        drawn, rows = _in_words(drawn, sequence, rows)
+    found = head_map(drawn, sequence)
+    if rows is not None:
+        if found.block > 1:
+            raise UsageError(
+                f"from must be of heads whose cells are kept, got a map of {found.block} × {found.block} tokens a cell",
+                hint=_KEEP,
+            )
+        whole = found.of_rows(rows, max(1, -(-found.shares.shape[1] // most)))
+    else:
+        whole = found.fitting(most, most)
+    shown = whole.without_sinks() if options.hide_sinks else whole
+    return Subject(drawn, sequence, whole, shown, rows, options.words)
+
+
+def _rows(drawn: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int, ...] | None:
+    if options.rows is None:
+        return None
+    made = None if drawn.record.model is None else drawn.record.model.generated
+    produced = None if drawn.layer is None else first_produced(drawn.layer.kind, made, sequence)
+    rows = rows_in(options.rows, drawn.record.sequences[sequence], produced)
+    if not rows:
+        raise UsageError(f"from must name queries of {drawn.label}, got none that it has")
+    return rows
+
+
+def _in_words(
+    drawn: DrawableHead, sequence: int, rows: tuple[int, ...] | None
+) -> tuple[DrawableHead, tuple[int, ...] | None]:
+    """The head with a word where it had tokens; what counts as a sink is the word that holds it."""
+    view = merged.merged(drawn.record)
+    if rows is not None:
+        rows = merged.words_with(drawn.record.sequences[sequence], rows)
+    return replace(drawn, record=view, statistics=_sinks_in_words(drawn, view)), rows
+
+
+def _sinks_in_words(drawn: DrawableHead, view: Record) -> HeadStatistics | None:
+    if drawn.statistics is None:
+        return None
+    found = []
+    for sink in drawn.statistics.sinks:
+        words = words_of(drawn.record.keys[sink.sequence])
+        found += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
+    return replace(drawn.statistics, sinks=tuple(found))
+
+
+# ----------------------------------------------------------------------------- what was chosen for a picture, in words
+
+
+def drawn_as(
+    record: Record, options: ViewOptions, kind: Figure, *, subjects: Sequence[Subject], shaded: Shading
+) -> str:
+    """The choices on one line: `figure grid · heads 0, 2 · scale log · sinks hidden`."""
+    one = subjects[0]
+    layers = [*dict.fromkeys(other.head.layer for other in subjects if other.head.layer is not None)]
+    heads = sorted({other.head.head for other in subjects})
+    parts = [f"figure {kind}"] + ([names_of(layers)] if layers else [])
+    parts += [f"head{'s' * (len(heads) > 1)} {ranges(heads)}"]
+    n = len(record.sequences)
+    parts += [f"sequence {one.sequence} of 0–{n - 1}"] if n > 1 else []
+    parts += [f"scale {shaded.scale}", "sinks hidden" if options.hide_sinks else "sinks shown"]
+    parts += [] if one.rows is None else [f"queries {ranges(one.rows)}"]
+    return " · ".join([*parts, *(["words"] if options.words else [])])
+
+
+def texts_of(subjects: Sequence[Subject], cells: int) -> Iterator[str]:
+    """What is looked at and by what, a line of at most `cells` cells for each pair of texts: `5 tokens: “the cat …”`."""
+    alike = of_same_texts(subjects)
+    for group in alike:
+        one = group[0]
+        queries, keys = one.shown.queries, one.shown.keys
+        layers = [other.head.layer for other in group if other.head.layer is not None]
+        where = f"{names_of(layers)}: " if len(alike) > 1 else ""
+        if queries == keys:
+            yield _text(where, queries, one, cells)
+        else:
+            yield _text(f"{where}queries, ", queries, one, cells)
+            yield _text(f"{where}keys, ", keys, one, cells)
+
+
+def of_same_texts(subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """The heads, those together that read the same texts."""
+    groups: list[list[Subject]] = []
+    for one in subjects:
+        texts = (one.shown.queries, one.shown.keys)
+        group = next((found for found in groups if (found[0].shown.queries, found[0].shown.keys) == texts), None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+    return groups
+
+
+def _text(begin: str, text: TokenSequence, one: Subject, cells: int) -> str:
+    """How many tokens, and the text, cut where it is long; rows that are random have none."""
+    count = begin + count_of(len(text.tokens), "word" if one.in_words else "token", grouped=True)
+    words = " ".join(text.text.split())
+    room = cells - cell_len(count) - len(": “”")
+    return f"{count}: “{fitted(visible(words), room)}”" if words and room > 1 else count
+
+
+# ----------------------------------------------------------------------------------------- what stands below a picture
+
+
+_WORDS = (
+    "words: shares are summed over the tokens of a word that is looked at, and averaged over those of the word that looks; "
+    "what is said of the head is of tokens"
+)
+_SIZE, _LABEL, _MOST_LINES, _MOST_SINKS = 9.5, 11, 6, 4
+_DRAWN_AS = "drawn as"
+
+
+def caption(record: Record, notes: Sequence[str], drawn_as: str, *, width: float) -> Piece:
+    """The notes, the choices for the picture and the provenance as lines of at most that width; a line that takes more than six
+    is cut, with an ellipsis."""
+    cells = max(30, int(width / (MONO_EM * _SIZE)))
+    pieces = [_lines("", note, cells, INK) for note in notes]
+    pieces += [_lines(word, line, cells, SOFT) for word, line in ((_DRAWN_AS, drawn_as), *provenance(record))]
+    return stacked(pieces, 1.0)
+
+
+def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
+    indent = _LABEL if word else 0
+    lines = wrapped(text, cells - indent)
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], set_cell_size(lines[_MOST_LINES - 1], cells - indent - 2).rstrip() + " …"]
+    height = LINE * _SIZE
+    x = indent * MONO_EM * _SIZE
+    content = written(0, height - 3, word, _SIZE, fill=fill, font_weight="bold") if word else ""
+    content += "".join(written(x, (place + 1) * height - 3, line, _SIZE, fill=fill) for place, line in enumerate(lines))
+    return Piece(content, cells * MONO_EM * _SIZE, len(lines) * height)
+
+
+def map_notes(record: Record, subjects: Sequence[Subject], shaded: Shading) -> Iterator[str]:
+    """What a cell is, what was put together, left out or taken out, in sentences."""
+    yield _what_a_cell_is(subjects)
+    if any(one.in_words for one in subjects):
+        yield _WORDS
+    rows = subjects[0].rows
+    if rows is not None:
+        yield f"{len(rows)} of {len(subjects[0].shown.queries.tokens)} queries are drawn"
+    if shaded.is_exceeded:
+        yield "a row with a single cell that is allowed gives it everything: such rows do not set the scale"
+    if shaded.is_empty:
+        yield "no cell that is drawn has any share"
+    if is_before_dropout(record):
+        yield f"in training: the pattern before dropout {record.config.dropout:g}; what dropout left of it is not drawn"
+    if record.facts.padded:
+        yield "padding is not drawn"
+
+
+def unverified(layer: InspectedLayer) -> str:
+    """Why what is shown of a layer may not be what it computed."""
+    return f"NOT verified: {visible('; '.join(layer.unverified))}"
+
+
+def removed_note(one: Subject, precision: int, *, is_hidden: bool) -> Iterator[str]:
+    """What sinks took of a head, told where they are hidden; and a learned sink's share, told wherever there is one."""
+    learned = one.whole.learned_mass
+    if is_hidden and not one.whole.sinks and learned is None:
+        yield "no key is a sink here, so none is taken out"
+    elif is_hidden:
+        mass, names = sink_text([one], precision), _sink_names(one)
+        also = "" if learned is None else f", and the learned sink with {share_text(learned, precision)}"
+        yield (f"sinks are hidden: {names} with {mass}{also} taken out; the rest of each row is renormalised")
+    elif learned is not None:
+        mass = share_text(learned, precision)
+        yield f"a learned sink takes {mass} of all attention: no key gets it, so rows sum to less than 1"
+
+
+def sink_text(subjects: Sequence[Subject], precision: int) -> str:
+    """What sinks get of the attention of heads, on average over those whose shares are numbers."""
+    mass = sink_mass(subjects)
+    return f"{'an unknown part' if mass is None else share_text(mass, precision)} of all attention"
+
+
+def sink_mass(subjects: Sequence[Subject]) -> float | None:
+    """What sinks get on average over all queries of these heads whose shares are numbers; None where there is no such query."""
+    return _mean([(one.whole.sink_mass, one.whole.sink_shares, one.whole.n_queries) for one in subjects])
+
+
+def learned_mass(subjects: Sequence[Subject]) -> float | None:
+    """What learned sinks take on average over all queries of those heads that have one; None where none has."""
+    maps = [one.whole for one in subjects]
+    return _mean(
+        [(m.learned_mass, m.learned, m.n_queries) for m in maps if m.learned is not None and m.learned_mass is not None]
+    )
+
+
+def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
+    """The mean of masses, each with its rows, of which some may be NaN, and with the queries of each row."""
+    counts = [float(n_queries[~np.isnan(rows)].sum()) for _, rows, n_queries in masses]
+    return float(np.average([mass for mass, *_ in masses], weights=counts)) if sum(counts) else None
+
+
+def _sink_names(one: Subject) -> str:
+    keys = one.whole.keys
+    if not one.whole.sinks:
+        return "no key"
+    shown = ", ".join(f"{token_text(keys, place)} {place}" for place in one.whole.sinks[:_MOST_SINKS])
+    more = len(one.whole.sinks) - _MOST_SINKS
+    return (f"key {shown}" if len(one.whole.sinks) == 1 else f"keys {shown}") + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def _what_a_cell_is(subjects: Sequence[Subject]) -> str:
+    blocks = sorted({one.shown.block for one in subjects})
+    if blocks == [1]:
+        return "each cell: the share of attention that a query (row) gives to a key (column)"
+    sizes = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
+    rows = (
+        "a query gives" if any(one.rows is not None for one in subjects) else f"{sizes} queries (rows) give on average"
+    )
+    return f"each cell: the share of attention that {rows} to {sizes} keys (a column) together"
+
+
+def metadata(record: Record, sheet: Sheet) -> str:
+    """The provenance as JSON, in ASCII: what was drawn and how, the record's whole command, and every line of the caption."""
+    content = {
+        "drawn": [*sheet.drawn],
+        _DRAWN_AS: sheet.drawn_as,
+        "said": [*sheet.said],
+        "command": [*record.command],
+        **{word: line for word, line in provenance(record) if word != RECORD_BY},
+    }
+    return json.dumps(content)

@@ -1,1 +1,0 @@
-"""The parts of an SVG picture: elements, axes, cells and scales."""

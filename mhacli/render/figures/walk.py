@@ -1,0 +1,458 @@
+"""The walkthrough as a diagram: what each site is, what it is made of, and whether the output follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import PurePath
+
+from rich.cells import cell_len
+
+from mhacli.errors import MhaError
+from mhacli.render.base.format import (
+    bytes_text,
+    configuration,
+    count_of,
+    count_text,
+    filled,
+    fitted,
+    number_text,
+    token_text,
+)
+from mhacli.render.base.options import ViewOptions, balanced
+from mhacli.render.base.steps import memory_text, new_tokens_text, own_parameters, values_text
+from mhacli.render.figures.subject import caption
+from mhacli.render.figures.svg import (
+    ALARM,
+    FAINT,
+    INK,
+    LINE,
+    MONO_EM,
+    SOFT,
+    Piece,
+    Sheet,
+    characters,
+    element,
+    heading,
+    paragraph,
+    placed,
+    rectangle,
+    stacked,
+    value_text,
+    wrapped,
+    written,
+)
+from mhacli.render.run.user_code import repeats_text
+from mhacli.render.run.view import axes_text
+from mhacli.results.record.record import CacheStep, Record, Step
+from mhacli.text.escape import visible
+
+_WIDTH, _SIZE = 936.0, 10.5
+_MOST, _GAP = 64, 9.0
+_DRAWN_AS = "figure walk"
+
+
+def walk_figure(record: Record, options: ViewOptions) -> Sheet:
+    """The picture of the steps that the record holds. Raises `MhaError` where it holds none."""
+    if not record.trace:
+        raise MhaError("the record must hold the steps of a walk to draw them, got none", hint="mha trace records them")
+    title, is_decoding = _title(record), has_steps(record)
+    body = _body(record)
+    width = body.width if is_decoding else max(_WIDTH, body.width)
+    header = paragraph(wrapped(_what(record), int(width / (MONO_EM * _SIZE))), _SIZE, fill=SOFT)
+    notes = [*_notes(record)]
+    pieces = [stacked([heading(title, 16), header], 4), body]
+    pieces += [] if is_decoding else [legend()]
+    pieces.append(caption(record, notes, _DRAWN_AS, width=width))
+    sites = [visible(step.site) for step in record.trace]
+    return Sheet(stacked(pieces, 16), title, [_what(record), *notes], sites, _DRAWN_AS)
+
+
+def _body(record: Record) -> Piece:
+    if has_steps(record):
+        return step_table(record)
+    return flow(record.trace) if is_flow(record.trace) else _listed(record.trace)
+
+
+def _listed(steps: Sequence[Step]) -> Piece:
+    """The steps below each other, as somebody's own attention or a checkpoint's passes them; of very many the first and last."""
+    shown = balanced(len(steps), _MOST)
+    pieces = []
+    for place, index in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            pieces.append(paragraph([f"⋮ {count_of(shown.hidden, 'step')} not drawn"], _SIZE, fill=SOFT))
+        pieces.append(box(index + 1, steps[index], _WIDTH))
+    return stacked(pieces, _GAP)
+
+
+def _title(record: Record) -> str:
+    if record.module is not None:
+        return visible(record.module.target)
+    if record.model is not None:
+        return f"{visible(record.model.family)} · {record.layers[0].label}"
+    return "decoding, step by step" if has_steps(record) else "attention, site by site"
+
+
+def _what(record: Record) -> str:
+    """The sizes and choices of what was walked, on one line."""
+    if record.module is not None:
+        sizes = " · ".join(f"{visible(word)} {size}" for word, size in record.module.sizes)
+        return f"called: {visible(record.module.called)} · {sizes}"
+    if record.model is not None:
+        layer = record.layers[0]
+        sizes = f"{count_of(layer.n_heads, 'head')} × d_head {layer.d_head} · {count_of(layer.n_kv_heads, 'kv head')}"
+        return f"{visible(layer.name)} · {sizes} · mask: {visible(layer.mask)} · kernel {visible(layer.kernel)}"
+    return configuration(record, 1 << 20).plain
+
+
+def _notes(record: Record) -> Iterator[str]:
+    steps = record.trace
+    flops = sum(step.flops for step in steps)
+    n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
+    n_parameters = sum(prod(s) for s in {p.name: p.shape for step in steps for p in step.parameters}.values())
+    if not has_steps(record):
+        which = "in all" if record.survey is None else "these steps alone, attention itself not counted:"
+        yield f"{which} {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} weights"
+        if is_flow(steps):
+            yield "numbers give the order of execution; an arrow leads from what is read to what is made of it"
+        else:
+            yield "from top to bottom in the order of execution"
+    if record.module is not None:
+        m = record.module
+        verdict = "the shape" if m.result == m.expected else f"where attention gives {list(m.expected)}: NOT the shape"
+        yield f"result {list(m.result)}, {verdict} that attention gives"
+    for route in record.routes:
+        verdict = "ok" if route.ok else "FAILED"
+        yield f"written as {visible(route.route)}: {verdict}, differs by at most {number_text(route.max_abs_difference)}"
+    if record.cell is not None:
+        yield _cell(record)
+
+
+def _cell(record: Record) -> str:
+    """One number of the pattern, and how it came to be."""
+    cell, view = record.cell, record if record.model is None else record.of_layer(0)
+    assert cell is not None
+    query = f"{token_text(view.sequences[cell.sequence], cell.query)} {cell.query}"
+    key = f"{token_text(view.keys[cell.sequence], cell.key)} {cell.key}"
+    score = f"q·k {number_text(cell.qk)}, score {number_text(cell.score)}" if cell.allowed else "not allowed, score −∞"
+    return f"head {cell.head}: {query} → {key}: {score}, share {number_text(cell.share)}"
+
+
+# ---------------------------- where the sites of our own layer stand in the diagram, and which of them each is made of
+
+
+_DOWN_GAP, _LANE, _BETWEEN = 26.0, 300.0, 18.0
+_ARROW = "#44607c"
+_Q, _K, _V, _ADDED = (0,), (1,), (2,), (3,)
+_PAIR, _KV, _ALL = (0, 1), (1, 2), (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The lanes that a site takes, and the sites that its numbers come from, as far as they were passed. It stands no higher
+    than those that it comes `after`."""
+
+    lanes: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def _projected(lane: tuple[int, ...], letter: str, rows: tuple[str, ...]) -> Mapping[str, _Place]:
+    """The sites of queries, keys or values."""
+    fused = ("qkv",) if letter == "q" else ("qkv", "kv")
+    return {
+        f"{letter}_proj": _Place(lane, rows),
+        f"{letter}_per_head": _Place(lane, rows),
+        letter: _Place(lane, (f"{letter}_proj", f"{letter}_per_head", *fused)),
+    }
+
+
+_OF_KEYS = ("context", "x")
+"""What keys and values are made of: the first of these that was passed."""
+PLACES: Mapping[str, _Place] = {
+    "ids": _Place(_Q),
+    "random": _Place(_Q),
+    "embed": _Place(_Q, ("ids",)),
+    "positions": _Place(_K, (), ("ids",)),
+    "x": _Place(_Q, ("embed", "random", "positions")),
+    "context": _Place(_KV, (), ("positions",)),
+    "qkv": _Place(_ALL, ("x",)),
+    "kv": _Place(_KV, ("context",)),
+    **_projected(_Q, "q", ("x",)),
+    **_projected(_K, "k", _OF_KEYS),
+    **_projected(_V, "v", _OF_KEYS),
+    "q_rot": _Place(_Q, ("q",)),
+    "k_rot": _Place(_K, ("k",)),
+    "alibi": _Place(_ADDED, (), ("q", "k")),
+    "bias": _Place(_ADDED, (), ("q", "k")),
+    "qk": _Place(_PAIR, ("q", "q_rot", "k", "k_rot")),
+    "scores": _Place(_PAIR, ("qk", "alibi", "bias")),
+    "pattern": _Place(_PAIR, ("scores",)),
+    "dropped": _Place(_PAIR, ("pattern",)),
+    "z": _Place(_ALL, ("pattern", "dropped", "v")),
+    "concat": _Place(_ALL, ("z",)),
+    "head_out": _Place(_ALL, ("z",)),
+    "out": _Place(_ALL, ("concat", "z")),
+    "out_sum": _Place(_ALL, ("head_out",)),
+}
+"""The sites that the diagram knows. Their formulas say the same, and a test holds the two together."""
+_REPLACED = {"q": "q_rot", "k": "k_rot", "pattern": "dropped", "z": "concat"}
+"""A site that is not read where the other was passed."""
+
+
+def is_flow(steps: Sequence[Step]) -> bool:
+    """Whether every step is a site of our own layer, each once."""
+    names = [step.site for step in steps]
+    return bool(names) and set(names) <= set(PLACES) and len(names) == len(set(names))
+
+
+def sources_of(site: str, passed: Sequence[str]) -> tuple[str, ...]:
+    """The sites among those `passed` that a site is made of.
+
+    >>> sources_of("qk", ("q", "k", "q_rot", "k_rot"))
+    ('q_rot', 'k_rot')
+    """
+    found = [source for source in PLACES[site].sources if source in passed]
+    if PLACES[site].sources == _OF_KEYS:
+        return tuple(found[:1])
+    return tuple(source for source in found if _REPLACED.get(source) not in found)
+
+
+@dataclass(frozen=True)
+class _Box:
+    lanes: tuple[int, ...]
+    y: float
+    piece: Piece
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.piece.height
+
+
+def flow(steps: Sequence[Step]) -> Piece:
+    """The diagram: queries, keys and values in lanes, arrows from what a site is made of."""
+    boxes: dict[str, _Box] = {}
+    bottoms: dict[int, float] = {}
+    for number, step in enumerate(steps, 1):
+        lanes = _lanes(step.site, [s.site for s in steps])
+        place, sources = PLACES[step.site], sources_of(step.site, [*boxes])
+        above = [bottoms.get(lane, -_DOWN_GAP) for lane in lanes]
+        above += [boxes[name].bottom for name in (*sources, *place.after) if name in boxes]
+        y = max(above) + _DOWN_GAP
+        width = len(lanes) * _LANE + (len(lanes) - 1) * _BETWEEN
+        boxes[step.site] = _Box(lanes, y, box(number, step, width))
+        bottoms |= dict.fromkeys(lanes, boxes[step.site].bottom)
+    arrows = "".join(_arrows(boxes))
+    content = "".join(placed(one.piece, _left(one.lanes[0]), one.y) for one in boxes.values())
+    n_lanes = 1 + max(max(one.lanes) for one in boxes.values())
+    return Piece(_marker() + arrows + content, _left(n_lanes) - _BETWEEN, max(one.bottom for one in boxes.values()))
+
+
+def _lanes(site: str, passed: Sequence[str]) -> tuple[int, ...]:
+    """The lanes of a site: rows stand above all that is made of them, and beside the context where there is one."""
+    return _ALL if site in ("x", "random") and "context" not in passed else PLACES[site].lanes
+
+
+def _left(lane: int) -> float:
+    return lane * (_LANE + _BETWEEN)
+
+
+def _middle(lanes: Sequence[int]) -> float:
+    return (_left(lanes[0]) + _left(lanes[-1]) + _LANE) / 2
+
+
+def _arrows(boxes: Mapping[str, _Box]) -> Iterator[str]:
+    for site, target in boxes.items():
+        for source in sources_of(site, [*boxes]):
+            yield _arrow(boxes[source], target)
+
+
+def _arrow(source: _Box, target: _Box) -> str:
+    """Straight down where the two share a lane; else down, along, and down; from beside, into the right edge."""
+    shared = [lane for lane in target.lanes if lane in source.lanes]
+    if shared:
+        x = _middle(shared)
+        path = f"M{value_text(x)} {value_text(source.bottom)}V{value_text(target.y - 2)}"
+    elif source.lanes == _ADDED:
+        edge, y = _left(target.lanes[-1]) + _LANE + 2, target.y + target.piece.height / 2
+        path = f"M{value_text(_middle(source.lanes))} {value_text(source.bottom)}V{value_text(y)}H{value_text(edge)}"
+    else:
+        start, end, y = _middle(source.lanes), _middle(target.lanes), target.y - _DOWN_GAP / 2
+        path = f"M{value_text(start)} {value_text(source.bottom)}V{value_text(y)}H{value_text(end)}V{value_text(target.y - 2)}"
+    return element("path", d=path, fill="none", stroke=_ARROW, stroke_width=1.2, marker_end="url(#arrow)")
+
+
+def _marker() -> str:
+    head = element("path", d="M0 0L8 4L0 8Z", fill=_ARROW)
+    marker = element(
+        "marker",
+        head,
+        id="arrow",
+        viewBox="0 0 8 8",
+        refX=7.0,
+        refY=4.0,
+        markerWidth=7.0,
+        markerHeight=7.0,
+        orient="auto",
+    )
+    return element("defs", marker)
+
+
+# ---------------------------------------------------------------------------------- a site of the walkthrough as a box
+
+
+SIZE, INSET = 10.0, 9.0
+_WIDE = 90
+"""Cells from which on what was measured stands at the right of the name."""
+_MADE, _WITH_WEIGHTS, _SEEN = "#f6f8fb", "#e3edf9", "#ffffff"
+_EDGE, _LINES_OF_THEIRS = "#44607c", "#1b6b3a"
+_DASHES = "4 3"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a box, and how it looks."""
+
+    text: str
+    fill: str = INK
+    weight: str | None = None
+
+
+def box(number: int, step: Step, width: float) -> Piece:
+    """The box of a step, as wide as asked for: dashed where it is a view, tinted darker where weights are used."""
+    cells = int((width - 2 * INSET) / (MONO_EM * SIZE))
+    lines = [*_name(number, step, cells)]
+    for line in _lines(step, is_wide=cells >= _WIDE):
+        lines += [_Line(part, line.fill, line.weight) for part in wrapped(line.text, cells)]
+    height = len(lines) * LINE * SIZE + 2 * INSET - 3
+    is_view = step.layout == "view"
+    fill = _SEEN if is_view else _WITH_WEIGHTS if step.parameters else _MADE
+    said = [element("title", characters(visible(step.meaning)))] if step.meaning else []
+    outline = rectangle(
+        0, 0, width, height, fill, rx=5.0, stroke=_EDGE, stroke_width=1.0, stroke_dasharray=_DASHES if is_view else None
+    )
+    texts = "".join(
+        written(INSET, INSET + (place + 0.78) * LINE * SIZE, line.text, SIZE, fill=line.fill, font_weight=line.weight)
+        for place, line in enumerate(lines)
+    )
+    if cells >= _WIDE:
+        y = INSET + 0.78 * LINE * SIZE
+        texts += written(width - INSET, y, _measured(step), SIZE, fill=SOFT, text_anchor="end")
+    return Piece(element("g", *said, outline, texts), width, height)
+
+
+def legend() -> Piece:
+    """What the looks of boxes mean."""
+    content, x = "", 0.0
+    for fill, dashes, said in (
+        (_WITH_WEIGHTS, None, "made with weights"),
+        (_MADE, None, "a new tensor"),
+        (_SEEN, _DASHES, "a view: memory that is there already"),
+    ):
+        content += rectangle(x, 0, 22, 12, fill, rx=3.0, stroke=_EDGE, stroke_width=1.0, stroke_dasharray=dashes)
+        content += written(x + 28, 10, said, SIZE, fill=SOFT)
+        x += 28 + (len(said) + 3) * MONO_EM * SIZE
+    return Piece(content, x, 14)
+
+
+def _name(number: int, step: Step, cells: int) -> Iterator[_Line]:
+    """The name, then the axes beside it where there is room, else below."""
+    name, axes = f"{number} {visible(step.site)}", axes_text(step.axes, step.shape) + repeats_text(step)
+    yield _Line(name, INK, "bold")
+    yield from (_Line(line, _EDGE) for line in filled(axes.split(" · "), cells))
+
+
+def _lines(step: Step, *, is_wide: bool) -> Iterator[_Line]:
+    if step.file is not None and step.line is not None:
+        place = f"{visible(PurePath(step.file).name)}:{step.line}"
+        yield _Line(f"{place}  {visible(step.source)}", _LINES_OF_THEIRS)
+    yield _Line(visible(step.formula))
+    if step.remark:
+        yield _Line(f"! {visible(step.remark)}", ALARM, "bold")
+    if not is_wide:
+        yield _Line(_measured(step), SOFT)
+    if step.parameters:
+        yield _Line(_parameters(step), SOFT)
+    if step.values is not None:
+        yield _Line(values_text(step, step.values, in_brief=True), SOFT)
+
+
+def _measured(step: Step) -> str:
+    flops = f" · {count_text(step.flops)} FLOPs" if step.flops else ""
+    return f"{memory_text(step, in_brief=True)} · {bytes_text(step.bytes)} {visible(step.dtype)}{flops}"
+
+
+def _parameters(step: Step) -> str:
+    shown = own_parameters(step)
+    more = f" and {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
+    total = sum(prod(parameter.shape) for parameter in step.parameters)
+    named = ", ".join(f"{visible(parameter.name)} {list(parameter.shape)}" for parameter in shown)
+    return f"weights {named}{more}: {total:,} numbers"
+
+
+# --------------------------------------------------------------------------------------- a decoded sequence as a table
+
+
+_STEP_SIZE, _ROW, _MOST_STEPS, _APART, _TOKENS = 10.0, 17.0, 48, 2, 36
+_BAR = 120.0
+_COLUMNS = ("step", "phase", "new tokens", "past", "q", "k", "FLOPs", "cache", "differs by", "read of the past")
+_LEFT = ("phase", "new tokens")
+
+
+def has_steps(record: Record) -> bool:
+    """Whether the trace is of decoding: every step reads what is kept of the past."""
+    return bool(record.trace) and all(step.cache is not None for step in record.trace)
+
+
+def step_table(record: Record) -> Piece:
+    """The table, with a bar for what each step reads; of many steps the first and the last."""
+    shown = balanced(len(record.trace), _MOST_STEPS)
+    steps = [(number, record.trace[number]) for number in shown.shown]
+    cells = [_cells(number, step, step.cache) for number, step in steps if step.cache is not None]
+    widths = [max(cell_len(line[i]) for line in (*cells, _COLUMNS[:-1])) for i in range(len(_COLUMNS) - 1)]
+    starts = [sum(widths[:i]) + i * _APART for i in range(len(_COLUMNS))]
+    content = _line(_COLUMNS, starts, widths, 0, fill=SOFT)
+    largest = max(step.cache.read_bytes for _, step in steps if step.cache is not None) or 1
+    y = _ROW
+    for place, (_, step) in enumerate(steps):
+        if shown.hidden and place == shown.before:
+            content += written(0, y + 0.7 * _ROW, f"⋮ {shown.hidden} steps not drawn", _STEP_SIZE, fill=SOFT)
+            y += _ROW
+        assert step.cache is not None
+        content += element("line", x1=0, y1=y, x2=_x(starts[-1]) + _BAR + 80, y2=y, stroke=FAINT, stroke_width=0.5)
+        content += _line(cells[place], starts, widths, y, fill=INK)
+        read = step.cache.read_bytes
+        content += rectangle(_x(starts[-1]), y + 4, _BAR * read / largest, _ROW - 8, "#44607c")
+        text = written(_x(starts[-1]) + _BAR * read / largest + 6, y + 0.7 * _ROW, bytes_text(read), _STEP_SIZE)
+        content += text
+        y += _ROW
+    return Piece(content, _x(starts[-1]) + _BAR + 80, y)
+
+
+def _x(cells: float) -> float:
+    return cells * MONO_EM * _STEP_SIZE
+
+
+def _line(texts: Sequence[str], starts: Sequence[int], widths: Sequence[int], y: float, *, fill: str) -> str:
+    content = ""
+    for place, text in enumerate(texts):
+        is_left = _COLUMNS[place] in _LEFT or place == len(widths)
+        x = starts[place] if is_left else starts[place] + widths[place]
+        content += written(_x(x), y + 0.7 * _ROW, text, _STEP_SIZE, fill=fill, text_anchor=None if is_left else "end")
+    return content
+
+
+def _cells(number: int, step: Step, cache: CacheStep) -> tuple[str, ...]:
+    tokens = " | ".join(new_tokens_text(new, len(new)) for new in cache.tokens)
+    return (
+        str(number),
+        cache.phase,
+        fitted(tokens, _TOKENS),
+        str(cache.n_past),
+        "×".join(map(str, cache.q_shape)),
+        "×".join(map(str, cache.k_shape)),
+        count_text(step.flops),
+        bytes_text(cache.cache_bytes),
+        number_text(cache.max_abs_difference),
+    )
