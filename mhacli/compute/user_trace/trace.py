@@ -22,7 +22,7 @@ from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.compute.base.devices import environment
-from mhacli.compute.base.taps import summarise
+from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.user_trace.axes import (
     RunSizes,
@@ -433,19 +433,9 @@ def steps_of(walked: TracedCall, *, values: bool) -> tuple[Step, ...]:
 
 
 def _given_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: bool) -> Step:
-    return Step(
-        site=name,
-        axes=axes,
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        formula=f"{name} = " + ("True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"),
-        meaning=_GIVEN[name],
-        layout="copy",
-        strides=tuple(tensor.stride()),
-        flops=0,
-        bytes=tensor.numel() * tensor.element_size(),
-        values=_values(tensor) if values else None,
-    )
+    made = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
+    numbers = _values(tensor) if values else None
+    return step_of(name, tensor, axes=axes, formula=f"{name} = {made}", meaning=_GIVEN[name], flops=0, values=numbers)
 
 
 def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
@@ -458,17 +448,14 @@ def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: 
     made_by = flow.made_by[index][0] if flow.made_by[index] else None
     before = () if made_by is None else walked.axes[made_by]
     remark = remark_of(operation, before, axes, is_attention=is_attention)
-    return Step(
-        site=site,
+    step = step_of(
+        site,
+        output,
         axes=axes,
-        shape=tuple(output.shape),
-        dtype=str(output.dtype).removeprefix("torch."),
         formula=f"{site} = {formula_of(flow, index, walked.sites, walked.axes)}",
         meaning="" if remark else meaning_of(site, axes),
-        layout="copy" if view_of is None else "view",
-        strides=tuple(output.stride()),
+        is_view=view_of is not None,
         flops=sum(flops_of(flow, one) for one in indices),
-        bytes=sum(flow.operations[one].output.numel() * output.element_size() for one in indices),
         view_of=view_of,
         parameters=tuple(dict.fromkeys(p for one in indices for p in _parameters(flow, one))),
         values=_values(output) if values else None,
@@ -480,6 +467,8 @@ def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: 
         repeats=len(indices),
         repeats_of=walked.repeated.get(place, ""),
     )
+    n_numbers = sum(flow.operations[one].output.numel() for one in indices)
+    return replace(step, bytes=n_numbers * output.element_size())
 
 
 def _view_of(walked: TracedCall, index: int) -> str | None:
