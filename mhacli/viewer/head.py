@@ -131,11 +131,11 @@ class HeadScreen(ViewerScreen):
             return
         self.read_out.styles.height = 2 if self.size.height >= 8 else 1
         self.read_out.show(partial(read_out, picture, (self.row, self.column)))
-        told = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
+        legend = captions(picture, self.matrix.zoom(), self.size.width, colour=self.colour)
         self.legend.styles.height = min(
-            len(told), next(most for height, most in _LEGENDS if self.size.height >= height)
+            len(legend), next(most for height, most in _LEGENDS if self.size.height >= height)
         )
-        self.legend.show(lambda width: told)
+        self.legend.show(lambda width: legend)
         self._draw_texts(picture)
 
     def _idle(self) -> tuple[str, ...]:

@@ -150,13 +150,13 @@ class Lines(Pane):
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self._tell: Callable[[int], Sequence[Line]] = lambda width: ()
+        self._draw: Callable[[int], Sequence[Line]] = lambda width: ()
 
-    def show(self, tell: Callable[[int], Sequence[Line]]) -> None:
-        """Shows other lines: `tell` is asked for them when they are painted, and how wide they may be is known."""
-        self._tell = tell
+    def show(self, draw: Callable[[int], Sequence[Line]]) -> None:
+        """Shows other lines: `draw` is asked for them when they are painted, and how wide they may be is known."""
+        self._draw = draw
         self.repaint()
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The lines, as many as there is room for."""
-        return self._tell(width)[:height]
+        return self._draw(width)[:height]

@@ -20,7 +20,16 @@ from mhacli.render.heads.cells import key_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.page.html import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
 from mhacli.render.page.maps import EXACT, Fineness
-from mhacli.render.page.payload import LIMIT_BYTES, Drawn, Maps, View, drawn_head, exact_maps, fitting_maps, payload
+from mhacli.render.page.payload import (
+    LIMIT_BYTES,
+    MapRequest,
+    PageMaps,
+    PageView,
+    exact_maps,
+    fitting_maps,
+    map_request,
+    payload,
+)
 from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.user_code import module_header
@@ -46,23 +55,23 @@ def page(record: Record, options: ViewOptions) -> str:
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
-    begin = 0 if options.heads is not None else surest(heads)
-    view = View(heads, sequences, scale_of(options, heads), options.hide_sinks, begin=begin)
-    drawn = [drawn_head(head, b, options.rows) for head in heads for b in sequences]
+    begin = 0 if options.heads is not None else most_certain(heads)
+    view = PageView(heads, sequences, scale_of(options, heads), options.hide_sinks, begin=begin)
+    requests = [map_request(head, b, options.rows) for head in heads for b in sequences]
     title = _title(record)
-    said, walk = statistics(record, options, view.heads), walkthrough(record)
-    frame = _Frame(record, options, view, tuple(drawn), title, said, walk, cells=Html(""))
-    if options.full or not drawn:
-        return replace(frame, cells=kept_cells(heads, sequences, options, room=None)).whole(exact_maps(drawn))
+    table, walk = statistics(record, options, view.heads), walkthrough(record)
+    frame = _Frame(record, options, view, tuple(requests), title, table, walk, cells=Html(""))
+    if options.full or not requests:
+        return replace(frame, cells=kept_cells(heads, sequences, options, room=None)).whole(exact_maps(requests))
     for part in _PARTS:
         tried = frame.with_cells(part)
-        maps = fitting_maps(drawn, max(tried.room, tried.least_room), rows_first=options.rows is not None)
+        maps = fitting_maps(requests, max(tried.room, tried.least_room), rows_first=options.rows is not None)
         if maps.n_bytes <= tried.room or maps.n_bytes > frame.room:  # else fewer cells would help
             break
     return tried.whole(replace(maps, is_small=maps.n_bytes <= tried.room))
 
 
-def surest(heads: Sequence[DrawableHead]) -> int:
+def most_certain(heads: Sequence[DrawableHead]) -> int:
     """Where the head stands whose kind is surest, of those with a kind that can be seen; the first where none has one."""
     named = [
         (-head.statistics.certainty, place)
@@ -80,8 +89,8 @@ class _Frame:
 
     record: Record
     options: ViewOptions
-    view: View
-    drawn: tuple[Drawn, ...]
+    view: PageView
+    requests: tuple[MapRequest, ...]
     title: str
     statistics: Html
     walk: Html
@@ -103,14 +112,14 @@ class _Frame:
         cells = kept_cells(self.view.heads, self.view.sequences, self.options, room=room)
         return replace(self, cells=cells) if cells else self
 
-    def whole(self, maps: Maps) -> str:
+    def whole(self, maps: PageMaps) -> str:
         """The page with these maps, or none of them."""
         view = replace(self.view, quantised=quantised_text(maps))
-        drawn = self.drawn if maps.maps else ()
-        told = [*notes(self.record, self.options, view, drawn, maps)]
-        sections = _drawn_sections() if view.heads else [_nothing_section(told.pop(0))]
+        requests = self.requests if maps.maps else ()
+        sentences = [*notes(self.record, self.options, view, requests, maps)]
+        sections = _drawn_sections() if view.heads else [_nothing_section(sentences.pop(0))]
         sections += [self.statistics, *([self.cells] if self.cells else []), self.walk]
-        sections += [*([_notes_section(told)] if told else []), _provenance(self.record)]
+        sections += [*([_notes_section(sentences)] if sentences else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
         script, style = page_script(), page_style(has_cells=bool(self.cells))
         body = joined(
@@ -148,12 +157,12 @@ def _title(record: Record) -> str:
 
 def _top(record: Record, title: str) -> list[Html]:
     """What stands above everything: the title, what was computed, and room for controls."""
-    said: RenderableType = configuration(record, WIDE.width)
+    words: RenderableType = configuration(record, WIDE.width)
     if record.module is not None:
-        said = module_header(record, record.module, WIDE)
+        words = module_header(record, record.module, WIDE)
     elif record.model is not None:
-        said = model_header(record, record.model, WIDE)
-    origin = tag("div", *(tag("p", line) for line in lines_of(said, WIDE.width)), id="origin")
+        words = model_header(record, record.model, WIDE)
+    origin = tag("div", *(tag("p", line) for line in lines_of(words, WIDE.width)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip", data_script="", hidden="")
     controls = tag("div", id="controls", hidden="")
     return [
@@ -178,8 +187,8 @@ def _drawn_sections() -> list[Html]:
     ]
 
 
-def _notes_section(told: Sequence[str]) -> Html:
-    items = tag("ul", *(tag("li", text(sentence)) for sentence in told))
+def _notes_section(sentences: Sequence[str]) -> Html:
+    items = tag("ul", *(tag("li", text(sentence)) for sentence in sentences))
     return tag("section", tag("h2", text("how it was drawn")), items, id="notes")
 
 
@@ -187,8 +196,8 @@ def _provenance(record: Record) -> Html:
     rows = (tag("tr", tag("th", text(word), scope="row"), tag("td", text(line))) for word, line in provenance(record))
     whole = tag("table", tag("caption", text("what made this page")), tag("tbody", *rows))
     checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE), WIDE.width)]
-    said = (tag("p", line) for line in checks)
-    return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *said, id="provenance")
+    words = (tag("p", line) for line in checks)
+    return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *words, id="provenance")
 
 
 # ------------------------------------------------------------------------------------------ how it was drawn, in words
@@ -199,22 +208,24 @@ _BLOCKS = "maps of blocks know of those alone that begin a text"
 _LIMIT = format_size(LIMIT_BYTES)
 
 
-def notes(record: Record, options: ViewOptions, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+def notes(
+    record: Record, options: ViewOptions, view: PageView, requests: Sequence[MapRequest], maps: PageMaps
+) -> Iterator[str]:
     """The sentences, each a thing to know before a picture is believed; where no head is drawn, the first says why."""
-    if drawn:
+    if requests:
         yield _cell(view.heads, maps.fineness)
         yield _exactness(view, maps)
         yield from _kept(view, maps, options.rows)
         if len(view.heads) > 1:
             yield _first_look(view)
         yield _scale(view, maps)
-        yield from _sinks(record, view, drawn, maps)
+        yield from _sinks(record, view, requests, maps)
         yield from _learned(maps)
-        yield from _signs(record, drawn, maps)
+        yield from _signs(record, requests, maps)
     yield from _missing(record, options, view)
 
 
-def quantised_text(maps: Maps) -> str | None:
+def quantised_text(maps: PageMaps) -> str | None:
     """What coarse codes and blocks did to the shares, in a sentence; None where the page has what the record has."""
     if maps.fineness == EXACT:
         return None
@@ -248,15 +259,15 @@ def _block(head: DrawableHead) -> int:
     return head.record.survey.block if head.record.survey is not None else 1
 
 
-def _exactness(view: View, maps: Maps) -> str:
-    said = quantised_text(maps)
-    if said is None:
+def _exactness(view: PageView, maps: PageMaps) -> str:
+    words = quantised_text(maps)
+    if words is None:
         rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
         return f"shares are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
-    return said if maps.is_small else f"{said}. It is above {_LIMIT} all the same: there are too many heads or tokens"
+    return words if maps.is_small else f"{words}. It is above {_LIMIT} all the same: there are too many heads or tokens"
 
 
-def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
+def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
     """What is exact beside coarse maps."""
     if maps.fineness == EXACT or all("pattern" not in head.record.arrays for head in view.heads):
         return
@@ -268,16 +279,16 @@ def _kept(view: View, maps: Maps, rows: Rows | None) -> Iterator[str]:
         parts.append(
             "the row of the last query" if rows is None else f"rows of asked queries, at most {maps.n_rows} a text"
         )
-    said = " and ".join(parts) or "nothing"
+    words = " and ".join(parts) or "nothing"
     left = (
         f"; {maps.n_wanted - maps.n_rows} asked rows had no room"
         if maps.n_wanted - maps.n_rows > 0 < maps.n_rows
         else ""
     )
-    yield f"exact besides: {said}{left}"
+    yield f"exact besides: {words}{left}"
 
 
-def _first_look(view: View) -> str:
+def _first_look(view: PageView) -> str:
     """Which head is seen first, and why."""
     head, known = view.heads[view.begin], view.heads[view.begin].statistics
     if known is None or known.certainty is None or not view.begin:
@@ -285,20 +296,20 @@ def _first_look(view: View) -> str:
     return f"seen first: {head.label}, which is surest of its kind, {known.kind} {share_text(known.certainty, 2)}"
 
 
-def _scale(view: View, maps: Maps) -> str:
+def _scale(view: PageView, maps: PageMaps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
     if view.scale == "rank":
         return "scale at first: rank, the share of a head's open cells that are smaller"
-    said = range_text(view.scale, top, 0)
-    return f"scale at first: {view.scale}, {said}, the same for all heads; its top is the largest share of a row with a choice"
+    words = range_text(view.scale, top, 0)
+    return f"scale at first: {view.scale}, {words}, the same for all heads; its top is the largest share of a row with a choice"
 
 
-def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+def _sinks(record: Record, view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
     """Which keys are taken as sinks, and what they get, beside what uniform attention would give them."""
     known = [
-        (one, measured.n_queries)
-        for one, measured in zip(maps.maps, maps.measured, strict=True)
-        if measured.n_queries and not measured.n_missing
+        (one, facts.n_queries)
+        for one, facts in zip(maps.maps, maps.facts, strict=True)
+        if facts.n_queries and not facts.n_missing
     ]
     if not known:
         return
@@ -311,14 +322,14 @@ def _sinks(record: Record, view: View, drawn: Sequence[Drawn], maps: Maps) -> It
     got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
     done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
     beside = "" if all(one.block == 1 for one, _ in known) else f" {_BLOCKS.capitalize()}."
-    named = _named_sinks(drawn, maps)
+    named = _named_sinks(requests, maps)
     yield f"sinks: {named}. {got}, and are {way}; {done}.{beside} Each head’s own stand below its picture"
 
 
-def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
+def _named_sinks(requests: Sequence[MapRequest], maps: PageMaps) -> str:
     """The keys that are sinks, those of most maps first."""
     found: dict[str, int] = {}
-    for one, own in zip(drawn, maps.maps, strict=True):
+    for one, own in zip(requests, maps.maps, strict=True):
         for place in own.sinks:
             name = key_name(one.head.record, one.sequence, place)
             found[name] = found.get(name, 0) + 1
@@ -327,11 +338,11 @@ def _named_sinks(drawn: Sequence[Drawn], maps: Maps) -> str:
     return named + (f" and {count_of(len(ordered) - _MOST_SINKS, 'other key')}" if len(ordered) > _MOST_SINKS else "")
 
 
-def _learned(maps: Maps) -> Iterator[str]:
+def _learned(maps: PageMaps) -> Iterator[str]:
     masses = [
-        (one.learned_mass, measured.n_queries)
-        for one, measured in zip(maps.maps, maps.measured, strict=True)
-        if one.learned_mass is not None and measured.n_queries and not measured.n_missing
+        (one.learned_mass, facts.n_queries)
+        for one, facts in zip(maps.maps, maps.facts, strict=True)
+        if one.learned_mass is not None and facts.n_queries and not facts.n_missing
     ]
     if masses:
         taken = f"learned sinks, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
@@ -343,28 +354,27 @@ def _mean(masses: Sequence[tuple[float, float]]) -> float:
     return sum(mass * n for mass, n in masses) / sum(n for _, n in masses)
 
 
-def _signs(record: Record, drawn: Sequence[Drawn], maps: Maps) -> Iterator[str]:
+def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
     """What cells without a share mean, and which shares these are."""
-    if any(one.n_forbidden for one in maps.measured):
+    if any(one.n_forbidden for one in maps.facts):
         yield "hatched cells may not be attended; that is another thing than a small share"
-    missing = sum(one.n_missing for one in maps.measured)
+    missing = sum(one.n_missing for one in maps.facts)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
     if is_before_dropout(record):
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
-    if any("pattern" not in one.head.record.arrays for one in drawn) and record.facts.padded:
+    if any("pattern" not in one.head.record.arrays for one in requests) and record.facts.padded:
         yield "padding takes part in blocks, and gets nothing"
     elif record.facts.padded:
         yield "padding is left out"
 
 
-def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
     """What the record, or the page, does not show, and how to see it."""
     if record.module is not None:
         yield "a walk through somebody's own attention keeps shapes and no matrices, so no head is drawn"
         return
-    drawn = {id(head.record) for head in view.heads}
     if record.model is not None:
         layers = chosen_layers(record, options)
         without = [layer.inspected for layer in layers if not layer.is_drawable]
@@ -373,7 +383,7 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
         types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
         if types:
             yield f"without an attention matrix: {', '.join(types)}"
-    elif not drawn:
+    elif not view.heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any("pattern" not in head.record.arrays and _block(head) > 1 for head in view.heads):
         yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
@@ -382,7 +392,7 @@ def _missing(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
     yield from _left_out(record, options, view)
 
 
-def _left_out(record: Record, options: ViewOptions, view: View) -> Iterator[str]:
+def _left_out(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
     """What the options left out."""
     if options.heads is not None:
         yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} alone, as asked"

@@ -59,18 +59,18 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Html]])
     return tag("div", whole, class_="scroll")
 
 
-def lines_of(drawn: RenderableType, width: int) -> Iterator[Html]:
+def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
     """The lines of a terminal view on a screen of that width, with what its styles mean as classes."""
     console = Console(
         width=width, height=1, file=StringIO(), color_system=None, legacy_windows=False, force_terminal=False
     )
-    for line in console.render_lines(drawn, console.options, pad=False):
+    for line in console.render_lines(view, console.options, pad=False):
         yield Html("".join(map(_span, line)).rstrip())
 
 
-def preformatted(drawn: RenderableType, width: int) -> Html:
+def preformatted(view: RenderableType, width: int) -> Html:
     """A terminal view whose columns matter."""
-    return tag("div", tag("pre", Html(joined(lines_of(drawn, width)).strip("\n"))), class_="scroll")
+    return tag("div", tag("pre", Html(joined(lines_of(view, width)).strip("\n"))), class_="scroll")
 
 
 def _span(segment: Segment) -> Html:

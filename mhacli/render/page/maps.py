@@ -40,7 +40,7 @@ EXACT = Fineness("f32", 1)
 
 
 @dataclass(frozen=True)
-class StrongKeys:
+class KeptKeys:
     """The `k` strongest keys of some queries with their shares, both `[query, k]`, encoded. `places` are the queries, None for
     all; `NO_KEY` stands where fewer may be attended."""
 
@@ -80,9 +80,9 @@ class EncodedMap:
     removed: float
     uniform: float
     learned_mass: float | None
-    top: StrongKeys | None = None
+    top: KeptKeys | None = None
     rows: KeptRows | None = None
-    asked: StrongKeys | None = None
+    asked: KeptKeys | None = None
 
     @cached_property
     def json(self) -> str:
@@ -91,7 +91,7 @@ class EncodedMap:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MapFacts:
     """What is to be said of a map besides: the tops of its scale with sinks and without, how far a share in the page is from that
     in the record at most, how many cells are no number, how many may not be attended, and how many queries see a key."""
 
@@ -111,20 +111,20 @@ class SinkShares:
     uniform: float
 
 
-def sink_shares(drawn: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares:
+def sink_shares(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares:
     """What uniform attention gives to the sinks of a map, of single cells or as the record holds it."""
     first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
-    if "pattern" in drawn.record.arrays:
+    if "pattern" in head.record.arrays:
         per_query = cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))
         received = per_query.sum(axis=0)
     else:
-        of_all = drawn.record.arrays["uniform_received"][sequence]
-        received = of_all[min(drawn.place, len(of_all) - 1), drawn.record.first_key(sequence) :]
+        of_all = head.record.arrays["uniform_received"][sequence]
+        received = of_all[min(head.place, len(of_all) - 1), head.record.first_key(sequence) :]
     n_queries = max(1.0, float(cells.n_queries.sum()))
     return SinkShares(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
 
-def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) -> tuple[EncodedMap, Measured]:
+def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) -> tuple[EncodedMap, MapFacts]:
     """The map in a code, and what is to be said of it. `given` is what its sinks get uniformly.
 
     Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
@@ -155,11 +155,11 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) ->
         learned_mass=shown.learned_mass,
     )
     difference = np.abs((numbers.astype(np.float64) if is_exact else decoded(numbers, top)) - cells)
-    return one, _measured(shown, float(np.nan_to_num(difference).max(initial=0.0)))
+    return one, _facts(shown, float(np.nan_to_num(difference).max(initial=0.0)))
 
 
-def _measured(shown: HeadMap, error: float) -> Measured:
-    return Measured(
+def _facts(shown: HeadMap, error: float) -> MapFacts:
+    return MapFacts(
         largest=shown.largest,
         largest_without_sinks=shown.without_sinks().largest,
         error=error,
@@ -169,7 +169,7 @@ def _measured(shown: HeadMap, error: float) -> Measured:
     )
 
 
-def strongest(cells: HeadMap, k: int) -> tuple[Array, Array]:
+def top_keys(cells: HeadMap, k: int) -> tuple[Array, Array]:
     """The `k` strongest keys of each query and their shares, both `[query, k]`, the strongest first; `NO_KEY` and 0 where there
     are fewer. `cells` is a map of single cells. A row that holds NaN has none."""
     open_shares = np.where(np.isnan(cells.shares).any(axis=1, keepdims=True), FORBIDDEN, cells.shares)
@@ -183,9 +183,9 @@ def strongest(cells: HeadMap, k: int) -> tuple[Array, Array]:
 
 
 def with_keys(one: EncodedMap, keys: Array, shares: Array, k: int) -> EncodedMap:
-    """The map with the `k` strongest of the keys of each query, as `strongest` gives them."""
+    """The map with the `k` strongest of the keys of each query, as `top_keys` gives them."""
     n = min(k, keys.shape[1])
-    return replace(one, top=StrongKeys(n, b64z(keys[:, :n]), floats(shares[:, :n])))
+    return replace(one, top=KeptKeys(n, b64z(keys[:, :n]), floats(shares[:, :n])))
 
 
 def with_rows(one: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
@@ -193,9 +193,9 @@ def with_rows(one: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap
     return replace(one, rows=KeptRows(tuple(places), floats(rows))) if len(places) else one
 
 
-def asked_keys(drawn: DrawableHead, sequence: int) -> StrongKeys | None:
+def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:
     """What the queries that a look at heads was asked for looked at; None where it was not."""
-    record, survey = drawn.record, drawn.record.survey
+    record, survey = head.record, head.record.survey
     if survey is None or "top_keys" not in record.arrays:
         return None
     n, first_query, first_key = (
@@ -204,11 +204,11 @@ def asked_keys(drawn: DrawableHead, sequence: int) -> StrongKeys | None:
         record.first_key(sequence),
     )
     own = [i for i, query in enumerate(survey.kept.queries) if 0 <= query - first_query < n]
-    keys = record.arrays["top_keys"][sequence, drawn.place][own]
-    shares = record.arrays["top_shares"][sequence, drawn.place][own]
+    keys = record.arrays["top_keys"][sequence, head.place][own]
+    shares = record.arrays["top_shares"][sequence, head.place][own]
     named = np.where(keys < 0, NO_KEY, keys - first_key).astype(np.uint32)
     places = tuple(survey.kept.queries[i] - first_query for i in own)
-    return StrongKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, shares)), places) if own else None
+    return KeptKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, shares)), places) if own else None
 
 
 # --------------------------------------------------------------------------------------------------------------- codes

@@ -23,12 +23,12 @@ from mhacli.render.page.maps import (
     MOST_KEYS,
     EncodedMap,
     Fineness,
-    Measured,
-    asked_keys,
+    MapFacts,
     bits,
     encoded,
+    requested_keys,
     sink_shares,
-    strongest,
+    top_keys,
     with_keys,
     with_rows,
 )
@@ -42,7 +42,7 @@ SCHEMA = "mha.page/1"
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """What a page draws: heads of sequences, on which scale, with sinks or without; `quantised` says in words what coarse
     codes did to the shares, None where they are exact. `begin` is where the head stands that is seen first."""
 
@@ -60,7 +60,7 @@ class View:
         return max((8 * array.itemsize for array in shares if array is not None), default=32)
 
 
-def payload(view: View, maps: Maps) -> Html:
+def payload(view: PageView, maps: PageMaps) -> Html:
     """The text of the script element that holds it. No character of it ends the element, or is not ASCII."""
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in view.heads}
@@ -108,20 +108,20 @@ def _labels(sequence: TokenSequence) -> tuple[str, ...]:
 
 
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
-    said = head.statistics
+    statistics = head.statistics
     return {
         "layer": layer,
         "head": head.head,
         "label": head.label,
         "kv": kv_head_of(head.record, head.head),
-        "kind": None if said is None else said.kind,
-        "sign": "" if said is None else KIND_SIGNS[said.kind][0],
-        "certainty": None if said is None else said.certainty,
-        "entropy": None if said is None else said.entropy,
+        "kind": None if statistics is None else statistics.kind,
+        "sign": "" if statistics is None else KIND_SIGNS[statistics.kind][0],
+        "certainty": None if statistics is None else statistics.certainty,
+        "entropy": None if statistics is None else statistics.entropy,
     }
 
 
-def _quantised(view: View, maps: Maps) -> Mapping[str, Any] | None:
+def _quantised(view: PageView, maps: PageMaps) -> Mapping[str, Any] | None:
     if view.quantised is None:
         return None
     return {"code": maps.fineness.code, "error": maps.error, "block": maps.fineness.factor, "text": view.quantised}
@@ -143,7 +143,7 @@ _SURE = 0.9
 
 
 @dataclass(frozen=True)
-class Drawn:
+class MapRequest:
     """A head of a sequence, and of which queries exact rows are wanted: `n_wanted` were, of which `rows` are the first."""
 
     head: DrawableHead
@@ -176,14 +176,14 @@ class PackedMask:
 
 
 @dataclass(frozen=True)
-class Maps:
+class PageMaps:
     """The maps of a page, in the order of what is drawn, with what is to be said of each. `n_keys` strongest keys of each query
     and `n_rows` rows of those that were wanted were kept exactly; `n_wanted` is how many rows were wanted at most. `is_small`:
     everything is within the limit."""
 
     maps: tuple[EncodedMap, ...]
     masks: tuple[PackedMask, ...]
-    measured: tuple[Measured, ...]
+    facts: tuple[MapFacts, ...]
     fineness: Fineness = EXACT
     n_keys: int = 0
     n_rows: int = 0
@@ -198,16 +198,16 @@ class Maps:
     def top(self, *, hide_sinks: bool) -> float:
         """The top of the common scale, with sinks or without; 1 where there is nothing."""
         name = "largest_without_sinks" if hide_sinks else "largest"
-        return max((getattr(one, name) for one in self.measured), default=0.0) or 1.0
+        return max((getattr(one, name) for one in self.facts), default=0.0) or 1.0
 
     @property
     def error(self) -> float:
         """How far any share in the page is from that in the record at most."""
-        return max((one.error for one in self.measured), default=0.0)
+        return max((one.error for one in self.facts), default=0.0)
 
 
 @dataclass(frozen=True)
-class _Exact:
+class _ExactWeights:
     """Exact numbers of a map that a page may carry besides."""
 
     keys: Array
@@ -215,32 +215,32 @@ class _Exact:
     rows: Array
 
 
-def drawn_head(head: DrawableHead, sequence: int, rows: Rows | None) -> Drawn:
+def map_request(head: DrawableHead, sequence: int, rows: Rows | None) -> MapRequest:
     """A head to draw with the queries whose rows are to be exact: those asked for, as many as a page takes, else the last one."""
     made = None if head.record.model is None else head.record.model.generated
     produced = None if head.layer is None else first_produced(head.layer.kind, made, sequence)
     wanted = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
-    return Drawn(head, sequence, wanted[:MOST_ROWS], len(wanted))
+    return MapRequest(head, sequence, wanted[:MOST_ROWS], len(wanted))
 
 
-def exact_maps(drawn: Sequence[Drawn]) -> Maps:
+def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
     """Every cell of every map, whatever that takes."""
-    maps, _ = _encoded(drawn, EXACT, None)
+    maps, _ = _encoded(requests, EXACT, None)
     return maps
 
 
-def fitting_maps(drawn: Sequence[Drawn], room: int, *, rows_first: bool) -> Maps:
+def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool) -> PageMaps:
     """The finest maps that take at most `room` bytes, and exact numbers as far as there is room: the strongest keys of every
     query, and some rows, or with `rows_first` these first. The coarsest that say anything where none fit."""
-    *candidates, coarsest = _finenesses(max((one.longest for one in drawn), default=1))
+    *candidates, coarsest = _finenesses(max((one.longest for one in requests), default=1))
     for fineness in candidates:
-        if _estimate(drawn, fineness, room) <= room:
-            maps, exact = _encoded(drawn, fineness, room)
+        if _estimate(requests, fineness, room) <= room:
+            maps, exact = _encoded(requests, fineness, room)
             if maps.is_small:
-                return _with_exact(maps, exact, drawn, room, rows_first=rows_first)
-    maps, exact = _encoded(drawn, coarsest, None)
+                return _with_exact(maps, exact, requests, room, rows_first=rows_first)
+    maps, exact = _encoded(requests, coarsest, None)
     maps = replace(maps, is_small=maps.n_bytes <= room)
-    return _with_exact(maps, exact, drawn, room, rows_first=rows_first)
+    return _with_exact(maps, exact, requests, room, rows_first=rows_first)
 
 
 def _finenesses(longest: int) -> Iterator[Fineness]:
@@ -253,63 +253,70 @@ def _finenesses(longest: int) -> Iterator[Fineness]:
         factor *= 2
 
 
-def _estimate(drawn: Sequence[Drawn], fineness: Fineness, room: int) -> float:
+def _estimate(requests: Sequence[MapRequest], fineness: Fineness, room: int) -> float:
     """About how many bytes all maps take, from a few; as soon as that is clearly too much, no more are tried."""
-    step = max(1, len(drawn) // _SAMPLES)
-    n_all, total, n_cells = sum(one.n_cells for one in drawn), 0, 0
+    step = max(1, len(requests) // _SAMPLES)
+    n_all, total, n_cells = sum(one.n_cells for one in requests), 0, 0
     expected = 0.0
-    for one in drawn[step // 2 :: step]:
+    for one in requests[step // 2 :: step]:
         cells = head_map(one.head, one.sequence)
         given = sink_shares(one.head, one.sequence, cells)
         total += len(encoded(cells.pooled(fineness.factor), 0, fineness, given)[0].json) - _OVERHEAD
         n_cells += one.n_cells
-        expected = (total / n_cells * n_all + _OVERHEAD * len(drawn)) / (1 if step == 1 else _SURE)
+        expected = (total / n_cells * n_all + _OVERHEAD * len(requests)) / (1 if step == 1 else _SURE)
         if expected > 2 * room:
             break
     return expected
 
 
-def _encoded(drawn: Sequence[Drawn], fineness: Fineness, room: int | None) -> tuple[Maps, list[_Exact | None]]:
+def _encoded(
+    requests: Sequence[MapRequest], fineness: Fineness, room: int | None
+) -> tuple[PageMaps, list[_ExactWeights | None]]:
     """All maps in one fineness; not all of them, and not `is_small`, where they take more than `room`."""
     masks: dict[PackedMask, int] = {}
-    done: list[tuple[EncodedMap, Measured]] = []
-    exact: list[_Exact | None] = []
+    done: list[tuple[EncodedMap, MapFacts]] = []
+    exact: list[_ExactWeights | None] = []
     n_bytes = 0
-    for one in drawn:
+    for one in requests:
         cells = head_map(one.head, one.sequence)
         shown = cells.pooled(fineness.factor)
         mask = PackedMask(len(shown.shares), shown.shares.shape[1], bits(shown.is_open))
         given = sink_shares(one.head, one.sequence, cells)
-        made, measured = encoded(shown, masks.setdefault(mask, len(masks)), fineness, given)
-        made = replace(made, asked=asked_keys(one.head, one.sequence))
-        done.append((made, measured))
+        made, facts = encoded(shown, masks.setdefault(mask, len(masks)), fineness, given)
+        made = replace(made, asked=requested_keys(one.head, one.sequence))
+        done.append((made, facts))
         n_bytes += len(made.json)
         if room is not None and n_bytes > room:
             break
         exact.append(None if made.exact else _exact(one, cells))
-    maps = Maps(tuple(made for made, _ in done), tuple(masks), tuple(measured for _, measured in done), fineness)
+    maps = PageMaps(tuple(made for made, _ in done), tuple(masks), tuple(facts for _, facts in done), fineness)
     return replace(maps, is_small=room is None or maps.n_bytes <= room), exact
 
 
-def _exact(one: Drawn, cells: HeadMap) -> _Exact | None:
+def _exact(one: MapRequest, cells: HeadMap) -> _ExactWeights | None:
     """What can be kept exactly beside a map that is not; None where the record has no single cells."""
     if "pattern" not in one.head.record.arrays:
         return None
-    return _Exact(*strongest(cells, MOST_KEYS), cells.shares[list(one.rows)].astype(np.float32))
+    return _ExactWeights(*top_keys(cells, MOST_KEYS), cells.shares[list(one.rows)].astype(np.float32))
 
 
 def _with_exact(
-    maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], room: int, *, rows_first: bool
-) -> Maps:
+    maps: PageMaps,
+    exact: Sequence[_ExactWeights | None],
+    requests: Sequence[MapRequest],
+    room: int,
+    *,
+    rows_first: bool,
+) -> PageMaps:
     """The maps with as many strongest keys and whole rows as there is room for: of each the most, or half of that, and so on."""
-    known = [of for of, own in zip(drawn, exact, strict=True) if own is not None]
+    known = [of for of, own in zip(requests, exact, strict=True) if own is not None]
     if not known:
         return maps
     best = replace(maps, n_wanted=max(of.n_wanted for of in known))
     for add in (_with_rows, _with_keys) if rows_first else (_with_keys, _with_rows):
         n = MOST_KEYS if add is _with_keys else min(best.n_wanted, MOST_ROWS)
         while n:
-            added = add(best, exact, drawn, n)
+            added = add(best, exact, requests, n)
             if added.n_bytes <= room:
                 best = added
                 break
@@ -317,13 +324,17 @@ def _with_exact(
     return best
 
 
-def _with_keys(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], n: int) -> Maps:
+def _with_keys(
+    maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
+) -> PageMaps:
     pairs = zip(maps.maps, exact, strict=True)
     added = (one if own is None else with_keys(one, own.keys, own.shares, n) for one, own in pairs)
     return replace(maps, maps=tuple(added), n_keys=n)
 
 
-def _with_rows(maps: Maps, exact: Sequence[_Exact | None], drawn: Sequence[Drawn], n: int) -> Maps:
-    triples = zip(maps.maps, exact, drawn, strict=True)
+def _with_rows(
+    maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
+) -> PageMaps:
+    triples = zip(maps.maps, exact, requests, strict=True)
     added = (one if own is None else with_rows(one, own.rows[:n], of.rows[:n]) for one, own, of in triples)
     return replace(maps, maps=tuple(added), n_rows=n)

@@ -111,10 +111,10 @@ def kept_cells(
     nothing where it keeps none. Where it keeps both, the strongest keys get half of the room."""
     ordered = _ordered(heads, options.sort)
     has_corner = any("corner" in head.record.arrays for head in ordered)
-    asked = _asked_section(ordered, sequences, room if room is None or not has_corner else room // 2)
-    left = None if room is None else room - len(asked.encode())
+    queries = _queries_section(ordered, sequences, room if room is None or not has_corner else room // 2)
+    left = None if room is None else room - len(queries.encode())
     corners = _corner_section(ordered, sequences, options, left)
-    return joined(section for section in (asked, corners) if section)
+    return joined(section for section in (queries, corners) if section)
 
 
 def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
@@ -153,7 +153,7 @@ def _named(words: str) -> Html:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _QueryTable:
     """The table of what a query looked at. `place` orders tables: the sequence, and the query's place among those asked for. Its
     heads read the same text and see as many keys, unless that `varies`."""
 
@@ -181,7 +181,7 @@ class _Asked:
 class _Row:
     """What a head's query looked at, and the table that it stands in."""
 
-    table: _Asked
+    table: _QueryTable
     html: Html
 
 
@@ -190,16 +190,16 @@ class _Question:
     """A query that was asked for: its column, and its table but for what heads leave over."""
 
     query: int
-    table: _Asked
+    table: _QueryTable
 
 
-def _asked_section(heads: Sequence[DrawableHead], sequences: Sequence[int], room: int | None) -> Html:
+def _queries_section(heads: Sequence[DrawableHead], sequences: Sequence[int], room: int | None) -> Html:
     having = [head for head in heads if "top_keys" in head.record.arrays]
     if not having:
         return Html("")
     questions = _questions(having, sequences)
     rows, n_heads = _fitting(having, questions, room)
-    tables: dict[_Asked, list[Html]] = {}
+    tables: dict[_QueryTable, list[Html]] = {}
     for row in rows:
         tables.setdefault(row.table, []).append(row.html)
     cut = []
@@ -228,7 +228,9 @@ def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mappi
             for number, query in asked_queries(view, b):
                 title = asked_title(view, b, query, layer=kind)
                 varies = len({*view.arrays["visible"][b, :, query].tolist()}) > 1
-                own.append(_Question(query, _Asked((b, number), title, view.arrays["top_keys"].shape[-1], "", varies)))
+                own.append(
+                    _Question(query, _QueryTable((b, number), title, view.arrays["top_keys"].shape[-1], "", varies))
+                )
     return found
 
 
@@ -238,7 +240,7 @@ def _fitting(
     """The rows of the first heads, and how many these are; no head is whole where even the first takes too much: it has a part of
     its rows then."""
     taken: list[_Row] = []
-    seen: set[_Asked] = set()
+    seen: set[_QueryTable] = set()
     n_bytes = _FRAME
     for n_whole, head in enumerate(heads):
         own: list[_Row] = []

@@ -87,15 +87,15 @@ def _values(step: Step, values: Values | None) -> Html:
     """Range and distribution, what is not finite, and the numbers themselves where they were kept."""
     if values is None:
         return Html("")
-    said = values_text(step, values)
+    cells = values_text(step, values)
     if values.numbers is None:
-        return text(said)
+        return text(cells)
     width = max(1, step.shape[-1] if step.shape else 1)
     missing = "−∞" if is_masked(step) else "not finite"
     shown = [missing if number is None else f"{number:.4g}" for number in values.numbers]
     lines = (" ".join(f"{number:>10}" for number in shown[i : i + width]) for i in range(0, len(shown), width))
     numbers = tag("details", tag("summary", text("numbers")), tag("pre", text("\n".join(lines))))
-    return joined([text(said), numbers], "")
+    return joined([text(cells), numbers], "")
 
 
 # ---------------------------------------------------------------------------------------------------------- decoding
@@ -125,9 +125,9 @@ def _decoding(record: Record) -> Html:
 def _decoded(step: Step, cache: CacheStep) -> list[Html]:
     shapes = [str(list(shape)) for shape in (cache.q_shape, cache.k_shape, cache.v_shape)]
     sizes = [bytes_text(n) for n in (cache.appended_bytes, cache.read_bytes, cache.cache_bytes)]
-    said = [*shapes, str(cache.n_past), *sizes, count_text(step.flops), seconds_text(step.time_s)]
+    cells = [*shapes, str(cache.n_past), *sizes, count_text(step.flops), seconds_text(step.time_s)]
     name = text(f"{visible(step.site)}, {cache.phase}")
-    return [name, _new_tokens(cache), *map(_unbroken, said), text(number_text(cache.max_abs_difference))]
+    return [name, _new_tokens(cache), *map(_unbroken, cells), text(number_text(cache.max_abs_difference))]
 
 
 def _new_tokens(cache: CacheStep) -> Html:

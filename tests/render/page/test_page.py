@@ -24,7 +24,7 @@ from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.document import page, quantised_text
 from mhacli.render.page.html import tag, text
 from mhacli.render.page.maps import coded, decoded
-from mhacli.render.page.payload import Fineness, drawn_head, exact_maps, fitting_maps
+from mhacli.render.page.payload import Fineness, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
 from mhacli.results.record.heads import HeadStatistics, Kept, Sink, Wanted
 from mhacli.results.record.record import Generated, LayerWithout, OwnModule
@@ -134,7 +134,7 @@ def by_blocks(shares, size):
 
 def all_drawn(record, **options):
     heads = drawable_heads(record, ViewOptions(**options))
-    return [drawn_head(head, b, options.get("rows")) for head in heads for b in range(len(record.sequences))]
+    return [map_request(head, b, options.get("rows")) for head in heads for b in range(len(record.sequences))]
 
 
 def reread(maps):
