@@ -25,7 +25,7 @@ from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
 from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, randomised
-from mhacli.compute.user_trace.dataflow import Flow
+from mhacli.compute.user_trace.dataflow import Dataflow
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import CheckRequest, TargetRequest
@@ -499,7 +499,7 @@ def _sites(one: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
     return made
 
 
-def _history(flow: Flow, index: int | None) -> tuple[Operation, ...]:
+def _history(flow: Dataflow, index: int | None) -> tuple[Operation, ...]:
     """The operation, that which made the first of its inputs that depends on the rows, and so on."""
     found: list[Operation] = []
     while index is not None and index >= 0:

@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Meant:
+class MeantLayer:
     """What the author says that it is, and what runs show besides, `traits`. `causal` are the answers to whether it masks the
     future itself that are left open."""
 
@@ -64,7 +64,11 @@ class Meant:
 
 
 def candidates(
-    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], meant: Meant, request: CheckRequest
+    subject: UserAttention,
+    module: nn.Module | None,
+    tensors: Mapping[str, Tensor],
+    meant: MeantLayer,
+    request: CheckRequest,
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
     told = next(iter(stated_heads(subject.built, module, request)), None)
@@ -126,7 +130,7 @@ def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], rows: Rows | 
 
 
 def _scales_of(
-    base: Candidate, told: int | None, meant: Meant
+    base: Candidate, told: int | None, meant: MeantLayer
 ) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
     weights, d_head = base.layer.weights, base.layer.d_head
@@ -147,7 +151,7 @@ def _scales_of(
 
 def _with(
     base: Candidate,
-    meant: Meant,
+    meant: MeantLayer,
     causal: bool,
     turning: RotationChoice,
     scale: tuple[float | Tensor | None, Choice | None],
@@ -181,7 +185,7 @@ class RotationChoice(NamedTuple):
         return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
-def _rotation_choices(meant: Meant) -> Iterator[RotationChoice]:
+def _rotation_choices(meant: MeantLayer) -> Iterator[RotationChoice]:
     """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
     rotation, the usual ones."""
     told = meant.pairings[0] if meant.is_pairing_known else None
@@ -311,13 +315,13 @@ def meant_by(
     request: CheckRequest,
     causal: tuple[bool, ...],
     traits: Traits = NOTHING_READ,
-) -> Meant:
+) -> MeantLayer:
     """What options, arguments and documentation say."""
     pairing = request.rope or documented_pairing(built.documentation)
     rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
     pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
     thetas = [value for _, value in _numbers(built, "theta")]
-    return Meant(
+    return MeantLayer(
         causal,
         pairings if pairing is None else (pairing,),
         pairing is not None,

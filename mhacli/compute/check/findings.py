@@ -14,7 +14,7 @@ from mhacli.attention.mistakes.stages import Symptoms, Written
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import candidates, meant_by, stated_heads
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge
-from mhacli.compute.check.hypotheses import AppliedMistake, CodeLine, Observed, observe, smallest, stages_with, tried
+from mhacli.compute.check.hypotheses import AppliedMistake, CodeLine, ObservedRun, observe, smallest, stages_with, tried
 from mhacli.compute.check.inputs import Examined, InputCase, core_cases, with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.compute.check.traits import traits_of
@@ -72,12 +72,12 @@ def _case_of(diagnosis: Diagnosis, made: AppliedMistake) -> InputCase:
     return diagnosis.proofs[made.mistake.code].cases[0]
 
 
-def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> Observed:
+def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> ObservedRun:
     assert diagnosis.candidate is not None
     try:
         return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), case)
     except Exception:  # what cannot be watched has no lines
-        return Observed((), {})
+        return ObservedRun((), {})
 
 
 def _finding(
@@ -112,7 +112,7 @@ def _from_symptoms(
     diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
 ) -> Iterator[Finding]:
     """Mistakes that probes alone show; those first of which there is no other proof."""
-    subject, observed = examined.subject, Observed((), {})
+    subject, observed = examined.subject, ObservedRun((), {})
     seen = _symptoms(diagnosis, probed, examined, known, request)
     found = [(mistake, mistake.symptom(seen)) for mistake in MISTAKES if mistake.symptom is not None]
     shown = [(mistake, evidence) for mistake, evidence in found if evidence is not None]

@@ -181,7 +181,7 @@ class CodeLine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedRun:
     """Operations of one run of a user's attention, and what the reference makes at each site on the same input."""
 
     operations: tuple[Operation, ...]
@@ -269,7 +269,7 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
-def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> Observed:
+def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> ObservedRun:
     """One run of a case's input, watched, beside the reference's own."""
     files = [] if subject.built.file is None else [subject.built.file]
     _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), files)
@@ -279,7 +279,7 @@ def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case:
         sites[site] = tensor
 
     run(stages, layer, case.rows, tap=keep)
-    return Observed(operations, sites)
+    return ObservedRun(operations, sites)
 
 
 def line_in_source(built: Built, mistake: Mistake) -> CodeLine:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.asker import InputDrawer
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, Sizes, UserAttention
-from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Flow, Roles, einsum_letters
+from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with
 
@@ -168,7 +168,7 @@ class RunSizes(NamedTuple):
     counts: Mapping[object, int]
 
 
-def sizes_of(flow: Flow, roles: Roles, asked: WordSizes) -> WordSizes:
+def sizes_of(flow: Dataflow, roles: Roles, asked: WordSizes) -> WordSizes:
     """The words that the run itself tells of, besides those that it was `asked` with: widths and counts of heads."""
     found = dict(asked)
     if not roles.attentions:
@@ -186,7 +186,7 @@ def sizes_of(flow: Flow, roles: Roles, asked: WordSizes) -> WordSizes:
     return {word: size for word, size in found.items() if size}
 
 
-def _contracted(flow: Flow, one: AttentionOperations) -> int | None:
+def _contracted(flow: Dataflow, one: AttentionOperations) -> int | None:
     """The width of the dot products."""
     if one.qk is None:
         return None
@@ -201,7 +201,7 @@ def _contracted(flow: Flow, one: AttentionOperations) -> int | None:
     return int(operation.inputs[place].shape[-1])
 
 
-def _count_scores(flow: Flow, roles: Roles) -> int:
+def _count_scores(flow: Dataflow, roles: Roles) -> int:
     """How many scores there are in all runs of the first softmax's line, whatever their shape."""
     first = flow.operations[roles.attentions[0].softmax]
     total = 0
@@ -217,14 +217,14 @@ def _count_scores(flow: Flow, roles: Roles) -> int:
     return total
 
 
-def _width_of_values(flow: Flow, one: AttentionOperations) -> int | None:
+def _width_of_values(flow: Dataflow, one: AttentionOperations) -> int | None:
     if one.z is None or flow.operations[one.z].name == "einsum":
         return None
     operation = flow.operations[one.z]
     return int(operation.inputs[2 if operation.name == KERNEL else -1].shape[-1])
 
 
-def _kv_heads(flow: Flow, roles: Roles, found: WordSizes) -> int:
+def _kv_heads(flow: Dataflow, roles: Roles, found: WordSizes) -> int:
     """How many heads keys have, by how many numbers their projection makes, where that can be told."""
     n_heads, d_head = found.get("head", 0), found.get("d_head", 0)
     projections = [(index, site) for index, site in roles.sites.items() if site in ("k_proj", "kv", "qkv")]
@@ -325,7 +325,9 @@ def _is_natural(pair: tuple[str, str]) -> bool:
 # -------------------------------------------------------------------------------------- lengths that are always the same
 
 
-def distinguish_lengths(flow: Flow, roles: Roles, axes: Mapping[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+def distinguish_lengths(
+    flow: Dataflow, roles: Roles, axes: Mapping[int, tuple[str, ...]]
+) -> dict[int, tuple[str, ...]]:
     """The axes of each operation, where queries and keys are the same rows: which axis is whose then follows from the
     operations, not from sizes."""
     products = {one.qk: one.is_swapped for one in roles.attentions if one.qk is not None}
@@ -349,7 +351,7 @@ def _is_of_keys(site: str) -> bool:
 
 
 def _order(
-    flow: Flow, index: int, products: Mapping[int, bool], told: Mapping[int, tuple[str, ...]]
+    flow: Dataflow, index: int, products: Mapping[int, bool], told: Mapping[int, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Which of two axes of the same length comes first."""
     operation = flow.operations[index]

@@ -28,7 +28,7 @@ _WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Flow:
+class Dataflow:
     """Operations and what they read: `made_by[i][j]` is the operation that made input j of operation i, None where it came
     from outside. `names` are those of tensors from outside, by identity; of parameters in `parameters`. `live` tells whether
     the rows that attention was asked about take part."""
@@ -64,7 +64,7 @@ class Flow:
         return self.names.get(id(self.operations[index].inputs[place]), "a tensor")
 
 
-def flow_of(operations: Sequence[Operation], names: Mapping[int, str], parameters: frozenset[int]) -> Flow:
+def flow_of(operations: Sequence[Operation], names: Mapping[int, str], parameters: frozenset[int]) -> Dataflow:
     """The flow of the operations that make something; what gives its input back unchanged is left out."""
     makers: dict[int, int] = {}
     kept: list[Operation] = []
@@ -80,7 +80,7 @@ def flow_of(operations: Sequence[Operation], names: Mapping[int, str], parameter
         kept.append(operation)
     live: list[bool] = []
     readers: dict[int, list[int]] = {}
-    flow = Flow(tuple(kept), tuple(made_by), names, parameters, live, readers)
+    flow = Dataflow(tuple(kept), tuple(made_by), names, parameters, live, readers)
     for index, sources in enumerate(made_by):
         live.append(any(flow.is_live(index, place) for place in range(len(sources))))
         for maker in sources:
@@ -130,7 +130,7 @@ class AttentionOperations:
     pattern: int | None = None
 
 
-def roles_of(flow: Flow) -> Roles:
+def roles_of(flow: Dataflow) -> Roles:
     """What can be told of the operations from how they follow each other; what cannot is left out."""
     roles = Roles()
     claims: dict[int, set[str]] = {}
@@ -150,7 +150,7 @@ def roles_of(flow: Flow) -> Roles:
     return roles
 
 
-def _take_kernel(flow: Flow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
+def _take_kernel(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
     q, k, v = (*flow.made_by[index], None, None, None)[:3]
     roles.sites[index] = "z"
     roles.attentions.append(AttentionOperations(index, index, index, q, k, v))
@@ -158,7 +158,7 @@ def _take_kernel(flow: Flow, index: int, roles: Roles, claims: dict[int, set[str
         _claim(flow, role, made, roles, claims)
 
 
-def _take_softmax(flow: Flow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
+def _take_softmax(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
     roles.sites[index] = "pattern"
     above = _path_up(flow, index)
     below = _path_down(flow, index)
@@ -181,14 +181,14 @@ def _take_softmax(flow: Flow, index: int, roles: Roles, claims: dict[int, set[st
     roles.attentions.append(AttentionOperations(index, qk, z, q, k, v, is_swapped, pattern))
 
 
-def _is_product(flow: Flow, index: int) -> bool:
+def _is_product(flow: Dataflow, index: int) -> bool:
     """Whether an operation multiplies rows with rows, no weight among them."""
     operation = flow.operations[index]
     live = [flow.is_live(index, place) for place in range(len(operation.inputs))]
     return operation.name in PRODUCTS and live.count(True) >= 2
 
 
-def _path_up(flow: Flow, softmax: int) -> list[int]:
+def _path_up(flow: Dataflow, softmax: int) -> list[int]:
     """From what the softmax reads up to the product of queries and keys; empty where there is none."""
     paths: list[list[int]] = [[made] for made in flow.made_by[softmax][:1] if made is not None]
     seen: set[int] = set()
@@ -205,7 +205,7 @@ def _path_up(flow: Flow, softmax: int) -> list[int]:
     return []
 
 
-def _path_down(flow: Flow, softmax: int) -> list[int]:
+def _path_down(flow: Dataflow, softmax: int) -> list[int]:
     """From what reads the pattern down to its product with the values; empty where there is none."""
     paths: list[list[int]] = [[reader] for reader in flow.readers.get(softmax, ())]
     seen: set[int] = set()
@@ -220,13 +220,13 @@ def _path_down(flow: Flow, softmax: int) -> list[int]:
     return []
 
 
-def _operands(flow: Flow, product: int) -> tuple[int | None, int | None]:
+def _operands(flow: Dataflow, product: int) -> tuple[int | None, int | None]:
     places = [place for place in range(len(flow.made_by[product])) if flow.is_live(product, place)][-2:]
     first, second = (flow.made_by[product][place] for place in places)
     return first, second
 
 
-def _name_scores(flow: Flow, path: Sequence[int], roles: Roles) -> None:
+def _name_scores(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
     """The product, and what becomes of it until the softmax reads it."""
     roles.sites[path[-1]] = "qk"
     for index in path[:-1]:
@@ -239,7 +239,7 @@ def _name_scores(flow: Flow, path: Sequence[int], roles: Roles) -> None:
         _name_mask(flow, index, roles)
 
 
-def _name_mask(flow: Flow, index: int, roles: Roles) -> None:
+def _name_mask(flow: Dataflow, index: int, roles: Roles) -> None:
     """What a score is compared or added with, where it does not come from the rows themselves."""
     waiting = [made for made in flow.made_by[index] if made is not None and not flow.live[made]]
     is_given = "mask" in flow.names.values()
@@ -252,7 +252,7 @@ def _name_mask(flow: Flow, index: int, roles: Roles) -> None:
                 waiting.append(source)
 
 
-def _name_below(flow: Flow, path: Sequence[int], roles: Roles) -> None:
+def _name_below(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
     for index in path[:-1]:
         name = flow.operations[index].name
         roles.sites[index] = "dropped" if name == "dropout" else f"pattern.{name}"
@@ -272,7 +272,7 @@ def is_exchange(operation: Operation) -> bool:
     return False
 
 
-def _claim(flow: Flow, role: str, made: int | None, roles: Roles, claims: dict[int, set[str]]) -> None:
+def _claim(flow: Dataflow, role: str, made: int | None, roles: Roles, claims: dict[int, set[str]]) -> None:
     """Everything on the way from a projection to the operand of a product belongs to its role."""
     if made is None:
         return
@@ -297,7 +297,7 @@ def _claim(flow: Flow, role: str, made: int | None, roles: Roles, claims: dict[i
                 waiting.append(source)
 
 
-def _hint(flow: Flow, made: int | None) -> str | None:
+def _hint(flow: Dataflow, made: int | None) -> str | None:
     """Which projection the names of parameters on the way up speak of, where they speak of one alone."""
     waiting, found, seen = [] if made is None else [made], set(), set()
     while waiting:
@@ -316,7 +316,7 @@ def _spoken(name: str) -> Iterator[str]:
             yield _WORDS[word.lower()]
 
 
-def _take_result(flow: Flow, roles: Roles) -> None:
+def _take_result(flow: Dataflow, roles: Roles) -> None:
     """What becomes of z: put side by side, and projected."""
     below = _descendants(flow, (one.z for one in roles.attentions if one.z is not None))
     below = [index for index in below if index not in roles.sites]
@@ -342,7 +342,7 @@ def _key(operation: Operation) -> tuple[str, str | None, int | None]:
     return operation.name, operation.file, operation.line if operation.line is not None else id(operation)
 
 
-def _descendants(flow: Flow, of: Iterable[int]) -> list[int]:
+def _descendants(flow: Dataflow, of: Iterable[int]) -> list[int]:
     waiting = list(of)
     found: set[int] = set()
     while waiting:
@@ -384,7 +384,7 @@ _HOUSE = ("q_proj", "k_proj", "v_proj", "qk", "pattern", "z", "concat")
 """Sites whose meaning is the one of our own walkthrough."""
 
 
-def formula_of(flow: Flow, index: int, sites: Mapping[int, str], axes: Mapping[int, tuple[str, ...]]) -> str:
+def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mapping[int, tuple[str, ...]]) -> str:
     """How the operation makes its tensor, its inputs by their names."""
     operation = flow.operations[index]
     names = [flow.name_of(index, place, sites) for place in range(len(operation.inputs))]
@@ -540,7 +540,7 @@ def _moved(old: list[set[str]], new: list[set[str]]) -> tuple[str, str] | None:
         left, right = left - shared, right - shared
 
 
-def flops_of(flow: Flow, index: int) -> int:
+def flops_of(flow: Dataflow, index: int) -> int:
     """Operations, a multiply-add counting 2, others 1 per number; 0 where that is not clear."""
     operation = flow.operations[index]
     n_out, bare = operation.output.numel(), operation.name.rstrip("_")

@@ -39,7 +39,7 @@ from mhacli.compute.user_trace.axes import (
     sizes_of,
 )
 from mhacli.compute.user_trace.dataflow import (
-    Flow,
+    Dataflow,
     Roles,
     flops_of,
     flow_of,
@@ -90,7 +90,7 @@ class WatchedCall(NamedTuple):
 
     asked: TraceSizes
     answer: Answer
-    flow: Flow
+    flow: Dataflow
     roles: Roles
     sites: Mapping[int, str]
     places: tuple[object, ...]
@@ -282,7 +282,7 @@ def _is_copy(tensor: Tensor, rows: Tensor) -> bool:
     return any(tensor.shape == other.shape and torch.equal(tensor, other) for other in (rows, rows.transpose(0, 1)))
 
 
-def _sites(flow: Flow, roles: Roles) -> dict[int, str]:
+def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
     """What each operation is called: its site in attention, else the variable that its line gives, else torch's name."""
     sites = dict(roles.sites)
     taken = set(sites.values()) | {"x", "q", "k", "v"}
@@ -413,7 +413,7 @@ class TracedCall(NamedTuple):
     """What a walk is told from: the operations of the call, with their sites, places and axes; the tensors that were given,
     with their axes; and what each place that was passed several times was repeated for."""
 
-    flow: Flow
+    flow: Dataflow
     roles: Roles
     sites: Mapping[int, str]
     places: Sequence[object]
@@ -483,7 +483,7 @@ def _view_of(walked: TracedCall, index: int) -> str | None:
     return None
 
 
-def _parameters(flow: Flow, index: int) -> list[Parameter]:
+def _parameters(flow: Dataflow, index: int) -> list[Parameter]:
     """The weights that an operation reads, also where they were turned or cut before."""
     operation: Operation = flow.operations[index]
     if not flow.live[index]:

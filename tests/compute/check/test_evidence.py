@@ -19,7 +19,7 @@ from mhacli.compute.base.user_module import ready
 from mhacli.compute.check.candidates import candidates, meant_by
 from mhacli.compute.check.hypotheses import (
     AppliedMistake,
-    Observed,
+    ObservedRun,
     difference,
     line_in_source,
     observe,
@@ -107,7 +107,7 @@ def test_nothing_departs_where_the_mistake_is_in_the_reference_too():
 
 def test_without_operations_there_is_one_line_and_it_is_unknown():
     subject, _, made, _ = found("TranslationAttention")
-    (line,) = Observed((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
+    (line,) = ObservedRun((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
     assert (line.file, line.number, line.source) == (None, None, "")
 
 
@@ -115,7 +115,7 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
     subject = found("TranslationAttention").subject
     q, k = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in "qk")
     made = (operation("view", q, 7, "q = …"), operation("view", k, 9, "k = …"))
-    observed = Observed(made, {"q": q, "k": k})
+    observed = ObservedRun(made, {"q": q, "k": k})
     lines = observed.lines_for(BY_CODE["split-without-transpose"], ("q", "k", "q"), subject.built)
     assert [line.number for line in lines] == [7, 9]
 
@@ -149,7 +149,7 @@ def operation(name, output, line, source=""):
 
 def test_a_site_is_made_by_the_first_operation_with_its_numbers_in_any_layout():
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = Observed(
+    observed = ObservedRun(
         (
             operation("matmul", torch.randn(2, 3, 4, 5), 10),
             operation("div", scores.permute(1, 0, 3, 2), 11),
@@ -162,19 +162,21 @@ def test_a_site_is_made_by_the_first_operation_with_its_numbers_in_any_layout():
 
 def test_a_site_of_which_the_author_makes_one_head_at_a_time_is_made_by_the_first_head():
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = Observed((operation("bmm", scores[:, 0].float(), 7), operation("bmm", scores[:, 1], 8)), {"qk": scores})
+    observed = ObservedRun(
+        (operation("bmm", scores[:, 0].float(), 7), operation("bmm", scores[:, 1], 8)), {"qk": scores}
+    )
     assert observed.line_of("qk").number == 7
 
 
 def test_a_site_that_the_author_does_not_make_has_the_line_of_a_later_one():
     z = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = Observed((operation("scaled_dot_product_attention", z, 9),), {"qk": torch.randn(2, 3, 4, 4), "z": z})
+    observed = ObservedRun((operation("scaled_dot_product_attention", z, 9),), {"qk": torch.randn(2, 3, 4, 4), "z": z})
     assert observed.line_of("qk").number == 9
 
 
 def test_the_lowest_finite_numbers_are_taken_for_infinity():
     scores = torch.randn(1, 1, 3, 3, dtype=torch.float64).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)
-    observed = Observed((operation("masked_fill", scores.clamp(min=-1e9), 5),), {"scores": scores})
+    observed = ObservedRun((operation("masked_fill", scores.clamp(min=-1e9), 5),), {"scores": scores})
     assert observed.line_of("scores").number == 5
 
 
