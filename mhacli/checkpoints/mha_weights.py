@@ -6,6 +6,7 @@ tokenizer, probe}`. A file without that metadata is read too; then shapes and op
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.json_schema import decode
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
 from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
 
 FORMAT = "mha.weights/1"
 MAX_FILE_BYTES = 64 << 30
@@ -210,3 +212,64 @@ def _listed(tensors: Mapping[str, TensorInfo]) -> str:
     names = sorted(tensors)
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return (", ".join(map(shown_name, names[:8])) + more) if names else "no tensor"
+
+
+# ---------------------------------------------------------------------------------------------------------- score bias
+
+
+DEFAULT_NAME = "bias"
+
+
+@dataclass(frozen=True)
+class BiasFile:
+    """A checked file and the name of the tensor to take from it."""
+
+    file: TensorFile
+    name: str
+
+
+def read_bias_file(where: str, facts: Facts) -> BiasFile:
+    """The bias at `FILE` or `FILE:TENSOR`: the file's only tensor, or the one called `bias`, or the one named.
+
+    It must broadcast to `[batch, head, query, key]`. Raises `MhaError` naming the rule, the shape and what is there.
+    """
+    path, name = _split(where)
+    file = read_tensor_file(path, MAX_FILE_BYTES)
+    if name is None:
+        name = next(iter(file.tensors)) if len(file.tensors) == 1 else DEFAULT_NAME
+    if name not in file.tensors:
+        there = ", ".join(map(shown_name, sorted(file.tensors)[:8])) or "no tensor"
+        raise MhaError(
+            f"{path} must hold the tensor {shown_name(name)}, got {there}",
+            hint=f"--score-bias {path}:{next(iter(sorted(file.tensors)), 'TENSOR')} names the one to take",
+            code="bad-file",
+            path=path,
+        )
+    found = file.tensors[name]
+    if found.dtype not in DTYPES:
+        raise MhaError(
+            f"{path}: tensor {shown_name(name)} must be one of {', '.join(DTYPES)}, got {found.dtype}",
+            hint="a mask as a bias is 0 where allowed and -inf where not"
+            if found.dtype == "BOOL"
+            else "save it as float32",
+            code="bad-file",
+            path=path,
+        )
+    whole = (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
+    if len(found.shape) > 4 or any(
+        size not in (1, full) for size, full in zip(reversed(found.shape), reversed(whole), strict=False)
+    ):
+        raise MhaError(
+            f"{path}: tensor {shown_name(name)} must broadcast to [batch, head, query, key] = {list(whole)}, "
+            f"got {list(found.shape)}",
+            hint=f"the shapes {list(whole[2:])} and {list(whole[1:])} work",
+            code="bad-file",
+            path=path,
+        )
+    return BiasFile(file, name)
+
+
+def _split(where: str) -> tuple[str, str | None]:
+    """A path, and the tensor after the last colon, where the whole is not itself a file."""
+    path, colon, name = where.rpartition(":")
+    return (path, name) if colon and path and not os.path.lexists(where) else (where, None)

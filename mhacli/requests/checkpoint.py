@@ -14,7 +14,7 @@ from mhacli.requests.layer import FLOAT32_BYTES, TILE_BYTES, VECTORS
 from mhacli.results.record.heads import Wanted
 from mhacli.results.record.record import LayerChoice
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Side
-from mhacli.text.chat import Message
+from mhacli.text.spans import Message
 
 
 @dataclass(frozen=True)

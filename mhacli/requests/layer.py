@@ -13,8 +13,7 @@ from mhacli.io.files import format_size
 from mhacli.results.record.heads import Wanted
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE, Config
 from mhacli.spec.facts import Facts
-from mhacli.spec.formulas import WAVES_AT_ONCE
-from mhacli.spec.sites import SITES
+from mhacli.spec.sites import SITES, WAVES_AT_ONCE
 from mhacli.text.encode import Encoded
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")

@@ -9,10 +9,10 @@ from itertools import islice
 from mhacli.errors import MhaError, UsageError
 from mhacli.spec.config import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.tokenizers import vocabulary as vocabularies
-from mhacli.text.tokenizers.builtin import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
-from mhacli.text.tokenizers.file import FileTokenizer
-from mhacli.text.tokenizers.vocabulary import UNKNOWN, Vocabulary
+from mhacli.text import vocabulary as vocabularies
+from mhacli.text.tokenizer_file import FileTokenizer
+from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
+from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 
 
 @dataclass(frozen=True)

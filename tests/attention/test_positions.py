@@ -11,7 +11,7 @@ from support import oracle
 
 from mhacli.attention.layer import added_positions
 from mhacli.attention.positions import alibi, rotate, sinusoidal
-from mhacli.spec.formulas import alibi_slopes
+from mhacli.spec.sites import alibi_slopes
 
 PLACES = [[0, 1, 2, 3, 9], [7, 0, 0, 4, 2]]
 both_pairings = pytest.mark.parametrize("interleaved", [False, True], ids=["half", "interleaved"])

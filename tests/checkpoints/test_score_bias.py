@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from mhacli.attention import masks
 from mhacli.attention.layer import MultiHeadAttention
-from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.checkpoints.mha_weights import read_bias_file
 from mhacli.compute.layer.run import Options, inspect
 from mhacli.errors import MhaError
 from mhacli.requests.layer import facts_of

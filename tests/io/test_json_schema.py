@@ -17,7 +17,7 @@ from mhacli.results.check import Departure, Examination
 from mhacli.results.record.heads import Survey
 from mhacli.results.record.record import CacheStep, Cell, InspectedLayer, Model, OwnModule, Record
 from mhacli.spec.config import Config
-from mhacli.text.tokenizers.vocabulary import _File
+from mhacli.text.vocabulary import _File
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from mhacli.errors import MhaError
-from mhacli.text.chat import MAX_FILE_BYTES, Message, Turn, read_chat, turns_of
+from mhacli.text.spans import MAX_FILE_BYTES, Message, Turn, read_chat, turns_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Where is it?\n"}]
 CHAT = (Message("system", "Be brief."), Message("user", " Where is it?\n"))

@@ -8,7 +8,7 @@ from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text import encode as module
 from mhacli.text.encode import Limits, encode
-from mhacli.text.tokenizers.vocabulary import Vocabulary, with_unknown
+from mhacli.text.vocabulary import Vocabulary, with_unknown
 
 WORDS = Config()
 

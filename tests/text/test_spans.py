@@ -9,9 +9,8 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 from mhacli.errors import MhaError, UsageError
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text import spans as searching
-from mhacli.text.chat import Turn
-from mhacli.text.spans import Expression, Span, find_spans, search, tokens_of
-from mhacli.text.tokenizers.pieces import Spelling, pieces_of
+from mhacli.text.pieces import Spelling, pieces_of
+from mhacli.text.spans import Expression, Span, Turn, find_spans, search, tokens_of
 
 TEXT = "The Eiffel Tower is in Paris."
 CHAT_TEXT = "<sys>Be brief.<user>Where?<bot>Paris<user>Sure?<bot>"

@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from mhacli.errors import MhaError
-from mhacli.text.tokenizers import vocabulary as vocabularies
-from mhacli.text.tokenizers.vocabulary import Entry, Vocabulary
+from mhacli.text import vocabulary as vocabularies
+from mhacli.text.vocabulary import Entry, Vocabulary
 
 
 @pytest.fixture

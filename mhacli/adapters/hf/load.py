@@ -19,7 +19,7 @@ from mhacli.io import memory
 from mhacli.io.extras import HF, installing
 from mhacli.io.files import format_size
 from mhacli.requests.checkpoint import is_hub_id
-from mhacli.text.tokenizers.file import silent_stderr
+from mhacli.text.tokenizer_file import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

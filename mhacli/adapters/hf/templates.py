@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mhacli.errors import MhaError
-from mhacli.text.chat import Message
+from mhacli.text.spans import Message
 
 LIMIT_S: Final = 3.0
 """Of a processor's time, so that a busy machine makes no difference. Templates take a few milliseconds."""

@@ -16,9 +16,9 @@ from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.chat import Message
-from mhacli.text.tokenizers.file import FileTokenizer, encoded
-from mhacli.text.tokenizers.pieces import BYTES, Spelling, pieces_of, spelling_of
+from mhacli.text.pieces import BYTES, Spelling, pieces_of, spelling_of
+from mhacli.text.spans import Message
+from mhacli.text.tokenizer_file import FileTokenizer, encoded
 
 
 @dataclass(frozen=True)

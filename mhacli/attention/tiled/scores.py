@@ -20,7 +20,7 @@ from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask, of_heads
 from mhacli.attention.tiled.statistics import Mass
 from mhacli.attention.tiled.tiles import PENALTY, Rectangle, Shares, hide, indices, rectangles, reduce_tiles, tile_shape
-from mhacli.spec.formulas import alibi_slopes
+from mhacli.spec.sites import alibi_slopes
 
 LOG2_E = math.log2(math.e)
 

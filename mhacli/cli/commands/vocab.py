@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mhacli.render.base.options import Screen
     from mhacli.text.read import Decoding
-    from mhacli.text.tokenizers.builtin import Tokenizer
+    from mhacli.text.tokenizers import Tokenizer
 
 DEFAULT_MAX_BYTES = 100 << 20
 
@@ -60,8 +60,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
     from collections import Counter
 
     from mhacli.cli.shared.request import make_decoding, source_paths
+    from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer
-    from mhacli.text.tokenizers import vocabulary as vocabularies
 
     if source.lines:
         raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is on
     from mhacli.requests.checkpoint import ModelRequest
     from mhacli.results.record.heads import Wanted
     from mhacli.results.record.record import LayerChoice
-    from mhacli.text.chat import Message
     from mhacli.text.read import Decoding
+    from mhacli.text.spans import Message
 
 _MODEL, _VIEW = "Checkpoint", "View"
 
@@ -169,7 +169,7 @@ def _chat_or_texts(
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
     from mhacli.cli.shared.request import has_text, read_texts
-    from mhacli.text.chat import read_chat
+    from mhacli.text.spans import read_chat
 
     chat = () if reading.chat is None else read_chat(reading.chat)
     if chat and has_text(source):

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mhacli.checkpoints.mha_weights import LayerFile, read_layer_file
-from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
 from mhacli.cli.shared.text_arguments import require_context, require_words
@@ -20,11 +19,11 @@ from mhacli.io.files import check_target, describe, write_whole
 from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.record import Record
 from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
+from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import Encoded, Limits, encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.read import Decoding, argument_text, lines_of, read_text
-from mhacli.text.tokenizers import vocabulary as vocabularies
-from mhacli.text.tokenizers.vocabulary import Vocabulary
+from mhacli.text.vocabulary import Vocabulary
 
 OFF = "none"
 """The word that takes a window off that weights were saved with."""

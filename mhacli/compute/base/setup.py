@@ -18,8 +18,7 @@ from mhacli.attention.layer_file import Layer
 from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, Reading
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
-from mhacli.checkpoints.mha_weights import LayerFile
-from mhacli.checkpoints.score_bias import read_bias_file
+from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError

@@ -19,9 +19,8 @@ from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.record import Generated, SpanTokens
 from mhacli.spec.config import DEFAULT_MAX_TOKENS
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.chat import Turn, turns_of
-from mhacli.text.spans import find_spans, tokens_of
-from mhacli.text.tokenizers.pieces import begin_warnings
+from mhacli.text.pieces import begin_warnings
+from mhacli.text.spans import Turn, find_spans, tokens_of, turns_of
 
 
 class Texts(NamedTuple):

@@ -36,7 +36,7 @@ from mhacli.results.doctor import DoctorRequest, HealthCheck, Patient, Report
 from mhacli.results.record.heads import Check, Wanted
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.chat import Message
+from mhacli.text.spans import Message
 
 Told = Callable[[float, str], None]
 ORDER = (

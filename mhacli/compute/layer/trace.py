@@ -18,7 +18,7 @@ from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.spec.config import ROPE
-from mhacli.spec.formulas import alibi_slopes
+from mhacli.spec.sites import alibi_slopes
 
 
 def walk(

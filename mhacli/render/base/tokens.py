@@ -16,7 +16,7 @@ from mhacli.render.base.tables import left_out, plain_table
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import token_label
-from mhacli.text.tokenizers.vocabulary import UNKNOWN
+from mhacli.text.vocabulary import UNKNOWN
 
 MAX_TOKEN_ROWS = 16
 _GAP, _LEAST_TOKEN, _MOST_BYTES = 2, 12, 18

@@ -22,7 +22,7 @@ from mhacli.render.heads.head_map import HeadPattern, largest_of
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.results.record.arrays import Array
-from mhacli.text.tokenizers.pieces import words_of
+from mhacli.text.pieces import words_of
 
 MAX_DRAWN = 8
 HINT = "--layer N --head H draws a pattern"

@@ -10,7 +10,7 @@ import numpy as np
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.tokenizers.pieces import words_of
+from mhacli.text.pieces import words_of
 
 CAPTION = (
     "words: shares summed over the tokens of a word that is looked at, averaged over those of the word that looks; "

@@ -29,7 +29,7 @@ from mhacli.results.record.heads import HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
-from mhacli.text.tokenizers.pieces import words_of
+from mhacli.text.pieces import words_of
 
 
 @dataclass(frozen=True)

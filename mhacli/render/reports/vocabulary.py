@@ -11,7 +11,7 @@ from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen, balanced
 from mhacli.render.base.tables import left_out, plain_table
 from mhacli.text.escape import token_label
-from mhacli.text.tokenizers.vocabulary import Entry
+from mhacli.text.vocabulary import Entry
 
 MAX_ROWS = 24
 _LEAST_ROOM = 5

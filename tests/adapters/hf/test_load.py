@@ -32,7 +32,7 @@ from mhacli.io import memory
 from mhacli.results.record.heads import Wanted
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.chat import Message
+from mhacli.text.spans import Message
 
 Saved = Callable[..., str]
 

@@ -22,7 +22,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
-from mhacli.text.tokenizers.vocabulary import as_stored
+from mhacli.text.vocabulary import as_stored
 
 GROUPED = Config(d_model=10, n_heads=6, n_kv_heads=2, d_head=3, d_v=5, init="uniform", dtype="float64")
 LEARNED = {"positions": "learned", "max_positions": 6}

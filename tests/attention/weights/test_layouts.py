@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mhacli.attention.convert import agreement, from_ours, to_ours, with_all_biases
-from mhacli.checkpoints.choices import choices_of
+from mhacli.checkpoints.conversion import choices_of
 from mhacli.checkpoints.families import (
     FAMILIES,
     LAYOUTS,

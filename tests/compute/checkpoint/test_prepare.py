@@ -40,7 +40,7 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.record.record import Generated
 from mhacli.spec.config import DEFAULT_MAX_TOKENS
-from mhacli.text.chat import Message
+from mhacli.text.spans import Message
 
 HINT_SPAN = "--max-tokens may have cut it off"
 PENALTIES: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from mhacli.results.record import storage
 from mhacli.spec.config import Config
 from mhacli.spec.tolerances import TOLERANCES
 from mhacli.text.encode import encode
-from mhacli.text.tokenizers.vocabulary import Vocabulary
+from mhacli.text.vocabulary import Vocabulary
 
 CHOICES = {
     "d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 5, "d_v": 2, "init": "uniform", "dtype": "float64",

@@ -5,7 +5,7 @@ from support.records import drawn
 
 from mhacli.render.base.options import Screen
 from mhacli.render.reports.vocabulary import vocabulary_table
-from mhacli.text.tokenizers.vocabulary import Entry
+from mhacli.text.vocabulary import Entry
 
 
 def entries(count):

@@ -13,8 +13,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.extras import installing
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import load_json
-from mhacli.text.tokenizers.builtin import BUILT_IN, Token
-from mhacli.text.tokenizers.vocabulary import MAX_ENTRIES, Vocabulary
+from mhacli.text.tokenizers import BUILT_IN, Token
+from mhacli.text.vocabulary import MAX_ENTRIES, Vocabulary
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 64 << 20

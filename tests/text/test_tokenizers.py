@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mhacli.errors import MhaError
 from mhacli.spec.config import Config
 from mhacli.text.encode import make_tokenizer
-from mhacli.text.tokenizers.builtin import ByteTokenizer, CharTokenizer, WordTokenizer
+from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 
 OPTIONS = [(keep_case, punctuation) for keep_case in (False, True) for punctuation in ("drop", "keep")]
 # words, marks, white space and letters whose lower case depends on what stands around them or is longer than they are

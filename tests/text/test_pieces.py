@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from mhacli.spec.tokens import Piece, TokenSequence
 from mhacli.text.escape import token_label, visible
-from mhacli.text.tokenizers.pieces import Spelling, begin_warnings, pieces_of, spelling_of, words_of
+from mhacli.text.pieces import Spelling, begin_warnings, pieces_of, spelling_of, words_of
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 CORPUS = ["the cat sat on the mat, don't you see", " Eiffel Tower in 2024"] * 9

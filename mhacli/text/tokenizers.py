@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from mhacli.errors import MhaError
 from mhacli.spec.config import Punctuation
-from mhacli.text.tokenizers.vocabulary import Vocabulary
+from mhacli.text.vocabulary import Vocabulary
 
 BUILT_IN = ("word", "char", "byte")
 _WHITE_SPACE = re.compile(r"\s")
