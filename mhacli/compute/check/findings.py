@@ -56,7 +56,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         if small is not None:
             lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
         lines += [f"the same in line {one.number}: {one.source}" for one in more if one.number is not None]
-        yield _finding(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
+        yield finding_of(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
 
 
 def _shown(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
@@ -80,7 +80,7 @@ def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> 
         return ObservedRun((), {})
 
 
-def _finding(
+def finding_of(
     mistake: Mistake,
     evidence: str,
     line: CodeLine,
@@ -89,6 +89,7 @@ def _finding(
     tolerance: float | None = None,
     together: tuple[str, ...] = (),
 ) -> Finding:
+    """A mistake at its line; proven where there is an `error`."""
     return Finding(
         code=mistake.code,
         message=mistake.message,
@@ -120,7 +121,7 @@ def _from_symptoms(
         observed = _observed(diagnosis, subject, diagnosis.cases[0])
     for mistake, evidence in sorted(shown, key=lambda one: one[0].stage is not None):
         line = observed.lines_for(mistake, (mistake.site,) if mistake.site else (), subject.built)[0]
-        yield _finding(mistake, evidence, line)
+        yield finding_of(mistake, evidence, line)
 
 
 def _symptoms(

@@ -40,6 +40,7 @@ from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import counts_of
 from mhacli.compute.check.diagnose import Diagnosis
+from mhacli.compute.check.findings import finding_of
 from mhacli.compute.check.hypotheses import CodeLine, stages_with
 from mhacli.compute.check.inputs import TOLERANCE, Examined
 from mhacli.compute.check.probes.catalogue import Probed
@@ -434,20 +435,9 @@ class Explainer:
         if variant is not None:
             match = f"largest difference {error:.2g}, tolerance {first.tolerance:.2g}"
             shown = f"matches exactly if {variant.description}: {match}\n{shown}"
-        return Finding(
-            code=code,
-            message=mistake.message,
-            evidence=shown,
-            fix=(line.is_fused and mistake.fix_in_torch) or mistake.fix,
-            effect=mistake.effect,
-            proven=variant is not None,
-            error=error,
-            tolerance=None if variant is None else first.tolerance,
-            together_with=tuple(other for other, _ in made if other != code),
-            file=line.file,
-            line=line.number,
-            source=line.source,
-        )
+        others = tuple(other for other, _ in made if other != code)
+        tolerance = None if variant is None else first.tolerance
+        return finding_of(mistake, shown, line, error=error, tolerance=tolerance, together=others)
 
     def _line(self, code: str, outcome: Outcome) -> CodeLine:
         """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
