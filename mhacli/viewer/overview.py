@@ -11,8 +11,7 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import count_of, fitted, share_text, short_text, token_text
-from mhacli.render.base.provenance import check_text
+from mhacli.render.base.format import check_text, count_of, fitted, share_text, short_text, token_text
 from mhacli.results.record.heads import STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible

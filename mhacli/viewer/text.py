@@ -13,8 +13,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
+from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
-from mhacli.render.base.provenance import provenance
 from mhacli.results.record.record import Record
 from mhacli.viewer.lines import Line, Lines, Pane, ruled
 from mhacli.viewer.screen import GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line

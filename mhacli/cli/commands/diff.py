@@ -120,9 +120,9 @@ def _print(
     colour: ColourOptions,
 ) -> None:
     def pieces() -> Iterable[str]:
-        from mhacli.render.diff import json
+        from mhacli.render.diff.view import json_pieces
 
-        return json.pieces(found, records, names, record_command())
+        return json_pieces(found, records, names, record_command())
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.diff.view import diff_view

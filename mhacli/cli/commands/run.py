@@ -23,7 +23,7 @@ from mhacli.cli.shared.checkpoint import (
 )
 from mhacli.cli.shared.compute import ComputeRequest, computed
 from mhacli.cli.shared.output import RecordOutput, print_result, view_options, with_output
-from mhacli.render.base.rows import require_generated
+from mhacli.render.base.selection import require_generated
 
 
 @command

@@ -13,7 +13,7 @@ from mhacli.cli.shared.output import ShownOutput, print_record, tell_notes, view
 from mhacli.cli.shared.text_arguments import require_record
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.rows import drawn_texts, require_generated, require_rows
+from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
 from mhacli.results.record.consistency import require_agreement
 
 if TYPE_CHECKING:

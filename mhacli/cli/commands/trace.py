@@ -223,7 +223,7 @@ def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
 
 def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     from mhacli.cli.shared.request import record_command
-    from mhacli.render.run import mask
+    from mhacli.render.run.view import mask_document, mask_view
 
     with loading_torch():
         from mhacli.compute.layer.mask import survey_mask
@@ -231,8 +231,8 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     print_report(
         output.formats.chosen(),
         output.colour,
-        formats={"json": lambda: [mask.document(survey, record_command())]},
-        view=lambda on: mask.mask_view(survey, on),
+        formats={"json": lambda: [mask_document(survey, record_command())]},
+        view=lambda on: mask_view(survey, on),
     )
     for said in request.notes:
         note(said)

@@ -17,7 +17,7 @@ from mhacli.cli.shared.output import save_record
 from mhacli.cli.streams import life, loading_torch
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.rows import drawn_texts, require_rows
+from mhacli.render.base.selection import drawn_texts, require_rows
 from mhacli.results.record.heads import Wanted
 from mhacli.results.record.record import kinds_of
 

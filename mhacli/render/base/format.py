@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len, set_cell_size
+from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
-from mhacli.results.record.record import Record
+from mhacli.results.record.consistency import contradictions
+from mhacli.results.record.record import Parameter, Record, SelfCheck, Step, Values
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import positions_name
@@ -172,3 +176,126 @@ def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
         text.append_text(part)
         used += part.cell_len
     return text
+
+
+# ---------------------------------------------------------------------------------------------------- titles and tables
+
+
+def title_rule(words: str | Text) -> Rule:
+    """The line above a section, its title on the left: bold, or in the styles of its own."""
+    return Rule(Text(words, style="bold") if isinstance(words, str) else words, align="left", style="dim")
+
+
+def left_out(count: int) -> Text:
+    """What stands in a table for rows that are left out."""
+    return Text(f"{count} more (--all)", style="dim")
+
+
+def plain_table(*columns: tuple[str, bool], width: int | None = None, gap: int = 2) -> Table:
+    """A table without lines, of columns that do not break, `gap` cells apart; of each its head, and whether its words stand on
+    the right. Columns of another kind are added to it."""
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", width=width)
+    for name, is_right in columns:
+        table.add_column(name, justify="right" if is_right else "left", no_wrap=True)
+    return table
+
+
+# ----------------------------------------------------------------------------------------------- steps of a walkthrough
+
+_MASKED = ("scores", "bias", "masked")
+
+
+def is_masked(step: Step) -> bool:
+    """Whether −∞ is no accident at its site: it says that a cell may not be attended."""
+    return step.site in _MASKED
+
+
+def memory_text(step: Step, *, in_brief: bool = False) -> str:
+    """Whose memory it is, or why there is none: `view of q_proj: the same memory`, `a new tensor`. `in_brief` does not say what a
+    view is."""
+    if not step.built:
+        return "made to be seen here, never by the kernel that ran"
+    if step.view_of:
+        return f"view of {visible(step.view_of)}{'' if in_brief else ': the same memory'}"
+    return (
+        f"a view that repeats its rows{'' if in_brief else ' (strides of 0)'}"
+        if step.layout == "view"
+        else "a new tensor"
+    )
+
+
+def values_text(step: Step, values: Values, *, in_brief: bool = False) -> str:
+    """Range and distribution, moments, and what is not finite: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` leaves std
+    out."""
+    spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
+    moments = [f"mean {number_text(values.mean)}"] + [f"std {number_text(values.std)}"] * (not in_brief)
+    return " · ".join([spread, *moments, *odd_numbers(step, values)])
+
+
+def odd_numbers(step: Step, values: Values) -> list[str]:
+    """How many numbers are not finite, a text for each kind: `3 NaN`, `2 Inf`, `6 × −∞, not allowed`."""
+    infinite = f"{values.n_inf} × −∞, not allowed" if is_masked(step) else f"{values.n_inf} Inf"
+    return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
+
+
+def own_parameters(step: Step) -> tuple[Parameter, ...]:
+    """The weights of a step; of one that was repeated, those of a single time."""
+    return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
+
+
+def new_tokens(tokens: Sequence[str], most: int) -> tuple[list[str], str]:
+    """Of the tokens of a sequence that came in with a step, at most so many words: the labels of the first, and what is said of
+    the others, `… 3 more`; of none, `padding`."""
+    labels = [token_label(token) for token in (tokens if len(tokens) <= most else tokens[: most - 1])]
+    return labels, f"… {len(tokens) - len(labels)} more" if len(labels) < len(tokens) else "" if labels else "padding"
+
+
+def new_tokens_text(tokens: Sequence[str], most: int) -> str:
+    """`new_tokens` as one line: `the cat sat … 3 more`."""
+    labels, rest = new_tokens(tokens, most)
+    return " ".join([*labels, *([rest] if rest else [])])
+
+
+# ----------------------------------------------------------------------------------------------------------- provenance
+
+RECORD_BY = "record by"
+"""The word for the command that made the record."""
+
+
+def provenance(record: Record) -> tuple[tuple[str, str], ...]:
+    """Pairs of a word and a line, both harmless to any surface's own escaper: `("record by", "mha run 'the cat' --heads 4")`.
+
+    The command is that which made the record; a picture of it may have been asked for by another.
+    """
+    e = record.environment
+    versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
+    device = f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} · {e.platform}"
+    pairs = [
+        (RECORD_BY, shlex.join(record.command)),
+        ("versions", versions),
+        _origin(record),
+        ("machine", device),
+        ("self-check", check_text(record.self_check)),
+    ]
+    found = contradictions(record)
+    pairs += [("contradicts itself", "; ".join(found))] if found else []
+    return tuple((word, visible(line)) for word, line in pairs)
+
+
+def check_text(check: SelfCheck) -> str:
+    """`ok: largest difference 1.2e-7, tolerance 4e-6`, or `FAILED: …`."""
+    verdict = "ok" if check.ok else "FAILED"
+    return f"{verdict}: largest difference {number_text(check.max_abs_error)}, tolerance {number_text(check.tolerance)}"
+
+
+def _origin(record: Record) -> tuple[str, str]:
+    """Where the weights come from: a checkpoint, somebody's own module, a file, or a seed."""
+    if record.model is not None:
+        m = record.model
+        revision = f" · revision {m.revision}" if m.revision else ""
+        return "model", f"{m.path}{revision} · {m.architecture} · {m.dtype} · inspected: {m.path_inspected}"
+    if record.module is not None:
+        return "module", f"{record.module.target} · seed {record.config.seed}"
+    if record.weights is not None:
+        return "weights", record.weights
+    return "seed", f"{record.config.seed} · init {record.config.init}"

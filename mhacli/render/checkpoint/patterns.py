@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -10,18 +11,16 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, share_text
+from mhacli.render.base.format import fitted, percent_text, plain_table, share_text, title_rule
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
-from mhacli.render.base.rows import first_produced, rows_in
-from mhacli.render.base.selection import LayerView, names_of, places_of
-from mhacli.render.base.tables import plain_table, title_rule
+from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
-from mhacli.render.checkpoint import words as merged
-from mhacli.render.heads.cells import where
-from mhacli.render.heads.head_map import HeadPattern, largest_of
+from mhacli.render.heads.head_map import HeadPattern, largest_of, where
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.record import Record
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.pieces import words_of
 
 MAX_DRAWN = 8
@@ -77,10 +76,10 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
     rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
     if options.words:
         words = words_of(view.sequences[sequence])
-        rows = None if rows is None else merged.words_with(view.sequences[sequence], rows)
+        rows = None if rows is None else words_with(view.sequences[sequence], rows)
         if produced is not None:  # the word before the first that begins behind the prompt
             produced = sum(word[0] <= produced for word in words) - 1
-        view = merged.merged(view)
+        view = in_words(view)
     for head in view.heads:
         if options.heads is None or head.head in options.heads:
             (place,) = places_of(view, [head.head])
@@ -111,7 +110,7 @@ def _captions(heads: Sequence[HeadPattern], scale: HeatScale, options: ViewOptio
     if any(head.is_followed(row) for head in heads for row in range(len(head.shares))):
         yield Text("a → b: the query a, of which the model made the next token b", style="dim")
     if options.words:
-        yield Text(merged.CAPTION, style="dim")
+        yield Text(WORDS_CAPTION, style="dim")
 
 
 # -------------------------------------------------------------------------------------------- the keys of chosen queries
@@ -160,3 +159,98 @@ def _keys_of_row(head: HeadPattern, shares: Array, row: int, produced: int | Non
 
 def _name_and_place(name: str, place: int) -> str:
     return f"{fitted(name, _MOST_NAME)} {place}"
+
+
+# --------------------------------------------------------------------------------------------- words in place of tokens
+
+WORDS_CAPTION = (
+    "words: shares summed over the tokens of a word that is looked at, averaged over those of the word that looks; "
+    "rows count words, not tokens; entropy is that of the rows drawn"
+)
+
+Words = Sequence[range]
+
+
+def in_words(view: Record) -> Record:
+    """The record of one layer with a word where it had tokens: its `pattern`, `allowed`, `entropy` and `strongest_key`.
+
+    Shares are summed over the keys of a word and averaged over its queries that see a key, so rows sum to what they did. A
+    pair of words is allowed where any pair of their tokens is. What a row lacks to 1, for a learned sink, counts in its entropy.
+    """
+    queries = [words_of(sequence) for sequence in view.sequences]
+    keys = queries if view.context is None else [words_of(sequence) for sequence in view.context]
+    sequences = tuple(map(_merged_sequence, view.sequences, queries))
+    context = None if view.context is None else tuple(map(_merged_sequence, view.context, keys))
+    made = replace(view, sequences=sequences, context=context, survey=None, arrays={})
+    parts = [_merged_text(view, made, b, queries[b], keys[b]) for b in range(len(sequences))]
+    pattern = np.stack([pattern for pattern, _ in parts])
+    allowed = np.stack([allowed for _, allowed in parts])
+    entropy, strongest = _entropy(pattern), _strongest(pattern, allowed)
+    arrays = {"pattern": pattern, "allowed": allowed, "entropy": entropy, "strongest_key": strongest}
+    return replace(made, arrays=arrays)
+
+
+def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
+    """The words that hold any of these tokens, by their place."""
+    return tuple(i for i, word in enumerate(words_of(sequence)) if any(token in word for token in tokens))
+
+
+def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:
+    """A word as a token: the characters that all its tokens stand for."""
+    documents = tuple(sequence.documents[word[0]] for word in words) if sequence.documents else ()
+    return TokenSequence(
+        sequence.text,
+        tuple(_word_text(sequence, word) for word in words),
+        tuple(sequence.ids[word[0]] for word in words),
+        tuple((sequence.offsets[word[0]][0], sequence.offsets[word[-1]][1]) for word in words),
+        documents,
+    )
+
+
+def _word_text(sequence: TokenSequence, word: range) -> str:
+    """Bytes are joined before they are read, so that a character that is cut into tokens is whole again."""
+    if len(word) == 1:
+        return sequence.tokens[word[0]]
+    try:
+        joined = b"".join(bytes.fromhex(sequence.pieces[i].bytes) for i in word)
+    except ValueError:  # a record from elsewhere may hold anything
+        return "".join(sequence.tokens[i] for i in word)
+    return joined.decode("utf-8", "surrogateescape")
+
+
+def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words) -> tuple[Array, Array]:
+    """The pattern and what is allowed of one text, in the columns that it has among the others."""
+    rows = slice(view.first_query(b), view.first_query(b) + len(view.sequences[b].tokens))
+    columns = slice(view.first_key(b), view.first_key(b) + len(view.keys[b].tokens))
+    shares = view.arrays["pattern"][b, :, rows, columns].astype(np.float64)
+    allowed = view.arrays["allowed"][b, :, rows, columns]
+    q_starts, k_starts = ([word[0] for word in words] for words in (queries, keys))
+    n_seeing = np.maximum(1, np.add.reduceat(allowed.any(axis=-1).astype(int), q_starts, axis=1))
+    sums = np.add.reduceat(np.add.reduceat(shares, k_starts, axis=2), q_starts, axis=1)
+    any_allowed = np.logical_or.reduceat(np.logical_or.reduceat(allowed, k_starts, axis=2), q_starts, axis=1)
+    size = (made.facts.q_len, made.facts.k_len)
+    place = (
+        slice(None),
+        slice(made.first_query(b), made.first_query(b) + len(queries)),
+        slice(made.first_key(b), made.first_key(b) + len(keys)),
+    )
+    pattern, keep = np.zeros((len(shares), *size)), np.zeros((len(allowed), *size), bool)
+    pattern[place], keep[place] = sums / n_seeing[..., None], any_allowed
+    return pattern, keep
+
+
+def _entropy(pattern: Array) -> Array:
+    """Nats of each row, with what it lacks to 1 as one more outcome."""
+    lacking = 1 - pattern.sum(axis=-1, keepdims=True)
+    has_keys = pattern.any(axis=-1, keepdims=True)
+    outcomes = np.concatenate([pattern, np.where(has_keys & (lacking > _ROUNDING), lacking, 0.0)], axis=-1)
+    logarithms = np.log(np.where(outcomes > 0, outcomes, 1.0))
+    entropy: Array = np.abs((outcomes * logarithms).sum(axis=-1))
+    return entropy
+
+
+_ROUNDING = 1e-4
+
+
+def _strongest(pattern: Array, allowed: Array) -> Array:
+    return np.where(allowed.any(axis=-1), pattern.argmax(axis=-1), -1)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from mhacli.render.base.format import count_of, flowing, percent_text
-from mhacli.render.base.options import Screen, ViewOptions, drawn_sequences
+from mhacli.render.base.colours import EMPTY, KIND_SIGNS
+from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, share_text, short_text
+from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
 from mhacli.render.base.selection import (
     LayerView,
     chosen_heads,
@@ -19,16 +24,14 @@ from mhacli.render.base.selection import (
     survey_of,
 )
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.grid import grid
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import patterns_view
-from mhacli.render.checkpoint.spans import span_view
-from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
-from mhacli.render.heads.view import sinks_are
-from mhacli.results.record.heads import HeadStatistics, in_order
-from mhacli.results.record.record import Record
+from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
+from mhacli.results.record.heads import HeadStatistics, Kind, in_order
+from mhacli.results.record.record import InspectedLayer, Record
+from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_DRAWN, MAX_SINKS = 24, 8, 6
 _NO_NAME = ("mixed", "uniform")
@@ -174,3 +177,188 @@ def _has_asked(layer: LayerView, sequence: int) -> bool:
     """Whether a sequence has any of the queries that were asked for."""
     first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
     return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
+
+
+# ------------------------------------------------------------------------------------------------ all heads at a glance
+
+_CALM = ("mixed", "uniform")
+"""Kinds that say little: drawn so that the others stand out."""
+_NOT_LOOKED_AT = " "
+_STEP, _FEW = 5, 3
+
+
+def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
+    """A row per layer, a column per head, the layers of each kind together; below, how many heads there are of each kind."""
+    said = [layer.inspected for layer in layers]
+    n_heads = max(layer.n_heads for layer in said)
+    label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in said))) + 1
+    room = screen.width - label - 1
+    width = next((w for w in (len(str(n_heads - 1)) + 1, 2) if n_heads * w <= room), 2)
+    n_panels = -(-n_heads // max(1, room // width))
+    size = -(-n_heads // n_panels)
+    panels: list[RenderableType] = []
+    for start in range(0, n_heads, size):
+        columns = range(start, min(n_heads, start + size))
+        lines = [_axis(columns, label, width)]
+        for name, row in _rows(record, layers):
+            if isinstance(row, str):
+                instead = fitted(f"– {row}", max(1, room))
+                lines.append(Text(f"{name:>{label - 1}}  {instead}", style="dim"))
+            else:
+                lines.append(_row(row, name, columns, label, width))
+        panels.append(Text("\n").join(lines))
+    return Group(*panels, _legend(record, [head for layer in layers for head in layer.record.heads], screen))
+
+
+def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
+    """Names of rows with their layers, and where a layer has no attention what it has instead, in the order of a stack."""
+    missing = [] if record.model is None else [*record.model.without]
+    for kind in dict.fromkeys(layer.inspected.kind for layer in layers):
+        rows: list[tuple[int, str, LayerView | str]] = [
+            (layer.inspected.layer, short_name(layer.inspected, record.layers), layer)
+            for layer in layers
+            if layer.inspected.kind == kind
+        ]
+        if kind != "encoder" and len(layers) == len(record.layers):
+            rows += [(without.layer, str(without.layer), visible(without.type)) for without in missing]
+            missing = []
+        for _, name, row in sorted(rows, key=lambda row: row[0]):
+            yield name, row
+
+
+def _axis(columns: range, label: int, width: int) -> Text:
+    """The numbers of the heads, those that fit."""
+    axis = [" "] * (len(columns) * width + width)
+    free = 0
+    for place, head in enumerate(columns):
+        number, at = str(head), place * width
+        is_round = width > len(str(columns[-1])) or head % _STEP == 0
+        if at >= free and (place == 0 or is_round):
+            axis[at : at + len(number)] = number
+            free = at + len(number) + 1
+    return Text(f"{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
+
+
+def _row(layer: LayerView, name: str, columns: range, label: int, width: int) -> Text:
+    is_sure = layer.inspected.verified
+    line = Text(f"{name:>{label - 1}}", style="" if is_sure else "bold red")
+    line.append(" " if is_sure else "!", style="bold red").append(" ")
+    kinds = {head.head: head.kind for head in layer.record.heads}
+    for head in columns:
+        sign, style = _sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
+        line.append(sign, style=style).append(" " * (width - 1))
+    return line
+
+
+def _sign(kind: Kind) -> tuple[str, Style]:
+    sign, colour = KIND_SIGNS[kind]
+    return sign, EMPTY if kind in _CALM else Style(color=colour)
+
+
+def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
+    """The signs that occur, how many heads are of each kind, and which they are where they are few."""
+    names: Mapping[tuple[int, str], InspectedLayer] = {(layer.layer, layer.name): layer for layer in record.layers}
+    parts: list[Text] = []
+    unit = "layer.head "
+    for kind in KIND_SIGNS:
+        own = [head for head in heads if head.kind == kind]
+        if not own:
+            continue
+        sign, style = _sign(kind)
+        part = Text().append(sign, style=style).append(f" {kind} {len(own)}")
+        if len(own) <= _FEW and kind not in _CALM:
+            listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
+            part.append(f" ({unit}{', '.join(listed)})", style="dim")
+            unit = ""  # told once
+        parts.append(part)
+    return flowing(parts, screen.width)
+
+
+# ---------------------------------------------------------------------------------------------------------------- spans
+
+_MAX_ROWS, _NAME_WIDTH, _GAP, _LIFT_WIDTH = 16, 12, 2, 6
+_MUCH, _LITTLE = 2.0, 0.5
+
+_Pair = tuple[int, int]
+
+
+def span_view(
+    record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
+) -> RenderableType:
+    """A row per layer, or per chosen head, a column per pair of spans: mass and lift; as many tables as the pairs need."""
+    rows = [
+        row
+        for layer in layers
+        if "span_mass" in layer.record.arrays
+        for row in _span_rows(record, layer, sequences, options)
+    ]
+    shown = balanced(len(rows), len(rows) if options.everything else _MAX_ROWS)
+    names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
+    label = max([len("layer"), *(cell_len(name) for name, _, _ in rows)])
+    width = max(options.precision + 2 + _LIFT_WIDTH, *(cell_len(f"→ {name}") for name in names))
+    tables = []
+    for pairs in _panels(len(names), max(1, (screen.width - label) // (width + _GAP))):
+        table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False, header_style="dim")
+        table.add_column(Text("\nlayer"), justify="right", no_wrap=True, min_width=label)
+        for one, other in pairs:
+            table.add_column(Text(f"{names[one]}\n→ {names[other]}"), justify="right", no_wrap=True, min_width=width)
+        for place, row in enumerate(shown.shown):
+            if shown.hidden and place == shown.before:
+                table.add_row("⋮", left_out(shown.hidden))
+            name, mass, uniform = rows[row]
+            cells = [_cell(float(mass[pair]), float(uniform[pair]), options.precision) for pair in pairs]
+            table.add_row(name, *cells)
+        tables.append(table)
+    averaged = [] if options.heads is not None else ["heads"]
+    averaged += ["sequences"] if len(sequences) > 1 else []
+    of = f", mean over {' and '.join(averaged)}" if averaged else ""
+    caption = Text(
+        f"a → b: the mean share that a token of a gives all tokens of b{of} · × its lift: that share ÷ the share of uniform "
+        "attention over the same keys, so corrected for length · attention is not causation",
+        style="dim",
+    )
+    return Group(Text("between spans", style="bold"), *tables, caption)
+
+
+def _panels(n_spans: int, room: int) -> Iterator[list[_Pair]]:
+    """The pairs of spans in as many parts as need be, the pairs of whole spans together where they fit."""
+    per_panel = room // n_spans * n_spans or room
+    pairs = [(one, other) for one in range(n_spans) for other in range(n_spans)]
+    if room >= n_spans:
+        yield from (pairs[start : start + per_panel] for start in range(0, len(pairs), per_panel))
+        return
+    for one in range(n_spans):
+        own = [pair for pair in pairs if pair[0] == one]
+        yield from (own[start : start + room] for start in range(0, n_spans, room))
+
+
+def _span_rows(
+    record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Names with masses and those of uniform attention, `[span, span]`, NaN where no query counts."""
+    name, view = short_name(layer.inspected, record.layers), layer.record
+    mass, uniform = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
+    uniform = np.broadcast_to(uniform, mass.shape)
+    if options.heads is None:
+        yield name, _mean(mass, (0, 1)), _mean(uniform, (0, 1))
+        return
+    known = {head.head for head in view.heads}
+    own = [head for head in dict.fromkeys(options.heads) if head in known]
+    for head, place in zip(own, places_of(view, own), strict=True):
+        yield f"{name} · head {head}", _mean(mass[:, place], (0,)), _mean(uniform[:, place], (0,))
+
+
+def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The mean of what is a number; NaN where nothing is."""
+    counts = np.isfinite(numbers).sum(axis=axes)
+    mean: np.ndarray = np.where(counts > 0, np.nansum(numbers, axis=axes) / np.maximum(counts, 1), np.nan)
+    return mean
+
+
+def _cell(mass: float, uniform: float, precision: int) -> Text:
+    if not np.isfinite(mass):
+        return Text("–", style="dim")
+    lift = mass / uniform if uniform > 0 else None
+    said = f"{share_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
+    style = "" if lift is None else "bold" if lift >= _MUCH else "dim" if lift <= _LITTLE else ""
+    return Text(said, style=style)

@@ -28,9 +28,8 @@ from mhacli.render.base.cells import (
     ticks,
 )
 from mhacli.render.base.colours import NAN_SIGN
-from mhacli.render.base.format import fitted, number_text, share_text
+from mhacli.render.base.format import fitted, number_text, share_text, title_rule
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
-from mhacli.render.base.tables import title_rule
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
 from mhacli.results.diff.result import Differences, LayerDifference, Match, SiteDifference, TextDifference

@@ -14,12 +14,10 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.render.base.format import count_of, fitted, share_text, token_text
+from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, share_text, token_text
 from mhacli.render.base.options import Figure, ViewOptions
-from mhacli.render.base.provenance import RECORD_BY, provenance
-from mhacli.render.base.rows import first_produced, rows_in
-from mhacli.render.base.selection import names_of, ranges
-from mhacli.render.checkpoint import words as merged
+from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
+from mhacli.render.checkpoint.patterns import in_words, words_with
 from mhacli.render.figures.scales import Shading
 from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, stacked, wrapped, written
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
@@ -122,9 +120,9 @@ def _in_words(
     drawn: DrawableHead, sequence: int, rows: tuple[int, ...] | None
 ) -> tuple[DrawableHead, tuple[int, ...] | None]:
     """The head with a word where it had tokens; what counts as a sink is the word that holds it."""
-    view = merged.merged(drawn.record)
+    view = in_words(drawn.record)
     if rows is not None:
-        rows = merged.words_with(drawn.record.sequences[sequence], rows)
+        rows = words_with(drawn.record.sequences[sequence], rows)
     return replace(drawn, record=view, statistics=_sinks_in_words(drawn, view)), rows
 
 

@@ -17,11 +17,14 @@ from mhacli.render.base.format import (
     count_text,
     filled,
     fitted,
+    memory_text,
+    new_tokens_text,
     number_text,
+    own_parameters,
     token_text,
+    values_text,
 )
 from mhacli.render.base.options import ViewOptions, balanced
-from mhacli.render.base.steps import memory_text, new_tokens_text, own_parameters, values_text
 from mhacli.render.figures.subject import caption
 from mhacli.render.figures.svg import (
     ALARM,
@@ -43,7 +46,7 @@ from mhacli.render.figures.svg import (
     wrapped,
     written,
 )
-from mhacli.render.run.user_code import repeats_text
+from mhacli.render.run.trace import repeats_text
 from mhacli.render.run.view import axes_text
 from mhacli.results.record.record import CacheStep, Record, Step
 from mhacli.text.escape import visible

@@ -138,6 +138,13 @@ def _largest(shares: Array, allowed: Array) -> float:
     return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
 
 
+def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
+    """The title of what is drawn: its sequence and head; of a layer that has a name this, and the sequence if not alone."""
+    text = f"sequence {sequence}" if not layer or len(record.sequences) > 1 else ""
+    name = "" if head is None else f"head {head}"
+    return " · ".join(part for part in ((layer, name, text) if layer else (text, name)) if part)
+
+
 # ------------------------------------------------------------------------------------------------------------------ maps
 
 _NOTHING = 1e-6

@@ -16,12 +16,10 @@ from rich.text import Text
 
 from mhacli.render.base.cells import WEIGHTS, cell, half_cells, levels, range_text, ticks
 from mhacli.render.base.colours import NAN_SIGN, sink_shade
-from mhacli.render.base.format import fitted, share_text
+from mhacli.render.base.format import fitted, share_text, title_rule
 from mhacli.render.base.options import Scale, Screen, ViewOptions
-from mhacli.render.base.tables import title_rule
-from mhacli.render.heads.cells import where
 from mhacli.render.heads.drawable import SHORT
-from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map
+from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map, where
 from mhacli.results.record.record import Record
 
 MAX_LINES = 40

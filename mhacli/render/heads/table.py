@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import filled, fitted, share_text, short_text, sparkline, told
+from mhacli.render.base.format import filled, fitted, left_out, plain_table, share_text, short_text, sparkline, told
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
-from mhacli.render.base.tables import left_out, plain_table
 from mhacli.results.record.heads import (
     FIELD_OF,
     SINK_TOKENS,

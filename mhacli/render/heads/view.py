@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from mhacli.render.base.colours import EMPTY, NAN_SIGN, level_of, shade
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
     count_of,
     filled,
+    fitted,
+    left_out,
     number_text,
     percent_text,
+    plain_table,
     seconds_text,
+    share_text,
+    short_text,
+    title_rule,
+    token_text,
 )
-from mhacli.render.base.options import Screen, ViewOptions, chosen
+from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.base.selection import places_of, survey_of
-from mhacli.render.heads.cells import corner_view, key_name, strong_places, strongest_keys
+from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.requests.layer import BASE_BYTES
-from mhacli.results.record.heads import SINK_LIFT, HeadStatistics, Survey, in_order
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.heads import SINK_LIFT, Corner, HeadStatistics, Survey, in_order
 from mhacli.results.record.record import Record
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 MAX_SEQUENCES = 4
@@ -115,3 +129,242 @@ def _checks(record: Record, survey: Survey, screen: Screen) -> Text:
     ]
     lines = "\n".join(filled(parts, screen.width, "; "))
     return verdict.append(f"\n{lines}", style="not bold default")
+
+
+# --------------------------------------------------------------------------------------------------------- single cells
+
+
+def strong_places(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+) -> RenderableType:
+    """Per head the keys that receive most, the cells that stand out most, and where the largest score is."""
+    table = plain_table(("head", True))
+    for name in ("receives most (× uniform)", "stands out: query → key"):
+        table.add_column(name, ratio=1, overflow="fold")
+    if screen.width >= _WIDE:
+        table.add_column("largest score", no_wrap=True)
+    shown = listed if options.everything else listed[:MAX_PLACES]
+    for head in shown:
+        row = [str(head.head), _receivers(record, head, options), _standing_out(record, head, options)]
+        table.add_row(*row, *([_top_score(record, head)] if screen.width >= _WIDE else []))
+    if len(shown) < len(listed):
+        table.add_row("⋮", left_out(len(listed) - len(shown)))
+    return table
+
+
+_WIDE, MAX_PLACES, _MOST = 120, 8, 3
+
+
+def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
+    """The heavy hitters of all sequences: `the 12 .034 ×5.2`."""
+    place = [known.head for known in record.heads].index(head.head)
+    received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
+    uniform = uniform[:, min(place, uniform.shape[1] - 1)]
+    totals = np.nansum(received.astype(np.float64), axis=1, keepdims=True)
+    shares = np.nan_to_num(received / np.where(totals > 0, totals, 1.0))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        ratios = np.nan_to_num(received.astype(np.float64) / uniform)
+    said = []
+    for flat in np.argsort(-shares.ravel(), kind="stable")[:_MOST].tolist():
+        b, key = divmod(flat, received.shape[1])
+        times = ratios[b, key]
+        name = key_name(record, b, key - record.first_key(b))
+        said.append(f"{name} {percent_text(float(shares[b, key]))} ×{short_text(float(times))}")
+    return "\n".join(said)
+
+
+def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
+    return "\n".join(
+        f"{query_name(record, cell.sequence, cell.query)} → {key_name(record, cell.sequence, cell.key)} "
+        f"{share_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
+        for cell in head.largest[:_MOST]
+        if cell.lift > 1
+    )
+
+
+def _top_score(record: Record, head: HeadStatistics) -> str:
+    if head.max_score is None or head.max_score_at is None:
+        return "–"
+    b, query, key = head.max_score_at
+    return f"{short_text(head.max_score)} at {query_name(record, b, query)} → {key_name(record, b, key)}"
+
+
+def query_name(record: Record, sequence: int, index: int) -> str:
+    """A query's token and index, with its sequence where there are several."""
+    return _named(record.sequences, sequence, index)
+
+
+def key_name(record: Record, sequence: int, index: int) -> str:
+    """A key's token and index, with its sequence where there are several."""
+    return _named(record.keys, sequence, index)
+
+
+def _named(family: Sequence[TokenSequence], sequence: int, index: int) -> str:
+    several = f"{sequence}:" if len(family) > 1 else ""
+    return f"{fitted(token_text(family[sequence], index), _TOKEN_WIDTH)} {several}{index}"
+
+
+_TOKEN_WIDTH = 12
+_ROUNDING = 1e-5
+"""What is left of a row and less than this was never there."""
+
+
+@dataclass(frozen=True, eq=False)
+class CornerCells:
+    """The corner that was kept of a head in a sequence, under its `title`. `shares` `[row, column]` are NaN where a cell is not
+    allowed, and in the rows that `is_broken` `[row]`, whose queries see keys but have shares that are not numbers."""
+
+    title: str
+    shares: Array
+    is_broken: Array
+
+    @property
+    def largest(self) -> float:
+        """The top of its scale."""
+        return float(np.nanmax(self.shares, initial=0.0)) or 1.0
+
+    def caption(self, precision: int) -> str:
+        """What shades and signs mean, of those that occur."""
+        is_closed = bool(np.isnan(self.shares[~self.is_broken]).any())
+        signs = " · 0 not allowed" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
+        return f"shade linear, 0 … {share_text(self.largest, precision)}{signs}"
+
+
+def corner_cells(record: Record, corner: Corner, place: int, sequence: int, *, layer: str = "") -> CornerCells:
+    """The corner of the head at a place of the head axis. `layer` is the name of the layer, where there are several."""
+    arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
+    visible = arrays["visible"][sequence]
+    has_keys = visible[min(place, len(visible) - 1), queries] > 0
+    is_broken = has_keys & np.isnan(arrays["entropy"][sequence, place, queries])
+    title = f"{where(record, sequence, layer, record.heads[place].head)} · cells"
+    return CornerCells(title, arrays["corner"][sequence, place], is_broken)
+
+
+def corner_view(
+    record: Record,
+    corner: Corner,
+    place: int,
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    *,
+    layer: str = "",
+) -> RenderableType:
+    """Any part of the pattern, cell by cell, as much as fits. `layer` is the name of the layer, where there are several."""
+    cells = corner_cells(record, corner, place, sequence, layer=layer)
+    width = options.precision + 2
+    rows = balanced(corner.n_queries, corner.n_queries if options.everything else _CORNER_ROWS)
+    room = screen.width - _TOKEN_WIDTH - 8
+    if corner.n_keys * (width + 1) > room:  # some keys are hidden, but never the largest of a row
+        room -= _LARGEST_WIDTH + 1
+    keys = balanced(corner.n_keys, corner.n_keys if options.everything else max(2, room // (width + 1)))
+    table = plain_table(("query", False), gap=1)
+    for key in keys.shown:
+        index = corner.first_key + key - record.first_key(sequence)
+        name = fitted(token_text(record.keys[sequence], index), width)
+        table.add_column(Text(f"{name}\n{index}"), justify="right", no_wrap=True, min_width=width)
+    if keys.hidden:
+        table.add_column(Text("largest"), no_wrap=True, max_width=_LARGEST_WIDTH)
+    for number, row in enumerate(rows.shown):
+        if rows.hidden and number == rows.before:
+            table.add_row(Text(f"⋮ {rows.hidden} (--all)", style="dim"))
+        index = corner.first_query + row - record.first_query(sequence)
+        drawn = [_corner_cell(cells, (row, key), options, screen) for key in keys.shown]
+        drawn += [Text(_largest_of_row(record, corner, cells.shares[row], sequence, options))] if keys.hidden else []
+        table.add_row(Text(query_name(record, sequence, index), style="bold"), *drawn)
+    hidden = f", {count_of(keys.hidden, 'key')} between not drawn (--all)" if keys.hidden else ""
+    return Group(title_rule(cells.title), table, Text(cells.caption(options.precision) + hidden, style="dim"))
+
+
+_CORNER_ROWS, _LARGEST_WIDTH = 40, 18
+
+
+def _largest_of_row(record: Record, corner: Corner, shares: Array, sequence: int, options: ViewOptions) -> str:
+    """The share of a row's largest key, with its place and token; a dash where none is allowed or a number."""
+    if np.isnan(shares).all():
+        return "–"
+    key = int(np.nanargmax(shares))
+    index = corner.first_key + key - record.first_key(sequence)
+    return f"{share_text(float(shares[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
+
+
+def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:
+    share = float(cells.shares[at])
+    if math.isnan(share):
+        return Text(NAN_SIGN, style="red") if cells.is_broken[at[0]] else Text("0", style=EMPTY)
+    style = shade(level_of(share, cells.largest)) if screen.colour else ""
+    return Text(share_text(share, options.precision), style=style)
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The strongest keys of a query by name, the strongest first, each with its share; `rest` is what they leave, empty where
+    that is nothing. Where there are none, `instead` says why."""
+
+    keys: tuple[tuple[str, str], ...]
+    rest: str
+    instead: str = ""
+
+
+def asked_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
+    """The queries that were asked for and are in a sequence, each after its number among those asked for."""
+    assert record.survey is not None, "only a record of heads has them"
+    first, n_tokens = record.first_query(sequence), len(record.sequences[sequence].tokens)
+    return [(number, q) for number, q in enumerate(record.survey.kept.queries) if 0 <= q - first < n_tokens]
+
+
+def asked_title(record: Record, sequence: int, query: int, *, layer: str = "") -> str:
+    """A query that was asked for, and how many keys it sees; in all heads as many, then also what each gets if uniform."""
+    seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
+    n_visible = (
+        count_of(seen[0], "visible key", grouped=True)
+        if len(seen) == 1
+        else f"{seen[0]:,} to {seen[-1]:,} visible keys"
+    )
+    uniform = f", {percent_text(1 / seen[0])} each if uniform" if len(seen) == 1 and seen[0] else ""
+    name = query_name(record, sequence, query - record.first_query(sequence))
+    return f"{where(record, sequence, layer)} · query {name} · {n_visible}{uniform}"
+
+
+def strongest_of(record: Record, place: int, sequence: int, number: int) -> Strongest:
+    """What the head at a place looks at from the query with this number among those that were asked for."""
+    keys, shares = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
+    first = record.first_key(sequence)
+    named = tuple(
+        (key_name(record, sequence, key - first), percent_text(share))
+        for key, share in zip(keys, shares, strict=True)
+        if key >= 0
+    )
+    if not named:
+        return Strongest((), "", "not a number" if any(map(math.isnan, shares)) else "no key allowed")
+    left = 1 - sum(shares)
+    return Strongest(named, percent_text(left) if left > _ROUNDING else "")
+
+
+def rest_name(head: HeadStatistics) -> str:
+    """What the strongest keys leave."""
+    return "the rest" if head.learned_sink is None else "the rest and the learned sink"
+
+
+def strongest_keys(
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    *,
+    layer: str = "",
+) -> RenderableType:
+    """What the asked queries looked at, in every head, the strongest first, of a layer that may have a name."""
+    parts: list[RenderableType] = []
+    for number, query in asked_queries(record, sequence):
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(overflow="fold")
+        for place in places_of(record, [head.head for head in listed]):
+            found, head = strongest_of(record, place, sequence, number), record.heads[place]
+            said = [f"{name} {share}" for name, share in found.keys] or [found.instead]
+            said += [f"{rest_name(head)} {found.rest}"] if found.rest else []
+            table.add_row(f"head {head.head}", ", ".join(said))
+        parts.append(Group(title_rule(asked_title(record, sequence, query, layer=layer)), table))
+    return Group(*parts)

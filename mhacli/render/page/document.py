@@ -11,13 +11,12 @@ from rich.console import RenderableType
 
 from mhacli.io.files import format_size
 from mhacli.render.base.cells import range_text
-from mhacli.render.base.format import configuration, count_of, fitted, number_text, percent_text, share_text
+from mhacli.render.base.format import configuration, count_of, fitted, number_text, percent_text, provenance, share_text
 from mhacli.render.base.options import Rows, ViewOptions, chosen
-from mhacli.render.base.provenance import provenance
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.heads.cells import key_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
+from mhacli.render.heads.view import key_name
 from mhacli.render.page.html import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
 from mhacli.render.page.maps import EXACT, Fineness
 from mhacli.render.page.payload import (
@@ -32,7 +31,7 @@ from mhacli.render.page.payload import (
 )
 from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
-from mhacli.render.run.user_code import module_header
+from mhacli.render.run.trace import module_header
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 

@@ -13,7 +13,7 @@ from mhacli.render.base.cells import DECADES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
 from mhacli.render.base.options import Rows, Scale
-from mhacli.render.base.rows import first_produced, rows_in
+from mhacli.render.base.selection import first_produced, rows_in
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.render.heads.matrix import kv_head_of

@@ -13,7 +13,9 @@ from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, share_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
-from mhacli.render.heads.cells import (
+from mhacli.render.heads.drawable import DrawableHead
+from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
+from mhacli.render.heads.view import (
     CornerCells,
     asked_queries,
     asked_title,
@@ -23,8 +25,6 @@ from mhacli.render.heads.cells import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
 from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
 from mhacli.results.record.heads import Corner, HeadStatistics, in_order

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from mhacli.render.base.format import bytes_text, count_of, count_text, number_text, seconds_text
+from mhacli.render.base.format import (
+    bytes_text,
+    count_of,
+    count_text,
+    is_masked,
+    memory_text,
+    new_tokens,
+    number_text,
+    seconds_text,
+    values_text,
+)
 from mhacli.render.base.options import Screen
-from mhacli.render.base.steps import is_masked, memory_text, new_tokens, values_text
 from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
-from mhacli.render.run.trace import closing
-from mhacli.render.run.user_code import repeats_text, source_line
+from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
 from mhacli.results.record.record import CacheStep, Record, Step, Values, Way
 from mhacli.text.escape import visible

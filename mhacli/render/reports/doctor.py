@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
-from mhacli.render.base.format import count_of, filled
+from mhacli.render.base.format import count_of, filled, plain_table
 from mhacli.render.base.options import Screen
-from mhacli.render.base.tables import plain_table
 from mhacli.results.doctor import HealthCheck, Kernel, Library, Numerics, Patient, Report
 from mhacli.text.escape import visible
 

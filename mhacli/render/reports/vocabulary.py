@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.format import count_of, fitted
+from mhacli.render.base.format import count_of, fitted, left_out, plain_table
 from mhacli.render.base.options import Screen, balanced
-from mhacli.render.base.tables import left_out, plain_table
 from mhacli.text.escape import token_label
 from mhacli.text.vocabulary import Entry
 

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from mhacli.checkpoints.contents import AttentionKind, Contents
 from mhacli.io.files import format_size
-from mhacli.render.base.format import count_of, filled, fitted
+from mhacli.render.base.format import count_of, filled, fitted, plain_table
 from mhacli.render.base.options import Screen, balanced
-from mhacli.render.base.tables import plain_table
 from mhacli.spec.config import ROPE, Config
 from mhacli.text.escape import visible
 

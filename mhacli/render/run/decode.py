@@ -15,14 +15,15 @@ from mhacli.render.base.format import (
     count_of,
     count_text,
     filled,
+    new_tokens_text,
     number_text,
+    plain_table,
     seconds_text,
     share_text,
+    title_rule,
     token_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
-from mhacli.render.base.steps import new_tokens_text
-from mhacli.render.base.tables import plain_table, title_rule
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line

@@ -19,7 +19,7 @@ from support.variant_cases import (
 from mhacli.compute.layer import mask as study
 from mhacli.compute.layer.mask import MAX_BLOCKS, MAX_CELLS, survey_mask
 from mhacli.errors import MhaError
-from mhacli.render.run import mask
+from mhacli.render.run.view import mask_document
 from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded, encode
@@ -177,7 +177,7 @@ def test_more_cells_than_anyone_waits_for_are_refused_before_the_first():
 
 def test_the_document_is_json_with_every_number_of_the_survey():
     found = surveyed(window=(1, 0), documents="|", context=())
-    document = json.loads(mask.document(found, ("mha", "trace", "--mask")))
+    document = json.loads(mask_document(found, ("mha", "trace", "--mask")))
     assert document["schema"] == "mha.mask/1"
     assert document["command"] == ["mha", "trace", "--mask"]
     assert document["config"]["window"] == [1, 0]
@@ -196,7 +196,7 @@ def test_the_document_is_json_with_every_number_of_the_survey():
 
 
 def test_the_document_of_a_context_names_its_tokens():
-    document = json.loads(mask.document(surveyed(context=CONTEXTS), ()))
+    document = json.loads(mask_document(surveyed(context=CONTEXTS), ()))
     assert [s["tokens"] for s in document["context"]][1] == ["the", "mat"]
 
 

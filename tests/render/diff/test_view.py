@@ -17,9 +17,8 @@ from support.records import drawn, make_record, make_sequence
 from mhacli.errors import UsageError
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.diff import json as diffjson
 from mhacli.render.diff.maps import grids, require_drawable
-from mhacli.render.diff.view import diff_view
+from mhacli.render.diff.view import diff_view, json_pieces
 from mhacli.render.diff.words import verdict_text
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.heads.head_map import head_map
@@ -556,7 +555,7 @@ def test_what_pictures_leave_out_is_said() -> None:
 def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> None:
     b = with_cell(with_cell(A, "pattern", (0, 2, 3, 1), 0.875), "out", (0, 1, 2), np.inf)
     found = compare(A, b)
-    text = "".join(diffjson.pieces(found, (A, b), ("a\udcff", "b"), ("mha", "diff")))
+    text = "".join(json_pieces(found, (A, b), ("a\udcff", "b"), ("mha", "diff")))
     document = json.loads(text, parse_constant=lambda word: pytest.fail(word))
     assert text.isascii()
     assert (document["schema"], document["verdict"], document["a"]) == ("mha.diff/1", "differ", "a\\xff")
@@ -574,6 +573,6 @@ def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> Non
 def test_the_document_names_tokens_that_are_others() -> None:
     b = make_record(("the", "big", "dog", "sat", "on", "it"), causal=True, n_heads=3)
     found = compare(A, b)
-    document = json.loads("".join(diffjson.pieces(found, (A, b), ("a", "b"), ())))
+    document = json.loads("".join(json_pieces(found, (A, b), ("a", "b"), ())))
     (change,) = document["texts"][0]["changes"]
     assert (change["change"], change["a"], change["b"]) == ("replaced", ["cat"], ["big", "dog"])

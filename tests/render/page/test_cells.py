@@ -15,7 +15,7 @@ from support.records import drawn
 
 from mhacli.render.base.colours import ramp_colour
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.heads.cells import strongest_keys
+from mhacli.render.heads.view import strongest_keys
 from mhacli.render.page.document import page
 from mhacli.results.record.heads import Corner, Kept, Wanted
 
