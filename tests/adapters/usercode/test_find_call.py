@@ -1494,6 +1494,7 @@ def test_a_search_gives_the_same_twice() -> None:
         ("mask: (batch, 1, 1, seq), 1 for tokens that are **not masked**, 0 for tokens that are masked", "mask", "keep"),
         ("attention_mask: 1 for real tokens, 0 for padding", "attention_mask", "keep"),
         ("key_padding_mask: True at padding", "key_padding_mask", "hide"),
+        ("goods; key_padding_mask [batch, time] is True where a basket is filled up.", "key_padding_mask", "hide"),
         ("True in the mask marks positions that may not be attended.", "mask", "hide"),
         ("Positions with True are not allowed to attend, says the mask.", "mask", "hide"),
         ("mask: positions to be masked are 1", "mask", "hide"),

@@ -267,9 +267,10 @@ _VALUE = re.compile(
 _VERDICT = re.compile(
     r"\b(?P<not>(?:not|never|cannot|non)[\s-]+(?:be\s+)?)?(?:"
     r"(?P<keep>keep|kept|keeps|attend(?:s|ed)?|visible|real|valid|allow(?:s|ed)?(?:\s+to\s+\w+)?|unmasked|sees?|seen"
-    r"|takes? part|included?)"
-    r"|(?P<hide>masked|masks? out|ignor(?:e|es|ed)|hides?|hidden|pad|pads|padd(?:ing|ed)|block(?:s|ed)?|excluded?|forbidden"
-    r"|disallow(?:s|ed)?|prevent(?:s|ed)?|invalid))\b",
+    r"|takes? part|participates?|includ(?:e|es|ed)|permit(?:s|ted)?|retain(?:s|ed)?|actual|look(?:s|ed)? at)"
+    r"|(?P<hide>masked|masks? out|to mask|ignor(?:e|es|ed)|hides?|hidden|pad|pads|padd(?:ing|ed)|block(?:s|ed)?|exclude[sd]?"
+    r"|forbid(?:s|den)?|disallow(?:s|ed)?|prevent(?:s|ed)?|prohibit(?:s|ed)?|invalid|illegal|drop(?:s|ped)?|suppress(?:es|ed)?"
+    r"|skip(?:s|ped)?|fill(?:ed)?[\s-]?ups?|fillers?))\b",
     re.I,
 )
 _UNCLEAR = re.compile(
