@@ -172,12 +172,12 @@ def test_by_hand_the_slopes_of_the_paper_and_of_its_code_for_other_counts(n_head
     assert alibi_slopes(n_heads) == BY_HAND[n_heads]
 
 
-@pytest.mark.parametrize("n_heads", [*range(1, 40), 100, 1024])
-def test_there_is_one_slope_for_each_head_and_no_two_are_alike(n_heads):
-    slopes = alibi_slopes(n_heads)
-    assert slopes == pytest.approx(oracle.slopes(n_heads), rel=1e-14 if n_heads < 100 else 1e-12)
-    assert len(set(slopes)) == n_heads
-    assert all(0 < slope < 1 for slope in slopes)
+def test_there_is_one_slope_for_each_head_and_no_two_are_alike():
+    for n_heads in [*range(1, 40), 100, 1024]:
+        slopes = alibi_slopes(n_heads)
+        assert slopes == pytest.approx(oracle.slopes(n_heads), rel=1e-14 if n_heads < 100 else 1e-12)
+        assert len(set(slopes)) == n_heads
+        assert all(0 < slope < 1 for slope in slopes)
 
 
 @pytest.mark.parametrize("n_heads", [1, 3, 4])

@@ -116,28 +116,28 @@ def strips(rectangle: Rectangle, grain: int) -> Iterator[tuple[slice, slice]]:
         yield rows, slice(start, min(start + grain, columns.stop))
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_every_visible_cell_lies_in_exactly_one_rectangle(name: str) -> None:
-    for shape in SHAPES:
-        counts = np.zeros((Q_LEN, K_LEN), dtype=int)
-        for rectangle in all_of(name, shape):
-            assert rectangle.queries
-            assert rectangle.keys
-            counts[corner(rectangle)] += 1
-        assert counts.max(initial=0) <= 1
-        assert counts[VISIBLE[name].any(axis=(0, 1))].all()
+def test_every_visible_cell_lies_in_exactly_one_rectangle() -> None:
+    for name in MASKS:
+        for shape in SHAPES:
+            counts = np.zeros((Q_LEN, K_LEN), dtype=int)
+            for rectangle in all_of(name, shape):
+                assert rectangle.queries
+                assert rectangle.keys
+                counts[corner(rectangle)] += 1
+            assert counts.max(initial=0) <= 1
+            assert counts[VISIBLE[name].any(axis=(0, 1))].all()
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_the_penalties_are_the_forbidden_cells_of_every_sequence_and_head(name: str) -> None:
-    for _, rectangle in everywhere(name):
-        own = VISIBLE[name][:, :, *corner(rectangle)]
-        found = np.zeros(own.shape)
-        for columns, penalty in rectangle.hidden:
-            assert penalty.dtype == LIKE.dtype
-            assert 0 <= columns.start < columns.stop <= len(rectangle.keys)
-            found[..., columns] += penalty.numpy()
-        assert np.array_equal(found, np.where(own, 0.0, FORBIDDEN))
+def test_the_penalties_are_the_forbidden_cells_of_every_sequence_and_head() -> None:
+    for name in MASKS:
+        for _, rectangle in everywhere(name):
+            own = VISIBLE[name][:, :, *corner(rectangle)]
+            found = np.zeros(own.shape)
+            for columns, penalty in rectangle.hidden:
+                assert penalty.dtype == LIKE.dtype
+                assert 0 <= columns.start < columns.stop <= len(rectangle.keys)
+                found[..., columns] += penalty.numpy()
+            assert np.array_equal(found, np.where(own, 0.0, FORBIDDEN))
 
 
 EXACT = ["causal", "causal with a cache", "causal that begins later", "window", "window of one key",
@@ -166,23 +166,23 @@ def test_what_is_allowed_as_a_whole_is_not_asked_cell_by_cell(name: str) -> None
             assert own.all() == own.any() == (not VISIBLE[name][:, :, rows, columns].all())
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_blocks_of_queries_come_in_order_and_the_keys_of_each_too(name: str) -> None:
-    for shape in SHAPES:
-        found = all_of(name, shape)
-        blocks = [range(start, min(start + shape.queries, Q_LEN)) for start in range(0, Q_LEN, shape.queries)]
-        assert all(rectangle.queries in blocks and len(rectangle.keys) <= shape.keys for rectangle in found)
-        for one, other in pairwise(found):
-            assert one.queries.start <= other.queries.start
-            assert one.queries != other.queries or one.keys.stop <= other.keys.start
-        assert all(rectangle.keys.start % shape.grain == 0 for rectangle in found)
+def test_blocks_of_queries_come_in_order_and_the_keys_of_each_too() -> None:
+    for name in MASKS:
+        for shape in SHAPES:
+            found = all_of(name, shape)
+            blocks = [range(start, min(start + shape.queries, Q_LEN)) for start in range(0, Q_LEN, shape.queries)]
+            assert all(rectangle.queries in blocks and len(rectangle.keys) <= shape.keys for rectangle in found)
+            for one, other in pairwise(found):
+                assert one.queries.start <= other.queries.start
+                assert one.queries != other.queries or one.keys.stop <= other.keys.start
+            assert all(rectangle.keys.start % shape.grain == 0 for rectangle in found)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_the_count_of_cells_is_that_of_the_rectangles(name: str) -> None:
-    for shape in SHAPES:
-        expected = sum(len(queries) * len(keys) for queries, keys, _ in all_of(name, shape))
-        assert n_cells_of(Q_LEN, K_LEN, MASKS[name][0], shape) == expected
+def test_the_count_of_cells_is_that_of_the_rectangles() -> None:
+    for name in MASKS:
+        for shape in SHAPES:
+            expected = sum(len(queries) * len(keys) for queries, keys, _ in all_of(name, shape))
+            assert n_cells_of(Q_LEN, K_LEN, MASKS[name][0], shape) == expected
 
 
 @pytest.mark.parametrize(
