@@ -34,7 +34,6 @@ from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import (
     Axes,
     Baseline,
-    finite,
     has_keys,
     head_statistics,
     make_asked,
@@ -43,6 +42,7 @@ from mhacli.compute.base.head_statistics import (
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, to_array
 from mhacli.errors import MhaError
+from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
 from mhacli.results.record.consistency import MOST_OF_SUMS
 from mhacli.results.record.heads import SINK_LIFT, Check, HeadStatistics, Kept, Survey, Wanted

@@ -1,12 +1,14 @@
-"""Frozen dataclasses from untrusted JSON: every field checked against its annotation, every fault named by its place.
+"""Frozen dataclasses to JSON and back.
 
-Fields marked `metadata={"json": False}` are left out.
+What comes in is untrusted: every field is checked against its annotation, and every fault is named by its place. Fields marked
+`metadata={"json": False}` are left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +21,24 @@ from mhacli.errors import MhaError
 
 T = TypeVar("T")
 MAX_WHOLE = 2**64
+
+
+def finite(number: float | None) -> float | None:
+    """The number, or None where it is NaN or infinite, for which JSON has no word."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, mappings and sequences as JSON values: null for a number that is not finite. A field marked
+    `metadata={"omit_empty": True}` is left out where it is empty."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: plain(held) for metadata, name, held in known if held or not metadata.get("omit_empty")}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def load_json(text: str | bytes, source: str) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mhacli.results.record.record import Argument
@@ -118,12 +119,10 @@ class Examination:
     printed: str = ""
     against: str | None = None
     time_s: float = 0.0
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     command: tuple[str, ...] = ()
     not_examined: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        fields = asdict(self)
-        fields["environment"] = dict(self.environment)
-        return {"schema": SCHEMA} | fields
+        return {"schema": SCHEMA} | asdict(self)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mhacli.checkpoints.folder import Checkpoint
+from mhacli.io.json_schema import plain
 from mhacli.spec.config import Dtype
 
 SCHEMA = "mha.doctor/1"
@@ -178,16 +177,5 @@ class Report:
         for numerics, document in zip(self.numerics, found["numerics"], strict=True):
             document["ok"] = numerics.ok
         found["environment"] = dict(self.environment)
-        strict: dict[str, Any] = _strict(found)
+        strict: dict[str, Any] = plain(found)
         return strict
-
-
-def _strict(value: Any) -> Any:
-    """The value with null for every number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _strict(one) for name, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_strict(one) for one in value]
-    return value

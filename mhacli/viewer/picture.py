@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.segment import Segment
 
+from mhacli.io.json_schema import finite
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text
 from mhacli.render.base.options import Scale
@@ -158,7 +159,7 @@ class Picture:
         keys = [
             {
                 **_json_place(self.base, self.base.keys, self.key_places(column)),
-                "share": _json_number(self._exact(row, column, share)),
+                "share": finite(self._exact(row, column, share)),
             }
             for column, share in sorted(self.top_keys(row))
         ]
@@ -171,13 +172,13 @@ class Picture:
             "kind": None if said is None else said.kind,
             "sequence": self.sequence,
             "query": _json_place(self.base, self.base.queries, self.query_places(row)),
-            "entropy": _json_number(self.entropy(row)),
+            "entropy": finite(self.entropy(row)),
             "sinks": {
                 "places": list(self.base.sinks),
-                "share": _json_number(float(self.base.sink_shares[row])),
+                "share": finite(float(self.base.sink_shares[row])),
                 "removed": self.hides_sinks,
             },
-            "learned_sink": None if self.base.learned is None else _json_number(float(self.base.learned[row])),
+            "learned_sink": None if self.base.learned is None else finite(float(self.base.learned[row])),
             "shares": "renormalised without sinks" if self.hides_sinks else "as computed",
             "keys": keys,
         }
@@ -204,10 +205,6 @@ def _json_place(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) ->
     if drawn.block > 1:
         return {"first": first, "last": last}
     return {"place": first, "token": without_surrogates(text.tokens[first])}
-
-
-def _json_number(number: float | None) -> float | None:
-    return number if number is not None and np.isfinite(number) else None
 
 
 # ---------------------------------------------------------------------------------------------------------- captions

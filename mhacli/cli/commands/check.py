@@ -197,18 +197,11 @@ def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
             tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
 
         outcome = run_in_child(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
-    found = decode(Examination, _undone(load_json(outcome.result, "the examination")), "the examination")
+    found = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
     return replace(found, printed=outcome.printed, command=record_command())
 
 
 _USUAL_STAGES = 12
-
-
-def _undone(document: object) -> object:
-    """The document with its environment as pairs again."""
-    if isinstance(document, dict) and isinstance(document.get("environment"), dict):
-        return document | {"environment": [[name, value] for name, value in document["environment"].items()]}
-    return document
 
 
 def _view(examination: Examination, on: Screen) -> RenderableType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from mhacli.attention.tiled.statistics import (
     window_of,
 )
 from mhacli.attention.tiled.tiles import Grid, Shares, visible_keys
+from mhacli.io.json_schema import finite
 from mhacli.results.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,
@@ -284,11 +284,6 @@ def _largest(
             _, own_query, own_key = _own_place((batch, query, key), axes)
             cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
-
-
-def finite(number: float) -> float | None:
-    """The number, or None where it is NaN or infinite, as records hold it."""
-    return number if math.isfinite(number) else None
 
 
 # ----------------------------------------------------------------------------------------------- the tokens on the axes

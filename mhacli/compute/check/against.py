@@ -28,6 +28,7 @@ from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, in
 from mhacli.compute.user_trace.dataflow import Dataflow
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
+from mhacli.io.json_schema import finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding
 
@@ -96,7 +97,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             request.against.target,
             str(one.dtype).removeprefix("torch."),
             len(best),
-            _finite(max((gap.difference for gap in best), default=math.inf)),
+            finite(max((gap.difference for gap in best), default=math.inf)),
             min((gap.tolerance for gap in best), default=TOLERANCE),
         ),
         against=request.against.target,
@@ -329,10 +330,6 @@ def _gap(
 
 def _worst(gaps: Sequence[_Gap]) -> float:
     return max(gap.difference / gap.tolerance for gap in gaps)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _parting(gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], seed: int) -> Departure | None:

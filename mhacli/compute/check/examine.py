@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import time
@@ -28,7 +27,7 @@ from mhacli.compute.check.inputs import with_own_weights
 from mhacli.compute.check.probes.catalogue import Probed, probe
 from mhacli.compute.check.stepwise import examine_stepwise
 from mhacli.compute.check.traits import traits_of
-from mhacli.io.json_schema import decode
+from mhacli.io.json_schema import decode, finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding, Mode, ModeReport, Probe
 
@@ -54,7 +53,7 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     begun = time.perf_counter()
     torch.set_num_threads(1)  # for products as small as these more threads only wait for each other
     examination = compare(asked, stage) if asked.against is not None else examine(asked, stage)
-    environment = (("mha", mhacli.__version__), ("torch", torch.__version__), ("python", platform.python_version()))
+    environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
     told = replace(examination, time_s=time.perf_counter() - begun, environment=environment)
     return json.dumps(told.as_json()).encode()
 
@@ -218,7 +217,7 @@ def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | No
     gaps = [(difference(layer, stages, case, may_be_nan=is_nan), case.tolerance) for case in cases]
     largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
     dtype = str(subject.dtype).removeprefix("torch.")
-    return Comparison("reference", dtype, len(cases), largest if math.isfinite(largest) else None, tolerance)
+    return Comparison("reference", dtype, len(cases), finite(largest), tolerance)
 
 
 def _closest(diagnosis: Diagnosis) -> str | None:

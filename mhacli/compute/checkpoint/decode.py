@@ -14,12 +14,12 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import run_model
-from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import largest_difference, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
+from mhacli.io.json_schema import finite
 from mhacli.results.record.record import (
     CacheStep,
     DecodeSummary,

@@ -15,10 +15,10 @@ from mhacli.adapters.hf.capture import Call, ScoredCall, is_attention
 from mhacli.adapters.hf.captured_pattern import full_matrices
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.attention.tiled.scores import AttentionResult, Scores
-from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
+from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Parameter, Record, ScorePart, Step
 

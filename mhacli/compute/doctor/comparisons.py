@@ -17,6 +17,7 @@ from mhacli.adapters.hf.capture import Call, captured
 from mhacli.adapters.hf.inputs import make_inputs, outputs_of
 from mhacli.adapters.hf.load import Loaded
 from mhacli.errors import MhaError
+from mhacli.io.json_schema import finite
 from mhacli.results.doctor import HealthCheck
 from mhacli.spec.config import Side
 from mhacli.spec.tokens import TokenSequence
@@ -212,7 +213,7 @@ class Battery:
         values = [distance(ours.rows, theirs.rows) for ours, theirs in pairs]
         worst = max(range(len(pairs)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
         value, ok = values[worst], all(found <= allowed.result for found in values)
-        known = value if math.isfinite(value) else None
+        known = finite(value)
         if ok and value > 0 and allowed.result > TOO_COARSE:
             coarse = f"rounding to {self.dtype} alone moves outputs by {allowed.result:.2g}: a fault could not be told from it"
             return HealthCheck(name, None, coarse, known, allowed.result)

@@ -16,6 +16,7 @@ from mhacli.attention.core import attend
 from mhacli.attention.fused import kernel_among, operators_of
 from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
+from mhacli.io.json_schema import finite
 from mhacli.io.memory import nvidia_driver
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Numerics
@@ -87,7 +88,7 @@ def _kernel(
         ok = False if status == "failed" and backend in _ALWAYS_THERE else None
         return Kernel(device, dtype, backend, status, ok, reason=reason)
     tolerance = TOLERANCES[dtype].output * max(1.0, float(exact.out.abs().max()))
-    known = error if math.isfinite(error) else None
+    known = finite(error)
     return Kernel(
         device, dtype, backend, "ok", error <= tolerance, known, tolerance, ran,
         None if known is not None else "results are not finite",

@@ -16,11 +16,11 @@ from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
 from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, Rows
 from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
+from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, decodable, foresee
 from mhacli.results.record.record import CacheStep, DecodeSummary, Record, SelfCheck, Step, Timing, Way
 from mhacli.spec import decode_costs as costs

@@ -18,10 +18,11 @@ from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.base.head_statistics import finite, head_statistics, make_asked, make_baseline
+from mhacli.compute.base.head_statistics import head_statistics, make_asked, make_baseline
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
+from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing

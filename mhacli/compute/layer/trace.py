@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from mhacli.attention.core import per_query_head
 from mhacli.attention.routes import ROUTES
-from mhacli.compute.base.head_statistics import finite
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import largest_difference
 from mhacli.compute.layer.run import Observed, prepare, record_run
+from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.spec.config import ROPE

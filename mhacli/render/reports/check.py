@@ -239,7 +239,7 @@ _NOWHERE = ("inf away", "nan away")
 
 def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
     """Its size, the time, and the versions, as far as they fit into a line."""
-    versions = [f"{name} {version}" for name, version in examination.environment if name != "python"]
+    versions = [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
     count = [count_of(examination.n_parameters, "parameter", grouped=True)] if examination.n_parameters else []
     time = [seconds_text(examination.time_s)] if examination.time_s else []
     if count or time or versions:

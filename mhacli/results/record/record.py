@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
+from mhacli.io.json_schema import plain
 from mhacli.results.record.arrays import Array, Prefixed
 from mhacli.results.record.heads import HeadStatistics, Survey
 from mhacli.spec.config import Config
@@ -103,8 +103,8 @@ class Record:
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON values."""
         names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
-        plain = {name: _plain(getattr(self, name)) for name in names}
-        return {"schema": SCHEMA, **plain}
+        document = {name: plain(getattr(self, name)) for name in names}
+        return {"schema": SCHEMA, **document}
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""
@@ -119,19 +119,6 @@ class Record:
 def layer_prefix(index: int) -> str:
     """What the names of a layer's arrays begin with."""
     return f"layers.{index}."
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: _plain(held) for metadata, name, held in known if held or not metadata.get("omit_empty")}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 # ---------------------------------------------------------------------------------- what a record says of a checkpoint

@@ -60,7 +60,7 @@ WRONG = Examination(
     n_parameters=16640,
     n_hypotheses=117,
     time_s=2.5,
-    environment=(("mha", "0.1.0"), ("torch", "2.13.0")),
+    environment={"mha": "0.1.0", "torch": "2.13.0"},
 )
 RIGHT = replace(WRONG, verdict="right", findings=(), probes=PROBES[:5], n_hypotheses=1)
 UNKNOWN = replace(
@@ -179,7 +179,7 @@ def test_probes_that_do_not_apply_are_counted_and_not_named():
 
 def test_defaults_and_versions_never_take_more_than_a_line():
     many = tuple(Argument(f"argument_{i}", "1.0", "default") for i in range(30))
-    shown = drawn(replace(RIGHT, arguments=many, environment=(("mha", "0.1.0"), ("torch", "2" * 90)))).splitlines()
+    shown = drawn(replace(RIGHT, arguments=many, environment={"mha": "0.1.0", "torch": "2" * 90})).splitlines()
     (defaults,) = (number for number, line in enumerate(shown) if line.startswith("defaults"))
     assert shown[defaults].endswith("…")
     assert shown[defaults + 1].startswith("called")
@@ -267,7 +267,7 @@ def test_nothing_that_a_module_says_reaches_the_terminal_raw():
         "wrong", evil, evil, (Argument(evil, evil, "guessed", evil), Argument(evil, evil, "default")), (finding,) * 5,
         (Choice(evil, evil),), (Probe(evil, evil, 1.0, False), Probe(evil, evil, 2.0), Probe(evil, "left out: " + evil),
         Probe(evil, evil, 3.0, True)), Comparison(evil, evil, 1, None, 1.0), reason=evil, closest=evil,
-        departure=Departure(evil, evil, evil, 1, evil), printed=evil, against=evil, environment=((evil, evil),),
+        departure=Departure(evil, evil, evil, 1, evil), printed=evil, against=evil, environment={evil: evil},
     )  # fmt: skip
     for shown in (drawn(examination), drawn(replace(examination, verdict="unknown"))):
         assert not set("\x1b\u202e\u200b\x9b") & set(shown)
