@@ -1,5 +1,7 @@
 """Maps of heads, against loops over plain numbers: cells and blocks, sinks taken out, and the three scales."""
 
+import base64
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +11,9 @@ from support.records import make_record, with_sinks
 
 from mhacli.errors import UsageError
 from mhacli.render.base.cells import FORBIDDEN, levels
-from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
-from mhacli.render.heads.head_map import head_map, largest_of_maps, sink_places
+from mhacli.render.heads.head_map import HeadPattern, head_map, largest_of_maps, sink_places
 from mhacli.results.record.heads import HeadStatistics, Sink
 
 LONG = ("the", "cat", "sat", "on", "a", "red", "mat")
@@ -240,3 +242,40 @@ def test_where_sinks_leave_next_to_nothing_the_rest_still_sums_to_one():
     rest = head_map(only(with_pattern(record, pattern, record.arrays["allowed"])), 0).without_sinks()
     assert rest.shares[6].sum() == pytest.approx(1, abs=1e-12)
     assert rest.shares[6, 1] == pytest.approx(2 / 11, abs=1e-6)
+
+
+def test_a_long_head_has_the_same_pooled_weights_in_every_view():
+    """Heatmap, map of `mha heads`, page, picture and viewer, against means of blocks of the pattern."""
+    pytest.importorskip("textual")
+    from mhacli.render.figures.subject import subject
+    from mhacli.render.heads.heatmap import fitted_map, renormalised
+    from mhacli.render.page.maps import Fineness, SinkShares, encoded
+    from mhacli.viewer.picture import Picture
+
+    n, factor = 120, 4
+    looked = surveyed(" ".join(f"w{i}" for i in range(n)), causal=True, n_heads=1, d_model=6)
+    looked = replace(looked, heads=tuple(replace(head, sinks=()) for head in looked.heads))
+    assert looked.survey.block == 1
+    pattern, allowed = looked.arrays["map"][:, :, :n, :n], np.tri(n, dtype=bool)[None, None]
+    record = with_pattern(make_record(looked.sequences[0].tokens, causal=True, n_heads=1), pattern, allowed)
+    cells = np.where(allowed, pattern, 0)[0, 0].astype(np.float64)
+    means = np.array(
+        [
+            [cells[i : i + factor, j : j + factor].mean() * factor for j in range(0, n, factor)]
+            for i in range(0, n, factor)
+        ]
+    )
+    size = n // factor
+    whole = head_map(only(record), 0)
+    page, _ = encoded(whole.pooled(factor), 0, Fineness("f32", factor), SinkShares((), 0.0))
+    views = {
+        "heatmap": fitted_map(HeadPattern(record, 0, 0), ViewOptions(), Screen(13 + size, False)).shares,
+        "map": renormalised(looked, 0, 0, rows=size, columns=size).shares,
+        "figure": subject(only(record), 0, ViewOptions(), most=size).whole.shares,
+        "viewer": Picture(None, only(record), 0, "linear", False).at(factor).map.shares,
+        "page": np.frombuffer(zlib.decompress(base64.b64decode(page.cells)), "<f4").reshape(size, size),
+    }
+    is_open = np.tri(size, dtype=bool)
+    for name, weights in views.items():
+        assert weights.shape == (size, size), name
+        assert weights[is_open] == pytest.approx(means[is_open], abs=1e-5), name
