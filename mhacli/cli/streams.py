@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
 from mhacli.errors import MhaError
 from mhacli.io.memory import uncollected
@@ -259,3 +259,48 @@ def _colour_system() -> Literal["standard", "256", "truecolor"]:
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
     return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"
+
+
+# -------------------------------------------------------------------------------------------------- work with progress
+
+
+_WAIT_S = 0.05
+
+
+class LongWork(Protocol):
+    """Work that says how far it is, such as the statistics of heads one after the other."""
+
+    def run(self, tell: Callable[[float, str], None]) -> None:
+        """Does all of it; `tell` hears which share is done, and may raise to end it."""
+
+
+def watch(work: LongWork) -> None:
+    """Does the work with a bar and the time left. It is done in a thread beside, for Ctrl-C to be heard at once."""
+    with progress() as tell:
+        is_wanted, faults = threading.Event(), list[BaseException]()
+        is_wanted.set()
+
+        def tell_or_stop(share: float, doing: str) -> None:
+            if not is_wanted.is_set():
+                raise _Stopped
+            tell(share, doing)
+
+        def run() -> None:
+            try:
+                work.run(tell_or_stop)
+            except BaseException as fault:
+                faults.append(fault)
+
+        worker = threading.Thread(target=run, daemon=True)
+        worker.start()
+        try:
+            while worker.is_alive():
+                worker.join(_WAIT_S)
+        finally:
+            is_wanted.clear()
+    if faults:
+        raise faults[0]
+
+
+class _Stopped(Exception):
+    """Nobody waits for the rest."""

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.cli.commands.trace import WalkOptions, _require_of_checkpoint
+from mhacli.cli.commands.trace import OwnOptions, WalkOptions, _require_of_checkpoint
 from mhacli.cli.options import command
-from mhacli.cli.shared.user_code import OwnOptions
 from mhacli.cli.values import counts, index_list, integer, reach, real, shape, size, triple, whole, words_of
 from mhacli.errors import UsageError
 

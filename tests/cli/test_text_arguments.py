@@ -159,10 +159,10 @@ def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> Non
 
 
 def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> None:
+    from mhacli.cli.commands import trace as ownmodule
     from mhacli.cli.options import SourceOptions, TextOptions
     from mhacli.cli.shared import request as sources
     from mhacli.cli.shared import text_arguments as words
-    from mhacli.cli.shared import user_code as ownmodule
     from mhacli.text.read import Decoding
 
     with pytest.MonkeyPatch.context() as patch:

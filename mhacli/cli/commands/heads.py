@@ -41,9 +41,8 @@ from mhacli.cli.shared.output import (
     view_options,
     with_output,
 )
-from mhacli.cli.shared.progress import watch
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.streams import flush, life, loading_torch, note
+from mhacli.cli.streams import flush, life, loading_torch, note, watch
 from mhacli.cli.values import index_list, real, span, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size

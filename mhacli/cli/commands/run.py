@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mhacli.cli.options import (
     DeviceOptions,
     DrawingOptions,
     HeadsViewOptions,
     LayerOptions,
+    SaveOptions,
     SourceOptions,
     TextOptions,
     command,
@@ -18,12 +20,21 @@ from mhacli.cli.shared.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     layer_list,
+    model_request,
+    require_configured_heads,
     require_without_model,
     row_choice,
 )
-from mhacli.cli.shared.compute import ComputeRequest, computed
-from mhacli.cli.shared.output import RecordOutput, print_result, view_options, with_output
-from mhacli.render.base.selection import require_generated
+from mhacli.cli.shared.output import RecordOutput, print_result, save_record, view_options, with_output
+from mhacli.cli.streams import life, loading_torch
+from mhacli.io.memory import uncollected
+from mhacli.render.base.options import ViewOptions, require_choices
+from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
+from mhacli.results.record.heads import Wanted
+from mhacli.results.record.record import kinds_of
+
+if TYPE_CHECKING:
+    from mhacli.results.record.record import Record
 
 
 @command
@@ -49,3 +60,68 @@ def run(
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
     record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
     print_result(record, notes, options=options, output=output)
+
+
+# --------------------------------------------------------------------------------------------------------- computation
+
+
+@dataclass(frozen=True)
+class ComputeRequest:
+    """What is computed: the option groups that `run` and `view` share."""
+
+    source: SourceOptions
+    text: TextOptions
+    layer: LayerOptions
+    device: DeviceOptions
+    model: ModelOptions
+    reading: ModelTextOptions
+    save: SaveOptions
+
+
+def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    """The record of the request, saved where that was asked for, and what is to be told of it. `options` are checked against
+    the texts. Raises `MhaError`, before torch is loaded, for what cannot work."""
+    if given.model.model is None:
+        return _of_own_layer(given, options)
+    record, notes = _of_checkpoint(given, options)
+    save_record(record, given.save)
+    return record, notes
+
+
+def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    require_without_model(**vars(given.model), **vars(given.reading))
+    from mhacli.cli.shared.request import make_request, require_memory, save_files
+
+    request = make_request(given.source, given.text, given.layer, given.device, given.save)
+    require_memory(request)
+    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    with loading_torch():
+        from mhacli.compute.layer import run as study
+    with life("computing"):
+        record = study.inspect_layer(request)
+        save_files(record, request, given.save)
+    return record, request.notes
+
+
+def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    wanted = Wanted(allow_nonfinite=given.layer.allow_nonfinite)
+    request = model_request(
+        given.model,
+        given.reading,
+        given.source,
+        given.text,
+        given.layer,
+        given.device,
+        given.save,
+        wanted,
+    )
+    require_configured_heads(options.heads, request)
+    with loading_torch():
+        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+    with life("loading the checkpoint"), uncollected():
+        look, notes = prepare_checkpoint(request)
+    kinds = kinds_of(request.layers, is_pair=look.inputs.context is not None)
+    require_rows(options.rows, drawn_texts(kinds, look.inputs.sequences, look.inputs.context, options))
+    with life("computing"):
+        look.run()
+    return look.record(), tuple(notes)

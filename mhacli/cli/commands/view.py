@@ -78,7 +78,7 @@ def view(
 
         require_agreement(record)
         return
-    from mhacli.cli.shared.compute import ComputeRequest, computed
+    from mhacli.cli.commands.run import ComputeRequest, computed
     from mhacli.cli.shared.output import require_self_check, tell_notes
 
     heads = None if start.head is None else (start.head,)
