@@ -278,7 +278,7 @@ class HeadScreen(ViewerScreen):
 
     def action_sinks(self) -> None:
         """Sinks out of the picture, or back."""
-        self.session.turn_sinks()
+        self.session.toggle_sinks()
         self.enter()
 
     def action_zoom(self, step: int) -> None:

@@ -171,7 +171,7 @@ class Overview(ViewerScreen):
 
     def action_sinks(self) -> None:
         """Sinks out of the pictures, or back."""
-        self.session.turn_sinks()
+        self.session.toggle_sinks()
         self.draw()
 
 

@@ -55,17 +55,17 @@ class Session:
         return self._contradicts[known]
 
     def head(self) -> GalleryHead:
-        """The head that is looked at."""
-        found = self.gallery.head_at(*self.place)
-        assert found is not None, "the cursor stands on heads alone"
-        return found
+        """The head under the cursor."""
+        head = self.gallery.head_at(*self.place)
+        assert head is not None, "the cursor stands on heads alone"
+        return head
 
     def picture(self) -> Picture | None:
         """Its picture; None where the record holds nothing to draw."""
         return self.picture_of(self.head())
 
     def picture_of(self, head: GalleryHead) -> Picture | None:
-        """The picture of a head, kept while it is near."""
+        """The picture of a head; the last ones are kept."""
         key = (head, self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
             made = self.new_picture_of(head)
@@ -78,7 +78,7 @@ class Session:
         return self._pictures[key]
 
     def new_picture_of(self, head: GalleryHead) -> Picture | None:
-        """The picture of a head for whoever keeps nothing of it."""
+        """The picture of a head, which is not kept."""
         from mhacli.viewer.picture import Picture
 
         if head.drawable is None:
@@ -136,6 +136,6 @@ class Session:
         now = self.scale_for(self.head())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 
-    def turn_sinks(self) -> None:
+    def toggle_sinks(self) -> None:
         """Sinks out of the pictures, or back."""
         self.hides_sinks = not self.hides_sinks
