@@ -1,4 +1,4 @@
-"""Small things to read: numbers, times, tokens, the line of configuration."""
+"""Small things to read: numbers, times, tokens, titles and tables, steps of a walkthrough, and what made a record."""
 
 from __future__ import annotations
 

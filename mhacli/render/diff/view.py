@@ -1,4 +1,4 @@
-"""The terminal view of two records beside each other: verdict, what is said differently, tokens, sites, heads, heatmaps."""
+"""The terminal view and the JSON document of two records beside each other: verdict, settings, tokens, sites, heads, heatmaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal view of many heads: an overview with a row each, and what was asked besides, cell by cell."""
+"""The terminal view of many heads: an overview with a row each, and single cells: the strongest, a corner, and chosen queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape walkthrough: one block per site, the story of a cell, and whether the three routes agree."""
+"""The shape walkthrough of a layer or of a user's file: one block per site, a single cell, and whether the three routes agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal view of a run: configuration, tokens, shapes, every head, timings, and the self-check."""
+"""The terminal view of a run: configuration, tokens, shapes, every head, timings, the self-check; and of a mask alone."""
 
 from __future__ import annotations
 
