@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
-from mhacli.attention.tiled.statistics import Asked, Distance, Entropy, Received, summarise
+from mhacli.attention.tiled.statistics import Distance, Entropy, Received, StatisticsRequest, summarise
 from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
 
 N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
@@ -44,16 +44,16 @@ def made(length: int, causal: bool, device: str = "cpu", spread: float = 1.0) ->
     return Scores(q if spread == 1 else q * spread, k, SCALE, allowed=masks.causal() if causal else None), v
 
 
-def asked_of(length: int, device: str = "cpu") -> Asked:
+def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
     """The questions of the overview for tokens whose n-th has a frequency of 1/n."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.multinomial(1 / torch.arange(1, 4000.0), length, replacement=True, generator=generator)[None]
     places = torch.arange(length)[None]
     before = torch.where(places > 0, tokens.roll(1, dims=1), -1)
-    return Asked(32, tokens, tokens, before, places < 1, places < 4).on(device)
+    return StatisticsRequest(32, tokens, tokens, before, places < 1, places < 4).on(device)
 
 
-def overview(scores: Scores, v: torch.Tensor, asked: Asked) -> None:
+def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
     """All that `mha heads` computes of the heads: both passes, and uniform attention beside them."""
     visible = visible_keys(scores)
     summarise(uniform(visible, scores.shape[3], scores.allowed), asked)
@@ -66,7 +66,7 @@ def three(scores: Scores, v: torch.Tensor) -> None:
     reduce_tiles(pattern, [Entropy(pattern), Received(pattern, 32), Distance(pattern)])
 
 
-def explicit(scores: Scores, v: torch.Tensor, asked: Asked) -> None:
+def explicit(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
     """The same statistics of whole matrices, in plain calls: what one would write in a notebook."""
     n = scores.shape[2]
     products = scores.q @ scores.k.mT * SCALE

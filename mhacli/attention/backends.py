@@ -325,7 +325,7 @@ def is_out_of_memory(fault: Exception) -> bool:
     return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or any(words in str(fault) for words in _NO_MEMORY)
 
 
-def told(fault: Exception) -> tuple[Status, str]:
+def outcome_of(fault: Exception) -> tuple[Status, str]:
     """What became of the backend that raised this, and why."""
     reason = " ".join(str(fault).split())[:_LONGEST_REASON] or type(fault).__name__
     if is_out_of_memory(fault):

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention
-from mhacli.attention.layer_file import Layer, new_attention, require_finite, to_bytes
+from mhacli.attention.layer_file import LayerWeights, new_attention, require_finite, to_bytes
 from mhacli.checkpoints.conversion import Conversion, layer_of_ours
 from mhacli.checkpoints.families import Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.folder import StoredTensor, read_bytes
@@ -70,7 +70,7 @@ def to_layer_file(plan: Conversion) -> Converted:
     width = plan.sizes.d_input
     embedding = torch.zeros(0, width) if plan.embedding is None else _read(plan.embedding)[: plan.n_tokens]
     table = None if plan.table is None else _read(plan.table).reshape(-1, width)[plan.table_skip :]
-    layer = Layer(embedding.to(dtype), attention, None if table is None else table.to(dtype))
+    layer = LayerWeights(embedding.to(dtype), attention, None if table is None else table.to(dtype))
     content = to_bytes(layer, plan.config, plan.vocabulary)
     written = {name: t for name, t in load(content).items() if name not in (EMBEDDING, POSITION_EMBEDDING)}
     return Converted(content, _agreed(original, written, plan.layout, plan.sizes))

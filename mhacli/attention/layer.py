@@ -170,7 +170,7 @@ class MultiHeadAttention(nn.Module):
         rows = query if key is None else key
         q, k, v = self._heads(query, rows, rows, tap)
         key_places = places if key is None else None
-        return Projected(self.turned("q", q, places, tap), self.turned("k", k, key_places, tap), v)
+        return Projected(self.rotated("q", q, places, tap), self.rotated("k", k, key_places, tap), v)
 
     def attend_placed(
         self,
@@ -185,21 +185,25 @@ class MultiHeadAttention(nn.Module):
         tap: Tap,
     ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
         """`attend_heads` of queries and keys that know their places: the same for every way of projecting."""
-        q, k = self.turned("q", q, places, tap), self.turned("k", k, key_places, tap)
+        q, k = self.rotated("q", q, places, tap), self.rotated("k", k, key_places, tap)
         distances = self.distances(places, key_places, q, k, tap)
         return self.attend_heads(q, k, v, allowed=allowed, bias=bias, distances=distances, tap=tap)
 
-    def turned(
-        self, name: Literal["q", "k"], heads: Float[Tensor, "batch head length d_head"], places: Places | None, tap: Tap
+    def rotated(
+        self,
+        name: Literal["q", "k"],
+        heads: Float[Tensor, "batch head length d_head"],
+        places: Places | None,
+        tap: Tap,
     ) -> Float[Tensor, "batch head length d_head"]:
         """Queries or keys turned by their places where positions are rotary, else as they are."""
         if self.positions not in ROPE:
             return heads
         if places is None:
             places = torch.arange(heads.shape[2], device=heads.device)
-        turned = rotate(heads, places, theta=self.rope_theta, interleaved=self.positions == "rope-interleaved")
-        tap(f"{name}_rot", turned)
-        return turned
+        rotated = rotate(heads, places, theta=self.rope_theta, interleaved=self.positions == "rope-interleaved")
+        tap(f"{name}_rot", rotated)
+        return rotated
 
     def distances(
         self,

@@ -28,7 +28,7 @@ _POSITION_STREAM = 1 << 62
 """Added to the seed for the table of learned positions."""
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """An embedding, the attention that reads it, and the table of learned positions where there is one."""
 
     embedding: Float[Tensor, "vocabulary d_input"]
@@ -41,13 +41,13 @@ class Layer(NamedTuple):
         tables |= {} if self.position_table is None else {POSITION_EMBEDDING: self.position_table}
         return tables | {name: p.detach() for name, p in self.attention.state_dict().items()}
 
-    def to(self, device: torch.device) -> Layer:
+    def to(self, device: torch.device) -> LayerWeights:
         """The same on a device."""
         table = None if self.position_table is None else self.position_table.to(device)
-        return Layer(self.embedding.to(device), self.attention.to(device), table)
+        return LayerWeights(self.embedding.to(device), self.attention.to(device), table)
 
 
-def new_layer(config: Config, n_tokens: int) -> Layer:
+def new_layer(config: Config, n_tokens: int) -> LayerWeights:
     """The layer that a resolved config describes, with random weights from its seed, on the CPU.
 
     The embedding is drawn last, so that other words leave everything else alone; learned positions have a stream of their
@@ -59,7 +59,7 @@ def new_layer(config: Config, n_tokens: int) -> Layer:
     if config.positions == "learned":
         own_stream = torch.Generator().manual_seed((config.seed + _POSITION_STREAM) % 2**64)
         table = new_embedding(config.max_positions, width, own_stream).to(dtype)
-    return Layer(new_embedding(n_tokens, width, generator).to(dtype), attention, table)
+    return LayerWeights(new_embedding(n_tokens, width, generator).to(dtype), attention, table)
 
 
 def new_attention(config: Config, generator: torch.Generator | None = None) -> MultiHeadAttention:
@@ -73,7 +73,7 @@ def new_attention(config: Config, generator: torch.Generator | None = None) -> M
     return attention.to(getattr(torch, config.dtype)).train(config.train)
 
 
-def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes:
+def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -> bytes:
     """The file's content: the same layer gives the same bytes. Raises `MhaError` for weights that are not finite."""
     from safetensors.torch import save
 
@@ -91,7 +91,7 @@ def to_bytes(layer: Layer, config: Config, vocabulary: tuple[str, ...]) -> bytes
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
 
 
-def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
+def from_file(source: LayerFile, *, allow_nonfinite: bool) -> LayerWeights:
     """The layer in a checked file, in the dtype of its config.
 
     Raises `MhaError` for numbers that are not finite, and, with exit code 3, when the stored probe says that the weights
@@ -106,12 +106,12 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> Layer:
     attention = new_attention(source.config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
     if source.metadata is not None and not allow_nonfinite:
-        found = probe(Layer(embedding, attention, table), source.metadata.config.resolved())
+        found = probe(LayerWeights(embedding, attention, table), source.metadata.config.resolved())
         _require_probe(found, source.metadata.probe, source.path)
     dtype = getattr(torch, source.config.dtype)
     if table is None or source.config.positions != "learned":
-        return Layer(embedding.to(dtype), attention.to(dtype))
-    return Layer(embedding.to(dtype), attention.to(dtype), table.to(dtype))
+        return LayerWeights(embedding.to(dtype), attention.to(dtype))
+    return LayerWeights(embedding.to(dtype), attention.to(dtype), table.to(dtype))
 
 
 def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
@@ -127,7 +127,7 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 
 
 @torch.no_grad()
-def probe(layer: Layer, config: Config) -> Probe:
+def probe(layer: LayerWeights, config: Config) -> Probe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
 
     `config` is the one that the weights are saved with: a run may look at them with another scale, or other positions.

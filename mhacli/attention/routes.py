@@ -17,7 +17,7 @@ from mhacli.attention.core import Allowed, Tap
 from mhacli.attention.layer import KeyRows, MultiHeadAttention, Places, Rows, split_heads
 
 
-class Reading(NamedTuple):
+class RouteInputs(NamedTuple):
     """What a layer reads, and how: rows, the context where keys and values come from one, mask, bias, places."""
 
     x: Rows
@@ -27,17 +27,17 @@ class Reading(NamedTuple):
     places: Places | None = None
 
 
-Route = Callable[[MultiHeadAttention, Reading, Tap], Float[Tensor, "batch query d_out"]]
+Route = Callable[[MultiHeadAttention, RouteInputs, Tap], Float[Tensor, "batch query d_out"]]
 """`(layer, reading, tap) -> out`."""
 
 
-def separate(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
+def separate(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
     """Four projections, as the layer itself computes."""
     x, context, allowed, bias, places = reading
     return layer(x, context, allowed=allowed, bias=bias, places=places, tap=tap)[0]  # type: ignore[no-any-return]
 
 
-def fused(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
+def fused(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
     """One product for queries, keys and values (for keys and values, where they come from a context), then cut."""
     x, context = reading.x, reading.context
     if context is None:
@@ -59,7 +59,7 @@ def fused(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
     return layer.joined(_attended(layer, reading, heads_q, heads_k, heads_v, tap), tap)
 
 
-def per_head(layer: MultiHeadAttention, reading: Reading, tap: Tap) -> Tensor:
+def per_head(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
     """A small weight per head, all heads in one batched product; each head's share of the output, then their sum."""
     rows = reading.x if reading.context is None else reading.context
     q = _each_head(reading.x, layer.q_proj, layer.n_heads)
@@ -83,7 +83,7 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 """Every route by the name that the command line uses."""
 
 
-def _attended(layer: MultiHeadAttention, reading: Reading, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
+def _attended(layer: MultiHeadAttention, reading: RouteInputs, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
     places = reading.places
     key_places = places if reading.context is None else None
     return layer.attend_placed(

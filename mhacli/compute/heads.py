@@ -20,8 +20,8 @@ from torch import Tensor
 from mhacli.attention.core import visible_cells
 from mhacli.attention.tiled.scores import AttentionResult, Scores, VirtualPattern, attend_lse, pattern_of
 from mhacli.attention.tiled.statistics import (
-    Asked,
     Statistics,
+    StatisticsRequest,
     distances_folded,
     doubling_steps,
     in_steps,
@@ -36,8 +36,8 @@ from mhacli.compute.base.head_statistics import (
     Baseline,
     has_keys,
     head_statistics,
-    make_asked,
     make_baseline,
+    statistics_request,
 )
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, to_array
@@ -70,7 +70,7 @@ class HeadsRun:
 
     setup: Setup
     wanted: Wanted
-    asked: Asked
+    asked: StatisticsRequest
     scores: Scores
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
@@ -185,7 +185,7 @@ def prepare_heads(request: LayerRequest, wanted: Wanted) -> HeadsRun:
     q, k, v = setup.heads(capture)
     if not wanted.allow_nonfinite:
         _require_finite((q, k, v), request.config.dtype)
-    asked = make_asked(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
+    asked = statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
     return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
 
@@ -275,7 +275,7 @@ def second_pass(
     axes: Axes,
     attention: AttentionResult,
     *,
-    asked: Asked,
+    asked: StatisticsRequest,
     wanted: Wanted,
     baseline: Baseline,
     tell: Callable[[int], None] = lambda cells: None,
@@ -312,7 +312,7 @@ def second_pass(
     return HeadResults(said, {name: array.cpu() for name, array in arrays.items()}, attention.kernel, checks)
 
 
-def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: Asked) -> HeadResults:
+def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> HeadResults:
     """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
     heads, and of each check the one that came nearest to its tolerance, or passed it most."""
     heads = tuple(head for part in parts for head in part.heads)
@@ -328,7 +328,7 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
 
 
 def make_survey(
-    results: HeadResults, wanted: Wanted, *, axes: Axes, asked: Asked, peak_bytes: int, full_bytes: int
+    results: HeadResults, wanted: Wanted, *, axes: Axes, asked: StatisticsRequest, peak_bytes: int, full_bytes: int
 ) -> Survey:
     """How the heads were reduced, and whether it holds, as a record tells it."""
     return Survey(
@@ -356,7 +356,7 @@ def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axe
     )
 
 
-def _arrays(statistics: Statistics, axes: Axes, asked: Asked) -> dict[str, Tensor]:
+def _arrays(statistics: Statistics, axes: Axes, asked: StatisticsRequest) -> dict[str, Tensor]:
     """The vectors, the map and the masses between spans as records keep them; NaN for queries without keys."""
     seen = has_keys(statistics)
     per_query = {
@@ -374,7 +374,7 @@ def _arrays(statistics: Statistics, axes: Axes, asked: Asked) -> dict[str, Tenso
     }
 
 
-def between_of(statistics: Statistics, asked: Asked, name: str) -> dict[str, Tensor]:
+def between_of(statistics: Statistics, asked: StatisticsRequest, name: str) -> dict[str, Tensor]:
     """The mean share that a query of each span gives each span, by name; nothing where there are no spans."""
     if asked.q_spans is None:
         return {}
@@ -382,7 +382,7 @@ def between_of(statistics: Statistics, asked: Asked, name: str) -> dict[str, Ten
     return {name: statistics.between / seen.sum(dim=-1).clamp(min=1)[..., None]}
 
 
-def uniform_arrays(baseline: Baseline, axes: Axes, asked: Asked) -> dict[str, Tensor]:
+def uniform_arrays(baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> dict[str, Tensor]:
     """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
     arrays = {
         "visible": baseline.visible.to(torch.int64),

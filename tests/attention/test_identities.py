@@ -17,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mhacli.attention import masks
 from mhacli.attention.tiled.scores import Scores, VirtualPattern, attend_lse
-from mhacli.attention.tiled.statistics import Asked, Statistics, distances_folded, summarise
+from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, distances_folded, summarise
 
 Normal = Callable[..., Tensor]
 LENGTH, HEADS, WIDTH, BLOCK, SCALE = 3000, 4, 48, 64, 48**-0.5
@@ -109,7 +109,7 @@ CASES = {
 def of_tiles(q: Tensor, k: Tensor, allowed: Any) -> Statistics:
     scores = Scores(q, k, scale=SCALE, allowed=allowed)
     tokens, marks = torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, LENGTH, dtype=torch.bool)
-    asked = Asked(BLOCK, tokens, tokens - 1, tokens - 1, marks, marks)
+    asked = StatisticsRequest(BLOCK, tokens, tokens - 1, tokens - 1, marks, marks)
     return summarise(VirtualPattern(scores, attend_lse(scores, k).lse), asked)
 
 
@@ -178,7 +178,9 @@ def test_torch_reads_shared_keys_as_we_do(normal: Normal, n_kv_heads: int, causa
     scores = Scores(q, k, scale=SCALE, allowed=masks.causal() if causal else None)
     attended = attend_lse(scores, k)
     tokens, marks = torch.zeros(1, LENGTH // 8, dtype=torch.int64), torch.zeros(1, LENGTH // 8, dtype=torch.bool)
-    ours = summarise(VirtualPattern(scores, attended.lse), Asked(4, tokens, tokens - 1, tokens - 1, marks, marks))
+    ours = summarise(
+        VirtualPattern(scores, attended.lse), StatisticsRequest(4, tokens, tokens - 1, tokens - 1, marks, marks)
+    )
     expected = received_by_gradient(q, k, causal=causal)
     assert worst(ours.received.unflatten(1, (n_kv_heads, -1)).sum(dim=2), expected) <= 1e-11
     theirs = scaled_dot_product_attention(q, k, k, is_causal=causal, scale=SCALE, enable_gqa=True)
@@ -191,7 +193,7 @@ def test_distances_to_both_sides_are_the_profile_folded(normal: Normal) -> None:
     q, k = normal(1, 2, 600, WIDTH), normal(1, 2, 600, WIDTH)
     scores = Scores(q, k, scale=SCALE)
     tokens, marks = torch.zeros(1, 600, dtype=torch.int64), torch.zeros(1, 600, dtype=torch.bool)
-    asked = Asked(4, tokens, tokens - 1, tokens - 1, marks, marks)
+    asked = StatisticsRequest(4, tokens, tokens - 1, tokens - 1, marks, marks)
     ours = summarise(VirtualPattern(scores, attend_lse(scores, k).lse), asked)
     places = torch.arange(600).double()
     values = places[None, None, :, None].expand(1, 2, -1, 1)

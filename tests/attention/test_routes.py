@@ -11,7 +11,7 @@ from support import oracle
 
 from mhacli.attention import masks
 from mhacli.attention.layer import MultiHeadAttention
-from mhacli.attention.routes import ROUTES, Reading
+from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
@@ -33,7 +33,7 @@ def made(*, bias, out_proj, gqa, own_d_v, n_heads=6, d_head=3, **more):
 
 def heard(route, layer, x, context=None, allowed=None, **more):
     seen = {}
-    reading = Reading(x, context, allowed, **more)
+    reading = RouteInputs(x, context, allowed, **more)
     out = ROUTES[route](layer, reading, lambda site, tensor, **_: seen.update({site: tensor.detach()}))
     return out.detach(), seen
 

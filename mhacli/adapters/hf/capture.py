@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mhacli.adapters.hf.inputs import called
-from mhacli.adapters.hf.layer_names import Places, is_numbered
+from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
 from mhacli.results.record.record import AttentionKind
 
 Take = Callable[["Call"], None]
@@ -64,7 +64,7 @@ class _Watch:
 
     def begin_pass(self) -> None:
         """A new forward pass counts its layers anew."""
-        self._places = Places(is_pair=self._is_pair)
+        self._numbers = LayerNumbers(is_pair=self._is_pair)
 
     def where(self) -> tuple[str | None, int]:
         """The outermost module of a list that is being run, if any, and which run that is."""
@@ -74,7 +74,7 @@ class _Watch:
         """A call that is complete, and was made `where`."""
         name, (block, run) = self.names[id(module)], where
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
-        layer, of, part = self._places.next(name, block or name, run)
+        layer, of, part = self._numbers.next(name, block or name, run)
         place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
         call = kind(**place, rung=rung, implementation=implementation, **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model

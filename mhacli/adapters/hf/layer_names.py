@@ -9,7 +9,7 @@ from typing import Any
 
 from mhacli.results.record.record import AttentionKind, LayerWithout
 
-Place = tuple[AttentionKind, int]
+LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""
 _CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
 
@@ -34,7 +34,7 @@ def is_numbered(name: str) -> bool:
     return name.rpartition(".")[2].isdigit()
 
 
-class Places:
+class LayerNumbers:
     """Numbers the attentions of one pass, in the order in which they run.
 
     A layer is one run of a module of the list of layers. It has the number that it has there; where that was already, since
@@ -49,7 +49,7 @@ class Places:
     def next(self, name: str, block: str, run: int) -> tuple[int, AttentionKind, int]:
         """The layer, the kind and the part of an attention that module `name` computes, in a `run` of its `block`.
 
-        >>> places = Places(is_pair=False)
+        >>> places = LayerNumbers(is_pair=False)
         >>> [places.next("layers.0.attn", "layers.0", run)[0] for run in (1, 1, 2)]
         [0, 0, 1]
         """
@@ -69,7 +69,7 @@ def n_attentions_of(config: Any) -> int:
     return sum(n for _, n in _stacks(config))
 
 
-def _stacks(config: Any) -> list[Place]:
+def _stacks(config: Any) -> list[LayerKey]:
     """The kinds of attention that a pass has, and how many layers of each."""
     n = n_layers_of(config)
     if not config.is_encoder_decoder:
@@ -90,7 +90,9 @@ def size_of(config: Any, name: str) -> int:
     return max((int(one) for one in value if one), default=0) if isinstance(value, (list, tuple)) else int(value)
 
 
-def without_attention(config: Any, found: Sequence[Place], unfit: Mapping[Place, str]) -> tuple[LayerWithout, ...]:
+def without_attention(
+    config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
+) -> tuple[LayerWithout, ...]:
     """The layers in which no attention was seen, with why it is `unfit` to be shown, or else what the config calls their type.
     Of a model of two halves each kind of attention is told of its own."""
     types = dict(enumerate(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()))

@@ -21,7 +21,7 @@ from mhacli.attention.tiled.tiles import PENALTY, Reducer, Shares, Tile, indices
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatisticsRequest:
     """What to ask of a pattern besides what is always asked: the cells of its map, tokens, marked keys, matching cells.
 
     `block` queries and keys make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no token;
@@ -41,15 +41,15 @@ class Asked:
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
 
-    def on(self, device: torch.device | str) -> Asked:
+    def on(self, device: torch.device | str) -> StatisticsRequest:
         """The same with its tensors on a device."""
         return self._with(lambda tensor: tensor.to(device))
 
-    def beginning(self, n: int) -> Asked:
+    def beginning(self, n: int) -> StatisticsRequest:
         """The same of the first `n` tokens of the first sequence, without the further patterns and the spans."""
         return replace(self._with(lambda tensor: tensor[:1, :n]), matches=(), q_spans=None, k_spans=None)
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Asked:
+    def _with(self, change: Callable[[Tensor], Tensor]) -> StatisticsRequest:
         names = ("q_tokens", "k_tokens", "before_k", "first", "leading")
         changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **changed)
@@ -89,7 +89,7 @@ class Statistics:
 
 def summarise(
     pattern: Shares,
-    asked: Asked,
+    asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
     visible: Float[Tensor, "batch _head query"] | None = None,

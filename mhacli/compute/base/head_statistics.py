@@ -12,8 +12,8 @@ from torch import Tensor
 from mhacli.attention.tiled.conditions import Matches, matcher
 from mhacli.attention.tiled.scores import uniform
 from mhacli.attention.tiled.statistics import (
-    Asked,
     Statistics,
+    StatisticsRequest,
     distances_folded,
     entropy_share,
     mean_over,
@@ -65,16 +65,16 @@ def block_of(longest: int) -> int:
     return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
 
 
-def make_asked(
+def statistics_request(
     axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
-) -> Asked:
+) -> StatisticsRequest:
     """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
 
     `spans` are the tokens of named parts, which are parts of the queries' texts and of the keys'.
     """
     places = axes.on_keys([text.places for text in axes.keys], -1)
     k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
-    return Asked(
+    return StatisticsRequest(
         block=block_of(max(axes.q_len, axes.k_len)),
         q_tokens=axes.on_queries([text.ids for text in axes.queries], -1),
         k_tokens=k_tokens,
@@ -112,7 +112,7 @@ def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
     return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
 
 
-def make_baseline(pattern: Grid, asked: Asked) -> Baseline:
+def make_baseline(pattern: Grid, asked: StatisticsRequest) -> Baseline:
     """What the same questions find of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)

@@ -14,9 +14,9 @@ from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.layer import KeyRows, Places, Projected, Rows, added_positions, embed_tokens, place_rows
-from mhacli.attention.layer_file import Layer
+from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
-from mhacli.attention.routes import ROUTES, Reading
+from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
@@ -34,7 +34,7 @@ _INPUT_STREAM = 1 << 63
 """Added to the seed for random rows, so that they are not the numbers that the weights are made of."""
 
 
-class Context(NamedTuple):
+class ContextRows(NamedTuple):
     """The other text of cross-attention: ids, −1 for padding, and places."""
 
     ids: Int[Tensor, "batch key"]
@@ -52,10 +52,10 @@ class Setup:
     config: Config
     encoded: Encoded
     facts: Facts
-    layer: Layer
+    layer: LayerWeights
     ids: Int[Tensor, "batch query"]
     places: Places
-    context: Context | None
+    context: ContextRows | None
     random: Float[Tensor, "batch query d_input"] | None
     allowed: Allowed | None
     bias: Float[Tensor, "..."] | None
@@ -87,7 +87,7 @@ class Setup:
         """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         x, context, places = self._inputs(tap)
-        return ROUTES[route](self.layer.attention, Reading(x, context, self.allowed, self.bias, places), tap)
+        return ROUTES[route](self.layer.attention, RouteInputs(x, context, self.allowed, self.bias, places), tap)
 
     def heads(self, tap: Tap = no_tap) -> Projected:
         """Queries, keys and values by head, as attention reads them; no score is computed."""
@@ -132,7 +132,7 @@ class Setup:
         tap("random", self.random)
         return self.random
 
-    def context_content(self, context: Context) -> Float[Tensor, "batch key d_input"]:
+    def context_content(self, context: ContextRows) -> Float[Tensor, "batch key d_input"]:
         """The same of the context."""
         return embed_tokens(context.ids, self.layer.embedding)
 
@@ -171,7 +171,7 @@ def make_setup(request: LayerRequest, *, allow_nonfinite: bool = False) -> Setup
     _require_vocabulary(encoded, layer, source)
     context = None
     if encoded.context is not None:
-        context = Context(_ids(encoded.context, facts, device), _places(encoded.context, facts, device))
+        context = ContextRows(_ids(encoded.context, facts, device), _places(encoded.context, facts, device))
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
@@ -188,7 +188,7 @@ def make_setup(request: LayerRequest, *, allow_nonfinite: bool = False) -> Setup
     )
 
 
-def _require_vocabulary(encoded: Encoded, layer: Layer, source: LayerFile | None) -> None:
+def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile | None) -> None:
     have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
     if source is not None and have != need and source.config.random is None:
         raise MhaError(

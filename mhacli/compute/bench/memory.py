@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TextIO, cast
 
 import torch
 
-from mhacli.attention.backends import Prepared, draw_heads, explained, prepare, told
+from mhacli.attention.backends import Prepared, draw_heads, explained, outcome_of, prepare
 from mhacli.io.files import temporary_folder
 from mhacli.results.bench.result import Status
 from mhacli.results.bench.workload import Workload
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
 
 
-class Footprint(NamedTuple):
+class MemoryUse(NamedTuple):
     """How a fresh process fared; the bytes are None where the system does not tell."""
 
     status: Status
@@ -41,7 +41,7 @@ class Footprint(NamedTuple):
     reason: str | None = None
 
 
-def cuda_footprint(prepared: Prepared, workload: Workload) -> int:
+def cuda_memory_use(prepared: Prepared, workload: Workload) -> int:
     """Bytes beyond the inputs, from CUDA's own allocator."""
     device = prepared.leaves[0].device
     torch.cuda.synchronize(device)
@@ -58,16 +58,16 @@ class FreshProcesses:
     def __init__(self, parent: subprocess.Popen[str]) -> None:
         self._parent = parent
 
-    def footprint(self, backend: str, workload: Workload, seed: int) -> Footprint:
+    def memory_use(self, backend: str, workload: Workload, seed: int) -> MemoryUse:
         """What became of it; a process that the system kills, for memory most likely, is `out-of-memory`."""
         asked = {"backend": backend, "workload": asdict(workload), "seed": seed, "threads": torch.get_num_threads()}
         to, answers = cast(TextIO, self._parent.stdin), cast(TextIO, self._parent.stdout)
         try:
             to.write(json.dumps(asked) + "\n")
             to.flush()
-            return Footprint(*json.loads(answers.readline()))
+            return MemoryUse(*json.loads(answers.readline()))
         except (OSError, ValueError):
-            return Footprint("ok", None, "the process to measure memory in has ended")
+            return MemoryUse("ok", None, "the process to measure memory in has ended")
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def serve() -> None:
             print(json.dumps((status, None, f"its own process ended with {ended}")), file=answers, flush=True)
 
 
-def _measured(backend: str, workload: Workload, seed: int, threads: int) -> Footprint:
+def _measured(backend: str, workload: Workload, seed: int, threads: int) -> MemoryUse:
     """Once to warm up, once to measure."""
     torch.set_num_threads(threads)
     try:
@@ -116,11 +116,11 @@ def _measured(backend: str, workload: Workload, seed: int, threads: int) -> Foot
         after = _status_bytes("VmHWM")
         del kept
     except Exception as fault:
-        status, reason = told(fault)
-        return Footprint(status, None, reason)
+        status, reason = outcome_of(fault)
+        return MemoryUse(status, None, reason)
     if before is None or after is None:
-        return Footprint("ok", None)
-    return Footprint("ok", max(0, after - before) + prepared.mask_bytes)
+        return MemoryUse("ok", None)
+    return MemoryUse("ok", max(0, after - before) + prepared.mask_bytes)
 
 
 def _reset_mark() -> int | None:

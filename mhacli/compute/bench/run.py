@@ -24,20 +24,20 @@ from mhacli.attention.backends import (
     exact_answer,
     explained,
     is_out_of_memory,
+    outcome_of,
     prepare,
-    told,
 )
 from mhacli.attention.fused import kernel_among, operators_of
 from mhacli.compute.base.devices import choose_device, driver, environment, free_bytes
-from mhacli.compute.bench.memory import Footprint, FreshProcesses, cuda_footprint, fresh_processes
+from mhacli.compute.bench.memory import FreshProcesses, MemoryUse, cuda_memory_use, fresh_processes
 from mhacli.compute.bench.timing import (
     Clock,
     ForeignLoad,
-    Rounds,
+    InterleavedSamples,
     Timed,
     clock_for,
     is_crowded,
-    measure_ceiling,
+    measure_peak,
     time_in_turns,
 )
 from mhacli.io import memory
@@ -92,17 +92,19 @@ def bench(sweep: Sweep, device_name: str, options: Options, tell: Told = _untold
     tell(0.0, "a matrix product and a copy")
     with _on(device), _from_scratch():
         clock = clock_for(device)
-        ceilings = _ceilings(workloads, device, clock, options.seed)
+        ceilings = _peaks(workloads, device, clock, options.seed)
         results = []
         with _fresh_processes_on(device) as fresh:
             for place, workload in enumerate(workloads):
                 most_flops = options.call_limit_s * ceilings[workload.dtype].matmul_tflops * 1e12
-                contest = Contest(workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh)
+                benchmark = SizeBenchmark(
+                    workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh
+                )
                 part = partial(_tell_part, tell, place, len(workloads))
-                results.append(_held(contest, full.backends, options, part))
+                results.append(_measured_size(benchmark, full.backends, options, part))
         tell(1.0, "a matrix product and a copy again")
         with suppress(RuntimeError, MemoryError):  # a device in trouble must not take the rows along
-            for dtype, again in _ceilings(workloads, device, clock, options.seed).items():
+            for dtype, again in _peaks(workloads, device, clock, options.seed).items():
                 ceilings[dtype] = ceilings[dtype].or_higher(again)
     rows = tuple(row.under(ceilings[row.dtype]) for of_size, _ in results for row in of_size)
     controls = tuple(control for _, control in results if control is not None)
@@ -114,15 +116,17 @@ def _tell_part(tell: Told, place: int, n_places: int, share: float, doing: str) 
     tell((place + share) / n_places, doing)
 
 
-def _held(contest: Contest, backends: Sequence[str], options: Options, tell: Told) -> tuple[list[Row], Control | None]:
+def _measured_size(
+    benchmark: SizeBenchmark, backends: Sequence[str], options: Options, tell: Told
+) -> tuple[list[Row], Control | None]:
     """One size: every backend enters, and those that can run do so in turns."""
     for step, backend in enumerate(backends):
-        tell(step / len(backends) / 2, f"{contest.workload.k_len} tokens: {backend}")
-        contest.enter(backend)
-    tell(0.5, f"{contest.workload.k_len} tokens: rounds")
-    control = contest.run(repeat=options.repeat, budget_s=options.budget_s)
-    contest.close()
-    return contest.rows, control
+        tell(step / len(backends) / 2, f"{benchmark.workload.k_len} tokens: {backend}")
+        benchmark.enter(backend)
+    tell(0.5, f"{benchmark.workload.k_len} tokens: rounds")
+    control = benchmark.run(repeat=options.repeat, budget_s=options.budget_s)
+    benchmark.close()
+    return benchmark.rows, control
 
 
 def _fresh_processes_on(device: torch.device) -> AbstractContextManager[FreshProcesses | None]:
@@ -148,10 +152,10 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _ceilings(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, Ceiling]:
+def _peaks(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, Ceiling]:
     """One for each dtype; measured before the rest and after it, for a busy moment must not lower them."""
     return {
-        dtype: measure_ceiling(dtype, device, clock, seed)
+        dtype: measure_peak(dtype, device, clock, seed)
         for dtype in dict.fromkeys(workload.dtype for workload in workloads)
     }
 
@@ -176,7 +180,7 @@ _NO_ROOM = "no room for the exact answer"
 
 
 @dataclass
-class _Entrant:
+class _Entry:
     row: Row
     prepared: Prepared | None = None
 
@@ -189,7 +193,7 @@ class _BrokeError(Exception):
         self.backend, self.fault = backend, fault
 
 
-class Contest:
+class SizeBenchmark:
     """Backends enter one by one, then run in turns. `rows` says at any time how each fared, in the order of entering."""
 
     def __init__(
@@ -206,31 +210,31 @@ class Contest:
         self._most_flops = most_flops
         self._heads: Projected | None = None
         self._exact: Exact | None = None
-        self._entrants: dict[str, _Entrant] = {}
+        self._entries: dict[str, _Entry] = {}
         self._weights: dict[torch.Size, Tensor] = {}
 
     @property
     def rows(self) -> list[Row]:
         """One row for each backend that entered."""
-        return [entrant.row for entrant in self._entrants.values()]
+        return [entry.row for entry in self._entries.values()]
 
     def enter(self, backend: str) -> None:
         """Finds out whether the backend can run: foreseen memory, a process of its own, a first call, the exact answer."""
-        entrant = _Entrant(self._empty_row(backend))
-        self._entrants[backend] = entrant
-        if entrant.row.status != "ok":
+        entry = _Entry(self._empty_row(backend))
+        self._entries[backend] = entry
+        if entry.row.status != "ok":
             return
         if self._fresh is not None:
-            found = self._fresh.footprint(backend, self.workload, self._seed)
-            entrant.row = _with_footprint(entrant.row, found)
+            found = self._fresh.memory_use(backend, self.workload, self._seed)
+            entry.row = _with_memory_use(entry.row, found)
             if found.status != "ok":
                 return
         became = None
         try:
             with explained(backend):
-                self._first_calls(entrant)
+                self._first_calls(entry)
         except Exception as fault:
-            became = told(fault)
+            became = outcome_of(fault)
         if became is not None:  # only now is the fault gone, and with it what the failed call held
             self._withdraw(backend, *became)
 
@@ -239,15 +243,15 @@ class Contest:
 
         A fault that comes later than the call it belongs to, as a device reports some, ends them all.
         """
-        while running := {name: e.prepared for name, e in self._entrants.items() if e.prepared is not None}:
+        while running := {name: e.prepared for name, e in self._entries.items() if e.prepared is not None}:
             entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
             others = ForeignLoad()
             try:
                 rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
             except _BrokeError as broke:
-                out, became = [broke.backend], told(broke.fault)
+                out, became = [broke.backend], outcome_of(broke.fault)
             except RuntimeError as fault:
-                out, became = list(running), told(fault)
+                out, became = list(running), outcome_of(fault)
             else:
                 return self._judge(rounds, others.cpus())
             for backend in out:
@@ -256,7 +260,7 @@ class Contest:
 
     def close(self) -> None:
         """Lets go of what was compiled for this size, so that it counts neither for nor against the next."""
-        if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entrants.items()):
+        if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entries.items()):
             torch.compiler.reset()
 
     def _empty_row(self, backend: str) -> Row:
@@ -274,9 +278,9 @@ class Contest:
             return replace(row, status="too-slow", reason=reason)
         return row
 
-    def _first_calls(self, entrant: _Entrant) -> None:
+    def _first_calls(self, entry: _Entry) -> None:
         """The first call on the clock, with all that is compiled for it; then what ran, what it took, how exact it is."""
-        work, row = self.workload, entrant.row
+        work, row = self.workload, entry.row
         if self._heads is None:
             self._heads = draw_heads(work, self._device, self._seed)
         _wait(self._device)
@@ -288,9 +292,9 @@ class Contest:
         row = replace(row, first_s=perf_counter() - began)
         row = _with_what_ran(row, operators_of(whole))
         if self._device.type == "cuda":
-            row = replace(row, extra_bytes=cuda_footprint(prepared, work))
-        entrant.row = self._with_deviation(row, prepared)
-        entrant.prepared = prepared
+            row = replace(row, extra_bytes=cuda_memory_use(prepared, work))
+        entry.row = self._with_deviation(row, prepared)
+        entry.prepared = prepared
 
     def _with_deviation(self, row: Row, prepared: Prepared) -> Row:
         """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
@@ -313,8 +317,8 @@ class Contest:
         return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
 
     def _withdraw(self, backend: str, status: Status, reason: str) -> None:
-        entrant = self._entrants[backend]
-        entrant.row, entrant.prepared = replace(entrant.row, status=status, reason=reason), None
+        entry = self._entries[backend]
+        entry.row, entry.prepared = replace(entry.row, status=status, reason=reason), None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -337,7 +341,7 @@ class Contest:
             self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
         return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
-    def _judge(self, rounds: Rounds, foreign_load: float | None) -> Control:
+    def _judge(self, rounds: InterleavedSamples, foreign_load: float | None) -> Control:
         """Times, ratios to the control's backend, and who is really the fastest."""
         reference = rounds.samples[rounds.reference]
         again = paired_ratio(rounds.control, reference)
@@ -351,8 +355,8 @@ class Contest:
         fastest = self._fastest(ratios, first) if is_sure else set()
         for name, samples in rounds.samples.items():
             middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
-            row = self._entrants[name].row
-            self._entrants[name].row = replace(
+            row = self._entries[name].row
+            self._entries[name].row = replace(
                 row, samples_s=samples, n_calls=rounds.n_calls[name], median_s=middle.median, median_low_s=middle.low,
                 median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(samples), ratio=ratio.median,
                 ratio_low=ratio.low, ratio_high=ratio.high,
@@ -365,12 +369,12 @@ class Contest:
     def _fastest(self, ratios: Mapping[str, Interval], first: str) -> set[str]:
         """The first, and others that ran the same kernel as fast, where every other kernel is surely slower."""
         near = {name for name, ratio in ratios.items() if ratio.overlaps(ratios[first])}
-        kernels = {self._entrants[name].row.ran for name in near}
+        kernels = {self._entries[name].row.ran for name in near}
         is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
         return near if len(near) < len(ratios) and is_one_kernel else set()
 
 
-def _with_footprint(row: Row, found: Footprint) -> Row:
+def _with_memory_use(row: Row, found: MemoryUse) -> Row:
     return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
 
 

@@ -117,7 +117,7 @@ def clock_for(device: torch.device) -> Clock:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class InterleavedSamples:
     """Seconds of each entry, round by round; those of `reference` a second time, as `control`; calls per sample."""
 
     samples: Mapping[str, tuple[float, ...]]
@@ -128,7 +128,7 @@ class Rounds:
 
 def time_in_turns(
     entries: Mapping[str, Timed], clock: Clock, *, repeat: int | None, budget_s: float, seed: int
-) -> Rounds:
+) -> InterleavedSamples:
     """Rounds of all entries, in an order that is shuffled anew for each, until they are enough.
 
     Enough is `repeat` rounds, or else when the interval of every median is within 1 % of it, or when `budget_s` is over, but
@@ -151,7 +151,7 @@ def time_in_turns(
             for place, sample in zip(places, seconds, strict=True):
                 samples[place].append(sample)
     *of_entries, control = map(tuple, samples)
-    return Rounds(dict(zip(names, of_entries, strict=True)), reference, control, n_calls)
+    return InterleavedSamples(dict(zip(names, of_entries, strict=True)), reference, control, n_calls)
 
 
 def _calls(timed: Timed, estimate_s: float, clock: Clock) -> int:
@@ -193,7 +193,7 @@ _SMALLEST, _LARGEST = 256, 8192
 _LONG_ENOUGH_S, _SAMPLES = 0.04, 8
 
 
-def measure_ceiling(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> Ceiling:
+def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> Ceiling:
     """The best of several square matrix products and of several copies.
 
     A kernel may widen 16-bit numbers, so theirs is the better rate of their own product and of float32's.

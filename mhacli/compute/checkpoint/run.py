@@ -20,7 +20,7 @@ from mhacli.adapters.hf.capture import Call, ScoredCall, captured
 from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.adapters.hf.layer_names import (
-    Place,
+    LayerKey,
     most_positions,
     n_attentions_of,
     n_layers_of,
@@ -31,9 +31,9 @@ from mhacli.adapters.hf.layer_names import (
 )
 from mhacli.adapters.hf.load import Loaded
 from mhacli.attention.tiled.scores import AttentionResult
-from mhacli.attention.tiled.statistics import Asked, strongest_key
+from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, free_bytes, one_thread, shared_out
-from mhacli.compute.base.head_statistics import Axes, Baseline, make_asked, make_baseline
+from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import to_array
 from mhacli.compute.heads import HeadResults, joined, make_survey, second_pass
 from mhacli.errors import MhaError
@@ -106,8 +106,8 @@ class CheckpointRun:
     not_kept: list[str] = field(default_factory=list)
     _masks: KnownMasks = field(default_factory=KnownMasks)
     _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
-    _found: list[Place] = field(default_factory=list)
-    _unfit: dict[Place, str] = field(default_factory=dict)
+    _found: list[LayerKey] = field(default_factory=list)
+    _unfit: dict[LayerKey, str] = field(default_factory=dict)
     _kept_bytes: int = 0
     _tell: Callable[[float, str], None] = lambda share, doing: None
 
@@ -218,7 +218,7 @@ class CheckpointRun:
         attention = as_attention(call, axes.real_queries(), self._masks)
         if self.on_layer is not None:
             self.on_layer(call, attention)
-        asked = make_asked(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
+        asked = statistics_request(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
         is_small = self.loaded.model.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
         with one_thread() if is_small else nullcontext():
             baseline = self._baseline(call, attention, asked)
@@ -236,7 +236,7 @@ class CheckpointRun:
         return LayerResults(layer, heads, {**results.arrays, **self._matrices(call, attention)})
 
     def _second_passes(
-        self, attention: AttentionResult, axes: Axes, asked: Asked, baseline: Baseline
+        self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline
     ) -> list[HeadResults]:
         """What is found of all heads that are asked for. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
@@ -247,7 +247,7 @@ class CheckpointRun:
         n_parts = torch.get_num_threads() if self.loaded.model.device.type == "cpu" else 1
         return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
 
-    def _baseline(self, call: Call, attention: AttentionResult, asked: Asked) -> Baseline:
+    def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
         if not isinstance(call, ScoredCall):
             return make_baseline(attention.pattern, asked)
@@ -422,7 +422,7 @@ def misfit(call: Call, axes: Axes) -> str | None:
 
 
 def nothing_seen(
-    family: str, asked: tuple[LayerChoice, ...] | None, found: Sequence[Place], unfit: Sequence[str]
+    family: str, asked: tuple[LayerChoice, ...] | None, found: Sequence[LayerKey], unfit: Sequence[str]
 ) -> MhaError:
     """What to say where no attention that is asked for could be shown: some were `found`, others `unfit`."""
     if unfit:

@@ -28,7 +28,7 @@ _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
 
-class Made(NamedTuple):
+class TracedTensor(NamedTuple):
     """A tensor and how it was made: by a `module` from a `source`, where there is one."""
 
     name: str
@@ -43,8 +43,8 @@ class Made(NamedTuple):
 class _Seen:
     """What the wanted attention made on its way, before and after the call itself; `is_done` behind its last module."""
 
-    before: list[Made] = field(default_factory=list)
-    after: list[Made] = field(default_factory=list)
+    before: list[TracedTensor] = field(default_factory=list)
+    after: list[TracedTensor] = field(default_factory=list)
     call: Call | None = None
     attention: AttentionResult | None = None
     is_done: bool = False
@@ -68,10 +68,10 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         heads=tuple(head for head in record.heads if head.attention == name),
         arrays={array: tensor for array, tensor in record.arrays.items() if array.startswith("layers.0.")},
     )
-    words = _Words.of(record.layers[0], seen.attention, record.config.d_model)
+    words = _AxisSizes.of(record.layers[0], seen.attention, record.config.d_model)
     assert record.model is not None
-    ways = _Ways.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
-    made = (*seen.before, *_inside(seen.call, seen.attention, record.layers[0], ways), *seen.after)
+    derivations = _Derivations.of(seen.before, record.model.positions, rope_theta_of(run.loaded.config, layer))
+    made = (*seen.before, *_inside(seen.call, seen.attention, record.layers[0], derivations), *seen.after)
     steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
     cell = None if place is None else follow_call(seen.call, seen.attention, place, record)
     timings = {name: timing for name, timing in record.timings.items() if name != "total"}  # that of other things too
@@ -97,7 +97,7 @@ def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Ite
     def enter(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
         given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
         if seen.call is None and given:
-            seen.before[:] = [Made("x", given[0], "what the layers before made", "a row of numbers per token")]
+            seen.before[:] = [TracedTensor("x", given[0], "what the layers before made", "a row of numbers per token")]
 
     def leave(*_: Any) -> None:
         seen.is_done = seen.call is not None
@@ -122,12 +122,12 @@ def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Ite
 
 
 def _listener(name: str, seen: _Seen) -> Any:
-    def told(module: nn.Module, inputs: Any, output: Any) -> None:
+    def hear(module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not seen.is_done:
-            one = Made(name, output, _formula(name, module), type(module).__name__, module)
+            one = TracedTensor(name, output, _formula(name, module), type(module).__name__, module)
             (seen.before if seen.call is None else seen.after).append(one)
 
-    return told
+    return hear
 
 
 def _formula(name: str, module: nn.Module) -> str:
@@ -148,43 +148,50 @@ def _formula(name: str, module: nn.Module) -> str:
 # ------------------------------------------------------------------------------------------------------- the attention itself
 
 
-def _inside(call: Call, attention: AttentionResult, layer: InspectedLayer, ways: _Ways) -> Iterator[Made]:
+def _inside(
+    call: Call, attention: AttentionResult, layer: InspectedLayer, derivations: _Derivations
+) -> Iterator[TracedTensor]:
     """What the attention reads, and the matrices that follow from it; those that no kernel builds are built here."""
     made, is_built = full_matrices(attention), layer.kernel in _BUILDING
     if isinstance(call, ScoredCall):
         shared = layer.n_heads // layer.n_kv_heads
-        yield Made(
-            "q", call.q, f"q = {ways.of_queries}", "what each token asks for, head by head, as attention reads it"
+        yield TracedTensor(
+            "q",
+            call.q,
+            f"q = {derivations.of_queries}",
+            "what each token asks for, head by head, as attention reads it",
         )
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
-        yield Made("k", call.k, f"k = {ways.of_keys}", f"what each token is found by{said}")
-        yield Made("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
+        yield TracedTensor("k", call.k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
+        yield TracedTensor("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
         met = "every query meets every key: their dot product says how well they match"
-        yield Made("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
+        yield TracedTensor("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
         if call.mask is not None:
             is_bool = call.mask.dtype == torch.bool
-            yield Made("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
+            yield TracedTensor("mask", call.mask, "True = may attend" if is_bool else "added to the scores", layer.mask)
         if call.sinks is not None:
             whose = "head" if call.sinks.ndim == 1 else "query"
-            yield Made("sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing")
+            yield TracedTensor(
+                "sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing"
+            )
     seen = f"what a query sees: {layer.mask}"
-    yield Made("scores", made["scores"], _scores_formula(attention.scores), seen, built=is_built)
+    yield TracedTensor("scores", made["scores"], _scores_formula(attention.scores), seen, built=is_built)
     sinks = " and the sink" if layer.sinks else ""
     softmax = f"pattern = softmax(scores) over the keys{sinks}"
-    yield Made("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
+    yield TracedTensor("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
     if call.z is not None:
         seen = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
-        yield Made("z", call.z, "z = pattern v", seen)
+        yield TracedTensor("z", call.z, "z = pattern v", seen)
 
 
-class _Ways(NamedTuple):
+class _Derivations(NamedTuple):
     """How queries and keys came to be what attention reads, behind their projections."""
 
     of_queries: str
     of_keys: str
 
     @staticmethod
-    def of(made: Sequence[Made], positions: str, theta: float) -> _Ways:
+    def of(made: Sequence[TracedTensor], positions: str, theta: float) -> _Derivations:
         """By the modules that were passed, and by how tokens know their place."""
         names = [one.name.rpartition(".")[2] for one in made]
         turned = f", turned by its place (RoPE, base {theta:g})" if positions.startswith("rope") else ""
@@ -193,7 +200,7 @@ class _Ways(NamedTuple):
             normed = ", normed" if any(name.startswith(short) and "norm" in name for name in names) else ""
             return f"its projection{normed}, cut into heads{turned}"
 
-        return _Ways(way("q"), way("k"))
+        return _Derivations(way("q"), way("k"))
 
 
 def _scores_formula(scores: Scores | None) -> str:
@@ -210,7 +217,7 @@ def _pattern_meaning(layer: InspectedLayer) -> str:
 
 
 @dataclass(frozen=True)
-class _Words:
+class _AxisSizes:
     """The sizes of a layer, to name axes by."""
 
     batch: int
@@ -223,10 +230,10 @@ class _Words:
     d_model: int
 
     @staticmethod
-    def of(layer: InspectedLayer, attention: AttentionResult, d_model: int) -> _Words:
+    def of(layer: InspectedLayer, attention: AttentionResult, d_model: int) -> _AxisSizes:
         """Those of a layer that was seen."""
         batch, _, q_len, k_len = attention.shape
-        return _Words(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
+        return _AxisSizes(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
 
     def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
         """The axes of a tensor by what it is called and how large it is; a module may have the name of a site of ours."""
@@ -263,14 +270,14 @@ class _Words:
         return names.get(size, "width")
 
 
-def _view_of(made: Made, others: Sequence[Made]) -> str | None:
+def _view_of(made: TracedTensor, others: Sequence[TracedTensor]) -> str | None:
     """The tensor whose memory this one shares, the first of them; None where it has its own. All are alive meanwhile."""
     storage = made.tensor.untyped_storage().data_ptr()
     first = next(other for other in others if other.tensor.untyped_storage().data_ptr() == storage)
     return None if first is made else first.name
 
 
-def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> Step:
+def _step(made: TracedTensor, words: _AxisSizes, view_of: str | None, *, values: bool) -> Step:
     """A tensor as the walkthrough tells it."""
     tensor = made.tensor
     weights = [] if made.module is None else list(made.module.named_parameters())
@@ -289,7 +296,7 @@ def _step(made: Made, words: _Words, view_of: str | None, *, values: bool) -> St
     )
 
 
-def _flops(made: Made, words: _Words) -> int:
+def _flops(made: TracedTensor, words: _AxisSizes) -> int:
     """Operations, counted as the walkthrough of our own layer does: 2 per weight and row, 1 for other numbers."""
     cells = words.batch * words.n_heads * words.q_len * words.k_len
     own = {"qk": 2 * cells * words.d_head, "scores": cells, "pattern": 5 * cells, "z": 2 * cells * words.d_v}

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import masks
-from mhacli.attention.backends import Exact, Projected, deviation, draw_heads, exact_answer, explained, prepare, told
+from mhacli.attention.backends import (
+    Exact,
+    Projected,
+    deviation,
+    draw_heads,
+    exact_answer,
+    explained,
+    outcome_of,
+    prepare,
+)
 from mhacli.attention.core import attend
 from mhacli.attention.fused import kernel_among, operators_of
 from mhacli.compute.base.devices import one_thread
@@ -84,7 +93,7 @@ def _kernel(
         exact = shared[0] if own else exact_answer(prepared, workload, most_flops=_MOST_FLOPS)
         error = deviation(prepared, workload, exact).max_error
     except Exception as fault:
-        status, reason = told(fault)
+        status, reason = outcome_of(fault)
         ok = False if status == "failed" and backend in _ALWAYS_THERE else None
         return Kernel(device, dtype, backend, status, ok, reason=reason)
     tolerance = TOLERANCES[dtype].output * max(1.0, float(exact.out.abs().max()))

@@ -22,7 +22,7 @@ from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, decodable, foresee
-from mhacli.results.record.record import CacheStep, DecodeSummary, Record, SelfCheck, Step, Timing, Way
+from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
 from mhacli.spec.decode_costs import CacheKind
@@ -51,7 +51,7 @@ def decode(
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
         timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
         record = make_record(setup, request, observed, timings)
-        ways = compare_ways(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
+        ways = time_caches(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
     return replace(
         record,
         self_check=_against_recomputation(record),
@@ -262,19 +262,23 @@ N_TIMED = 9
 _MIN_ROUNDS, _MAX_ROUNDS, _BUDGET_S, _LAST_BUDGET_S = 5, 50, 0.05, 0.5
 
 
-def compare_ways(layer: MultiHeadAttention, config: Config, lengths: Sequence[int], batch: int) -> tuple[Way, ...]:
+def time_caches(
+    layer: MultiHeadAttention, config: Config, lengths: Sequence[int], batch: int
+) -> tuple[CacheTiming, ...]:
     """Each way at each length, over random rows with a causal mask. Rounds A B C A B C, so that noise meets all alike."""
-    ways: list[Way] = []
+    ways: list[CacheTiming] = []
     for length in sorted(set(lengths)):
         grid = sorted({round(1 + (length - 1) * part / (N_TIMED - 1)) for part in range(N_TIMED)})
         timings = {point: _time_steps(layer, batch, point, is_last=point == length) for point in grid}
-        ways += [_way(kind, timings, config, batch) for kind in KINDS]
+        ways += [_cache_timing(kind, timings, config, batch) for kind in KINDS]
     return tuple(ways)
 
 
-def _way(kind: CacheKind, timings: Mapping[int, Mapping[str, Timing]], config: Config, batch: int) -> Way:
+def _cache_timing(
+    kind: CacheKind, timings: Mapping[int, Mapping[str, Timing]], config: Config, batch: int
+) -> CacheTiming:
     length = max(timings)
-    return Way(
+    return CacheTiming(
         cache=kind,
         length=length,
         step=timings[length][kind],

@@ -20,7 +20,7 @@ from mhacli.render.base.options import Screen
 from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
-from mhacli.results.record.record import CacheStep, Record, Step, Values, Way
+from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, Values
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)
@@ -148,7 +148,7 @@ def _new_tokens(cache: CacheStep) -> Html:
     return joined(families, " | ")
 
 
-def _ways(ways: tuple[Way, ...]) -> Iterator[Html]:
+def _ways(ways: tuple[CacheTiming, ...]) -> Iterator[Html]:
     """What the ways of keeping the past cost."""
     headings = ("length and cache", "a step", "moved by it", "all steps", "moved by them", "holds")
     rows = []

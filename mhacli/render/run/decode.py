@@ -27,7 +27,7 @@ from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
-from mhacli.results.record.record import CacheStep, DecodeSummary, Record, Step, Way
+from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec import decode_costs as costs
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible
@@ -189,7 +189,7 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
     return words or ["no key allowed"]
 
 
-def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
+def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
     wanted = [name for name, (_, width) in _COLUMNS.items() if screen.width >= width]
     columns = ((_COLUMNS[name][0], name != "cache") for name in wanted)
@@ -208,7 +208,7 @@ def _ways(ways: tuple[Way, ...], screen: Screen) -> RenderableType:
     return Group(title, table, Text(said, style="dim"))
 
 
-def _way_words(way: Way, again_s: float | None) -> dict[str, str]:
+def _way_words(way: CacheTiming, again_s: float | None) -> dict[str, str]:
     """A way's row by column."""
     faster = again_s / way.step.median_s if again_s and way.step.median_s and way.cache != "none" else None
     return {

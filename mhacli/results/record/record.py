@@ -323,7 +323,7 @@ class CacheStep:
 
 
 @dataclass(frozen=True)
-class Way:
+class CacheTiming:
     """One way of keeping the past, at one length: time and bytes of its last step, and of the whole sequence.
 
     `total_s` is the sum over all steps, of which `n_timed` were timed and the rest interpolated between them.
@@ -350,7 +350,7 @@ class DecodeSummary:
 
     cache: str
     prompt_len: int
-    ways: tuple[Way, ...]
+    ways: tuple[CacheTiming, ...]
     weight_bytes: int
     token_bytes: int
     full_token_bytes: int

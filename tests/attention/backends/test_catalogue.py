@@ -26,8 +26,8 @@ from mhacli.attention.backends import (
     exact_answer,
     explained,
     is_out_of_memory,
+    outcome_of,
     prepare,
-    told,
 )
 from mhacli.attention.fused import fused_attend, kernel_among, operators_of
 from mhacli.results.bench.workload import BACKENDS, Direction, Workload
@@ -260,7 +260,7 @@ def test_what_a_backend_cannot_do_is_said_before_it_runs(backend: str, change: d
     with pytest.raises(UnsupportedError) as caught:
         made(backend, replace(SIZE, **change))
     assert str(caught.value) == reason
-    assert told(caught.value) == ("unsupported", reason)
+    assert outcome_of(caught.value) == ("unsupported", reason)
 
 
 @pytest.mark.parametrize("backend", ["efficient", "cudnn"])
@@ -319,11 +319,11 @@ def test_other_faults_pass_through_as_they_are_and_warnings_stay_where_they_were
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
 def test_what_became_of_a_backend_is_told_by_what_it_raised(fault: Exception, status: str, reason: str) -> None:
-    assert told(fault) == (status, reason)
+    assert outcome_of(fault) == (status, reason)
 
 
 def test_a_long_reason_is_cut_and_stays_in_one_line() -> None:
-    status, reason = told(RuntimeError("many\nwords \t" * 100))
+    status, reason = outcome_of(RuntimeError("many\nwords \t" * 100))
     assert status == "failed"
     assert reason == ("many words " * 100)[:300]
 
@@ -332,7 +332,7 @@ def test_a_real_lack_of_memory_is_told_as_such() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.int8)
     assert is_out_of_memory(caught.value)
-    assert told(caught.value)[0] == "out-of-memory"
+    assert outcome_of(caught.value)[0] == "out-of-memory"
 
 
 def test_a_gradient_is_asked_of_the_leaves_only() -> None:

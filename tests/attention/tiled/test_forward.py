@@ -23,7 +23,7 @@ from mhacli.attention.tiled.scores import (
     tensor_bias,
     tiled_attend,
 )
-from mhacli.attention.tiled.statistics import Asked, Statistics, summarise
+from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
 from mhacli.attention.tiled.tiles import TileShape
 
 Normal = Callable[..., Tensor]
@@ -287,9 +287,9 @@ def test_on_the_device_a_kernel_runs_and_query_0_is_token_0(
     assert distance(lse.cpu(), expected_lse) <= 1e-2
 
 
-def asked(length: int) -> Asked:
+def asked(length: int) -> StatisticsRequest:
     tokens, marks = torch.zeros(1, length, dtype=torch.int64), torch.zeros(1, length, dtype=torch.bool)
-    return Asked(16, tokens, tokens - 1, tokens - 1, marks, marks)
+    return StatisticsRequest(16, tokens, tokens - 1, tokens - 1, marks, marks)
 
 
 def exact(q: Tensor, k: Tensor, scale: float, allowed: Any) -> dict[str, Tensor]:

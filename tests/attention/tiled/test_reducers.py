@@ -16,7 +16,6 @@ from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.conditions import matcher
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
 from mhacli.attention.tiled.statistics import (
-    Asked,
     Distance,
     Entropy,
     Lifted,
@@ -28,6 +27,7 @@ from mhacli.attention.tiled.statistics import (
     Received,
     SameLabel,
     Squares,
+    StatisticsRequest,
     summarise,
 )
 from mhacli.attention.tiled.tiles import PENALTY, Reducer, Tile, TileShape, n_cells, reduce_tiles, visible_keys
@@ -440,7 +440,7 @@ def test_summarise_puts_every_statistic_under_its_name(normal: Normal, tiny: Non
     first[0, 1] = first[1, 0] = True
     leading[:, 2:6] = True
     rules = tuple(tuple(matches_of(text, tokens, tokens)) for text in ("k < q", "tok[k] == tok[q]"))
-    asked = Asked(
+    asked = StatisticsRequest(
         block=4, q_tokens=tokens, k_tokens=tokens, before_k=before, first=first, leading=leading, matches=rules
     )
     told: list[int] = []
@@ -471,7 +471,7 @@ def test_keys_of_another_text_may_stand_at_the_place_of_the_query(normal: Normal
     pattern = masked(normal, "all", 13, 23)
     q_tokens, k_tokens, before = labels_of(13, 3, 1), labels_of(23, 3, 2), labels_of(23, 3, 4)
     marks = torch.zeros(BATCH, 23, dtype=torch.bool)
-    asked = Asked(4, q_tokens, k_tokens, before, first=marks, leading=marks, is_self=False)
+    asked = StatisticsRequest(4, q_tokens, k_tokens, before, first=marks, leading=marks, is_self=False)
     found = summarise(pattern, asked)
     duplicate = SameLabel(pattern, q_tokens, k_tokens, shift=None)
     induction = SameLabel(pattern, q_tokens, before, shift=None)
@@ -483,7 +483,9 @@ def test_keys_of_another_text_may_stand_at_the_place_of_the_query(normal: Normal
 
 def test_what_is_asked_moves_whole_and_has_a_beginning() -> None:
     tokens, marks = torch.arange(2 * 5).reshape(2, 5), torch.ones(2, 5, dtype=torch.bool)
-    asked = Asked(4, tokens, tokens + 1, tokens + 2, marks, ~marks, is_self=False, matches=((lambda q, k: marks,),))
+    asked = StatisticsRequest(
+        4, tokens, tokens + 1, tokens + 2, marks, ~marks, is_self=False, matches=((lambda q, k: marks,),)
+    )
     there = asked.on("meta")
     names = ("q_tokens", "k_tokens", "before_k", "first", "leading")
     assert {getattr(there, name).device.type for name in names} == {"meta"}

@@ -15,7 +15,7 @@ import torch
 from support import oracle
 
 from mhacli.attention import layer_file as weights
-from mhacli.attention.layer_file import Layer, from_file, new_attention, to_bytes
+from mhacli.attention.layer_file import LayerWeights, from_file, new_attention, to_bytes
 from mhacli.checkpoints.mha_weights import expected_shapes, read_layer_file
 from mhacli.compute.layer.run import inspect, weights_content
 from mhacli.errors import MhaError, UsageError
@@ -38,7 +38,7 @@ def layer_of(config, seed=0):
     dtype, table = getattr(torch, config.dtype), None
     if config.positions == "learned":
         table = torch.randn(config.max_positions, config.d_input, generator=generator, dtype=torch.float64).to(dtype)
-    return Layer(embedding.to(dtype), attention, table)
+    return LayerWeights(embedding.to(dtype), attention, table)
 
 
 def tensors_of(layer):
@@ -126,7 +126,7 @@ def test_by_hand_the_shapes_on_disk_follow_the_names():
 
 SCRIPT = """
 import hashlib, sys, torch
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_layer_file import GROUPED, WORDS, layer_of
 from mhacli.attention.layer_file import to_bytes
 print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hexdigest())
@@ -137,7 +137,10 @@ def test_the_same_layer_gives_the_same_bytes_in_another_process(request):
     first, second = (to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS) for _ in range(2))
     assert first == second
     elsewhere = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(request.path.parent)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT, str(request.path.parent), str(request.path.parents[2])],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert elsewhere.stdout.strip() == hashlib.sha256(first).hexdigest()
 
@@ -387,7 +390,7 @@ def test_the_probe_is_the_layers_answer_in_float64():
     for name in "qkv":
         projection = getattr(layer.attention, f"{name}_proj")
         assert getattr(found, name) == pytest.approx(projection(rows).tolist(), rel=1e-8)
-    half = Layer(layer.embedding.half(), new_attention(SQUARE.resolved()).half())
+    half = LayerWeights(layer.embedding.half(), new_attention(SQUARE.resolved()).half())
     half.attention.load_state_dict(layer.attention.state_dict())
     assert answers(half, SQUARE).q == pytest.approx(found.q, abs=5e-3)
 

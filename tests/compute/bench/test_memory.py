@@ -17,7 +17,7 @@ import torch
 from mhacli.attention import attend
 from mhacli.attention.backends import Prepared
 from mhacli.compute.bench import memory as footprint
-from mhacli.compute.bench.memory import Footprint, FreshProcesses, fresh_processes
+from mhacli.compute.bench.memory import FreshProcesses, MemoryUse, fresh_processes
 from mhacli.results.bench.workload import Direction, Workload, expected_extra_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its high-water mark")
@@ -53,7 +53,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch) -> Begin:
 
     def begin(code: str) -> None:
         def started(words: list[str], **how: Any) -> Any:
-            first = f"import os, time\nfrom mhacli.compute import footprint\n{code}\n"
+            first = f"import os, time\nfrom mhacli.compute.bench import memory as footprint\n{code}\n"
             return start([words[0], "-c", first + words[2]], **how)
 
         monkeypatch.setattr(footprint.subprocess, "Popen", started)
@@ -68,7 +68,7 @@ def test_a_backend_that_builds_the_pattern_needs_what_is_foreseen(
     fresh: FreshProcesses, backend: str, causal: bool, direction: Direction
 ) -> None:
     work = replace(LARGE, causal=causal, direction=direction)
-    found = fresh.footprint(backend, work, 3)
+    found = fresh.memory_use(backend, work, 3)
     assert (found.status, found.reason) == ("ok", None)
     assert found.extra_bytes == pytest.approx(expected_extra_bytes(backend, work, "cpu"), rel=0.15)
 
@@ -88,7 +88,7 @@ def test_shared_heads_sixteen_bits_and_layers_need_what_is_foreseen(
     fresh: FreshProcesses, backend: str, change: dict[str, Any]
 ) -> None:
     work = replace(LARGE, **change)
-    found = fresh.footprint(backend, work, 3).extra_bytes
+    found = fresh.memory_use(backend, work, 3).extra_bytes
     assert found == pytest.approx(expected_extra_bytes(backend, work, "cpu"), rel=0.15)
 
 
@@ -105,15 +105,15 @@ def test_a_fused_backend_needs_far_less_than_one_matrix(
     fresh: FreshProcesses, backend: str, change: dict[str, Any]
 ) -> None:
     work = replace(LARGE, **change)
-    foreseen, found = expected_extra_bytes(backend, work, "cpu"), fresh.footprint(backend, work, 3).extra_bytes
+    foreseen, found = expected_extra_bytes(backend, work, "cpu"), fresh.memory_use(backend, work, 3).extra_bytes
     matrix = work.n_heads * work.q_len * work.k_len * 4
     assert found is not None
     assert 0.8 * foreseen <= found <= foreseen + KERNEL_BUFFERS < matrix / 2
 
 
 def test_a_small_size_after_a_large_one_needs_little_for_each_has_its_own_process(fresh: FreshProcesses) -> None:
-    fresh.footprint("explicit", LARGE, 3)
-    found = fresh.footprint("explicit", SMALL, 3)
+    fresh.memory_use("explicit", LARGE, 3)
+    found = fresh.memory_use("explicit", SMALL, 3)
     assert found.extra_bytes is not None
     assert found.extra_bytes < 1 << 20
 
@@ -129,14 +129,14 @@ def test_a_small_size_after_a_large_one_needs_little_for_each_has_its_own_proces
 def test_what_a_backend_cannot_do_comes_back_as_the_reason(
     fresh: FreshProcesses, backend: str, change: dict[str, Any], reason: str
 ) -> None:
-    assert fresh.footprint(backend, replace(SMALL, **change), 3) == Footprint("unsupported", None, reason)
+    assert fresh.memory_use(backend, replace(SMALL, **change), 3) == MemoryUse("unsupported", None, reason)
 
 
 def test_more_than_there_is_comes_back_as_out_of_memory(fresh: FreshProcesses) -> None:
-    found = fresh.footprint("explicit", replace(LARGE, batch=10**9, d_head=10**4), 3)
+    found = fresh.memory_use("explicit", replace(LARGE, batch=10**9, d_head=10**4), 3)
     assert (found.status, found.extra_bytes) == ("out-of-memory", None)
     assert "can't allocate memory" in str(found.reason)
-    assert fresh.footprint("explicit", SMALL, 3).status == "ok"
+    assert fresh.memory_use("explicit", SMALL, 3).status == "ok"
 
 
 def test_a_copy_that_the_system_kills_is_out_of_memory_and_the_next_one_runs(begin_with: Begin) -> None:
@@ -145,17 +145,17 @@ def test_a_copy_that_the_system_kills_is_out_of_memory_and_the_next_one_runs(beg
         "footprint.prepare = lambda name, *more: os.kill(os.getpid(), 9) if name == 'math' else real(name, *more)"
     )
     with fresh_processes() as processes:
-        killed = processes.footprint("math", SMALL, 3)
-        assert killed == Footprint("out-of-memory", None, "its own process ended with 9")
-        assert processes.footprint("explicit", SMALL, 3).status == "ok"
+        killed = processes.memory_use("math", SMALL, 3)
+        assert killed == MemoryUse("out-of-memory", None, "its own process ended with 9")
+        assert processes.memory_use("explicit", SMALL, 3).status == "ok"
 
 
 @pytest.mark.parametrize(("how", "ended"), [("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 15)", 15)])
 def test_a_copy_that_ends_otherwise_has_failed(begin_with: Begin, how: str, ended: int) -> None:
     begin_with(f"footprint.prepare = lambda *more: {how}")
     with fresh_processes() as processes:
-        found = processes.footprint("explicit", SMALL, 3)
-    assert found == Footprint("failed", None, f"its own process ended with {ended}")
+        found = processes.memory_use("explicit", SMALL, 3)
+    assert found == MemoryUse("failed", None, f"its own process ended with {ended}")
 
 
 def test_what_a_library_prints_does_not_come_between_the_answers(begin_with: Begin) -> None:
@@ -164,14 +164,14 @@ def test_what_a_library_prints_does_not_come_between_the_answers(begin_with: Beg
         "footprint.prepare = lambda *more: (os.write(1, b'[1, 2]\\n'), print('noise', flush=True), real(*more))[2]"
     )
     with fresh_processes() as processes:
-        assert [processes.footprint("explicit", SMALL, 3).status for _ in range(2)] == ["ok", "ok"]
+        assert [processes.memory_use("explicit", SMALL, 3).status for _ in range(2)] == ["ok", "ok"]
 
 
 def test_when_the_process_that_is_copied_has_ended_backends_run_all_the_same_unmeasured(begin_with: Begin) -> None:
     begin_with("os._exit(3)")
     with fresh_processes() as processes:
         for _ in range(3):
-            assert processes.footprint("explicit", SMALL, 3) == Footprint(
+            assert processes.memory_use("explicit", SMALL, 3) == MemoryUse(
                 "ok", None, "the process to measure memory in has ended"
             )
 
@@ -180,15 +180,15 @@ def test_a_question_that_nobody_was_there_to_read_does_not_spoil_the_end() -> No
     with fresh_processes() as processes:
         processes._parent.kill()
         processes._parent.wait()
-        assert processes.footprint("explicit", SMALL, 3).extra_bytes is None
+        assert processes.memory_use("explicit", SMALL, 3).extra_bytes is None
     assert not is_at_work(processes._parent.pid)
 
 
 def test_when_it_ends_in_the_middle_of_an_answer_nothing_waits_for_it(begin_with: Begin) -> None:
     begin_with("footprint.prepare = lambda *more: (os.kill(os.getppid(), 9), time.sleep(600))")
     with fresh_processes() as processes:
-        found = processes.footprint("explicit", SMALL, 3)
-    assert found == Footprint("ok", None, "the process to measure memory in has ended")
+        found = processes.memory_use("explicit", SMALL, 3)
+    assert found == MemoryUse("ok", None, "the process to measure memory in has ended")
 
 
 def test_no_process_outlives_the_context_not_even_one_at_work(begin_with: Begin, tmp_path: Path) -> None:
@@ -201,9 +201,11 @@ def test_no_process_outlives_the_context_not_even_one_at_work(begin_with: Begin,
         f"    os.rename({str(mark)!r}, {str(mark)!r} + '.late')\n"
         f"footprint.prepare = prepare"
     )
-    answers: list[Footprint] = []
+    answers: list[MemoryUse] = []
     with fresh_processes() as processes:
-        asking = threading.Thread(daemon=True, target=lambda: answers.append(processes.footprint("explicit", SMALL, 3)))
+        asking = threading.Thread(
+            daemon=True, target=lambda: answers.append(processes.memory_use("explicit", SMALL, 3))
+        )
         asking.start()
         while not mark.exists():
             time.sleep(0.01)
@@ -240,10 +242,10 @@ def test_a_mask_that_must_be_a_tensor_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(footprint, "_reset_mark", lambda: 1000)
     monkeypatch.setattr(footprint, "_status_bytes", lambda name: 1700)
     threads = torch.get_num_threads()
-    assert footprint._measured("without", SMALL, 3, threads) == Footprint("ok", 700)
-    assert footprint._measured("with a mask", SMALL, 3, threads) == Footprint("ok", 10**12 + 700)
+    assert footprint._measured("without", SMALL, 3, threads) == MemoryUse("ok", 700)
+    assert footprint._measured("with a mask", SMALL, 3, threads) == MemoryUse("ok", 10**12 + 700)
     monkeypatch.setattr(footprint, "_reset_mark", lambda: None)
-    assert footprint._measured("without", SMALL, 3, threads) == Footprint("ok", None)
+    assert footprint._measured("without", SMALL, 3, threads) == MemoryUse("ok", None)
 
 
 def test_the_mark_is_set_back_to_what_is_resident_now() -> None:

@@ -22,9 +22,9 @@ from mhacli.attention.fused import only
 from mhacli.compute.bench import run as contest
 from mhacli.compute.bench import run as study
 from mhacli.compute.bench import timing as ceilings
-from mhacli.compute.bench.memory import Footprint
-from mhacli.compute.bench.run import Contest, Options, bench
-from mhacli.compute.bench.timing import Timed, WallClock, measure_ceiling
+from mhacli.compute.bench.memory import MemoryUse
+from mhacli.compute.bench.run import Options, SizeBenchmark, bench
+from mhacli.compute.bench.timing import Timed, WallClock, measure_peak
 from mhacli.errors import MhaError
 from mhacli.results.bench.result import Ceiling, Row, read_benchmark
 from mhacli.results.bench.workload import Direction, Sweep, Workload
@@ -91,7 +91,7 @@ def held(
 ) -> tuple[dict[str, Row], Any]:
     """The rows by backend, and the control."""
     monkeypatch.setattr(contest, "prepare", stage.prepare)
-    found = Contest(work, CPU, stage, seed=3, most_flops=math.inf, fresh=None)
+    found = SizeBenchmark(work, CPU, stage, seed=3, most_flops=math.inf, fresh=None)
     for backend in backends:
         found.enter(backend)
     control = found.run(repeat=repeat, budget_s=1.0)
@@ -108,7 +108,7 @@ def constant(times_s: Mapping[str, float]) -> Seconds:
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 def test_every_backend_has_a_row_in_the_order_of_entering(direction: Direction) -> None:
-    found = Contest(replace(SIZE, direction=direction), CPU, WallClock(), seed=3, most_flops=math.inf, fresh=None)
+    found = SizeBenchmark(replace(SIZE, direction=direction), CPU, WallClock(), seed=3, most_flops=math.inf, fresh=None)
     entering = ("flash", "efficient", "explicit", "torch-mha", "flex", "torch-mha-weights", "math", "sdpa")
     for backend in entering:
         found.enter(backend)
@@ -220,7 +220,7 @@ def test_what_fits_by_no_reckoning_is_not_tried(monkeypatch: pytest.MonkeyPatch)
 def test_what_would_take_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest, "prepare", Stage().prepare)
     for most, status in ((SIZE.attention_flops, "ok"), (SIZE.attention_flops / 2.5, "too-slow")):
-        found = Contest(SIZE, CPU, Stage(), seed=3, most_flops=most, fresh=None)
+        found = SizeBenchmark(SIZE, CPU, Stage(), seed=3, most_flops=most, fresh=None)
         found.enter("explicit")
         assert found.rows[0].status == status
     assert found.rows[0].reason == "a call would take at least 2.5 × --call-limit at the rate of a matrix product here"
@@ -230,10 +230,10 @@ def test_what_would_take_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) 
 class Fresh:
     """Takes the place of fresh processes."""
 
-    def __init__(self, **found: Footprint) -> None:
+    def __init__(self, **found: MemoryUse) -> None:
         self.found = found
 
-    def footprint(self, backend: str, workload: Workload, seed: int) -> Footprint:
+    def memory_use(self, backend: str, workload: Workload, seed: int) -> MemoryUse:
         return self.found[backend]
 
 
@@ -241,9 +241,9 @@ def test_a_footprint_stands_in_the_row_and_a_bad_one_is_the_end(monkeypatch: pyt
     stage: Any = Stage()
     monkeypatch.setattr(contest, "prepare", stage.prepare)
     fresh: Any = Fresh(
-        explicit=Footprint("ok", 12345), sdpa=Footprint("out-of-memory", None, "it was killed"), math=Footprint("ok", None)
+        explicit=MemoryUse("ok", 12345), sdpa=MemoryUse("out-of-memory", None, "it was killed"), math=MemoryUse("ok", None)
     )  # fmt: skip
-    found = Contest(SIZE, CPU, stage, seed=3, most_flops=math.inf, fresh=fresh)
+    found = SizeBenchmark(SIZE, CPU, stage, seed=3, most_flops=math.inf, fresh=fresh)
     for backend in ("explicit", "sdpa", "math"):
         found.enter(backend)
     found.run(repeat=1, budget_s=1.0)
@@ -430,7 +430,7 @@ def test_a_withdrawn_backend_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> Non
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates that were made up: the second measurement has the better copy."""
     rates = iter([Ceiling("float32", 0.5, 10.0), Ceiling("float32", 0.25, 20.0)])
-    monkeypatch.setattr(study, "measure_ceiling", lambda *_: next(rates))
+    monkeypatch.setattr(study, "measure_peak", lambda *_: next(rates))
 
 
 @pytest.mark.usefixtures("quick_ceilings")
@@ -492,7 +492,7 @@ def test_the_surroundings_are_as_before_after_a_fault_too(was: str | None, monke
         seen.extend(os.environ[name] for name in names)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(study, "Contest", broken)
+    monkeypatch.setattr(study, "SizeBenchmark", broken)
     monkeypatch.setattr(study, "_fresh_processes_on", lambda device: study.nullcontext())
     with pytest.raises(ZeroDivisionError):
         bench(Sweep(backends=("explicit",), lengths=(5,)), "cpu", Options())
@@ -534,7 +534,7 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_samples")
 def test_by_hand_the_rates_of_a_matrix_product_and_a_copy() -> None:
-    found = measure_ceiling("float32", CPU, Faster(), 3)
+    found = measure_peak("float32", CPU, Faster(), 3)
     n_matmul = 3 + 6  # two after one that warms up, and five after another
     assert found.dtype == "float32"
     assert found.matmul_tflops == pytest.approx(2 * 256**3 * n_matmul / 1e12)
@@ -543,7 +543,7 @@ def test_by_hand_the_rates_of_a_matrix_product_and_a_copy() -> None:
 
 @pytest.mark.usefixtures("few_samples")
 def test_where_a_product_of_sixteen_bits_is_slow_the_rate_is_that_of_wider_numbers() -> None:
-    found = measure_ceiling("bfloat16", CPU, Faster(slow=torch.bfloat16), 3)
+    found = measure_peak("bfloat16", CPU, Faster(slow=torch.bfloat16), 3)
     assert found.dtype == "bfloat16"
     assert found.matmul_tflops == pytest.approx(2 * 256**3 * (9 + 9) / 1e12)
     assert found.copy_gb_per_s == pytest.approx(2 * 1000 * (9 + 9 + 6) / 1000 / 1e9)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mhacli.compute.bench import timing as rounds
-from mhacli.compute.bench.timing import EventClock, Rounds, Timed, WallClock, clock_for, time_in_turns
+from mhacli.compute.bench.timing import EventClock, InterleavedSamples, Timed, WallClock, clock_for, time_in_turns
 
 
 class Wall:
@@ -66,7 +66,9 @@ def named(*names: str) -> dict[str, Timed]:
     return {name: Timed(lambda name=name: name) for name in names}
 
 
-def timed(script: Script, *names: str, repeat: int | None = None, budget_s: float = 1e9, seed: int = 0) -> Rounds:
+def timed(
+    script: Script, *names: str, repeat: int | None = None, budget_s: float = 1e9, seed: int = 0
+) -> InterleavedSamples:
     return time_in_turns(named(*names), script, repeat=repeat, budget_s=budget_s, seed=seed)
 
 

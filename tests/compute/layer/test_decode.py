@@ -28,13 +28,13 @@ CHOICES = {
 TEXTS = ("the cat | sat on the | mat a", "a mat | sat")
 CACHES = ("none", "concat", "preallocated")
 QUICK = Options(repeat=1)
-compare_ways = study.compare_ways
+time_caches = study.time_caches
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The ways of keeping the past are compared where a test is about them."""
-    monkeypatch.setattr(study, "compare_ways", lambda *_: ())
+    monkeypatch.setattr(study, "time_caches", lambda *_: ())
 
 
 def config_of(**choices):
@@ -295,7 +295,7 @@ def test_decoding_means_a_causal_mask_and_a_prefix_brings_its_own():
 
 
 def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_asked_for(monkeypatch):
-    monkeypatch.setattr(study, "compare_ways", compare_ways)
+    monkeypatch.setattr(study, "time_caches", time_caches)
     record = decoded(lengths=(3, 2, 3))
     assert [(way.length, way.cache) for way in record.decoding.ways] == [(n, cache) for n in (2, 3) for cache in CACHES]
     of_text = decoded(("the cat sat",)).decoding.ways
@@ -310,7 +310,7 @@ def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_aske
 
 
 def test_decoding_leaves_the_global_generator_alone(monkeypatch):
-    monkeypatch.setattr(study, "compare_ways", compare_ways)
+    monkeypatch.setattr(study, "time_caches", time_caches)
     torch.manual_seed(3)
     state = torch.random.get_rng_state()
     decoded(("the cat",))

@@ -9,7 +9,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.run.decode import MAX_STEPS, decode_view
 from mhacli.render.run.view import MAX_SEQUENCES
-from mhacli.results.record.record import SelfCheck, Timing, Way
+from mhacli.results.record.record import CacheTiming, SelfCheck, Timing
 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)
@@ -264,7 +264,7 @@ def test_steps_in_the_middle_are_counted_where_they_are_not_drawn(width):
 def test_names_from_outside_cannot_reach_the_terminal(width):
     tokens = ("\x1b[31m", "\u202e", "[bold]b[/bold]", "a b", "\r\n")
     record = make_record(tokens, causal=True)
-    way = Way("\x1b[2J", 5, Timing(1.0, (1.0,), 1.0, 0.0), 1.0, 5, 1, 1, 1, 1)
+    way = CacheTiming("\x1b[2J", 5, Timing(1.0, (1.0,), 1.0, 0.0), 1.0, 5, 1, 1, 1, 1)
     record = decoded(record, prompt_len=2, ways=(way,))
     hostile = replace(
         record,
@@ -297,7 +297,7 @@ def test_a_token_wider_than_the_screen_stays_within_it(width):
 def way(cache, length, seconds, total, *, n_timed=None, flops=9, step_bytes=0, total_bytes=0, holds=0):
     timing = Timing(9.0, (seconds,), seconds, 0.0)
     n_timed = length if n_timed is None else n_timed
-    return Way(cache, length, timing, total, n_timed, step_bytes, total_bytes, flops, holds)
+    return CacheTiming(cache, length, timing, total, n_timed, step_bytes, total_bytes, flops, holds)
 
 
 WAYS = (
