@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from mhacli.results.record.heads import HeadStatistics, Sink
 from mhacli.results.record.record import (
     CacheStep,
+    CacheTiming,
     Cell,
     DecodeSummary,
     Environment,
@@ -23,7 +24,6 @@ from mhacli.results.record.record import (
     Step,
     Timing,
     Values,
-    Way,
 )
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -177,7 +177,9 @@ def walked(record: Record) -> Record:
     return replace(record, trace=(*record.trace[:-1], last), cell=cell, routes=routes)
 
 
-def decoded(record: Record, *, cache: str = "preallocated", prompt_len: int = 0, ways: tuple[Way, ...] = ()) -> Record:
+def decoded(
+    record: Record, *, cache: str = "preallocated", prompt_len: int = 0, ways: tuple[CacheTiming, ...] = ()
+) -> Record:
     """The record as if its tokens had come one by one, behind a prompt that came at once.
 
     Its numbers are easy to follow: step n takes n + 1 ms and 1000 · (n + 1) operations, and differs by (n + 1) · 1e-7.
