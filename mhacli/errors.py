@@ -1,8 +1,10 @@
-"""The one kind of error that a user can mend, and how it is told.
+"""The one kind of error that a user can fix, and the command that installs a missing library.
 
 A message is `<subject> must <rule>, got <value>`, in lower case, with the value shown; the hint is a line of its own.
 Anything that is not an `MhaError` is a bug of ours.
 """
+
+from __future__ import annotations
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
 
@@ -32,3 +34,34 @@ class UsageError(MhaError):
 
     def __init__(self, message: str, *, hint: str | None = None, path: str | None = None) -> None:
         super().__init__(message, hint=hint, code="usage", exit_code=EXIT_USAGE, path=path)
+
+
+# ------------------------------------------------------------------------------------------ libraries that are missing
+
+
+HF = ("transformers", "tokenizers")
+
+
+def needed_ranges() -> dict[str, str]:
+    """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("mhacli") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        requirement = Requirement(line)
+        if requirement.specifier:
+            found.setdefault(requirement.name.lower(), str(requirement.specifier))
+    return found
+
+
+def installing(*libraries: str) -> str:
+    """The command that installs libraries in the ranges that mha needs, or brings them there. It names the libraries and not an
+    extra of mha, for it must work wherever mha was installed from."""
+    ranges = needed_ranges()
+    return " ".join(["pip install", *(f'"{name}{ranges.get(name, "")}"' for name in libraries)])

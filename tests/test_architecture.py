@@ -59,7 +59,7 @@ def imports_of(source: str, module: str, modules: set[str]) -> Iterator[Import]:
 
 
 def room_of(module: str) -> str:
-    """The entry at the root of the package in which a module lies: `mhacli.text.read` lies in `text`."""
+    """The entry at the root of the package in which a module lies: `mhacli.text.encode` lies in `text`."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -178,7 +178,7 @@ def test_functions_and_files_stay_short() -> None:
     [
         ("mhacli.results.check", "import torch", "mhacli.results.check:1: results imports torch"),
         ("mhacli.cli.app", "def f():\n    from torch import nn", "mhacli.cli.app:2: cli imports torch"),
-        ("mhacli.text.read", "from rich.text import Text", "mhacli.text.read:1: text imports rich"),
+        ("mhacli.text.encode", "from rich.text import Text", "mhacli.text.encode:1: text imports rich"),
         ("mhacli.compute.heads", "import typer", "mhacli.compute.heads:1: compute imports typer"),
         ("mhacli.attention.core", "from mhacli.compute.layer.run import inspect",
          "mhacli.attention.core:1: attention imports compute, which lies above it"),
@@ -187,7 +187,7 @@ def test_functions_and_files_stay_short() -> None:
          "mhacli.render.json:1: render imports attention, which needs torch"),
         ("mhacli.spec.config", "if TYPE_CHECKING:\n    from mhacli.results import check",
          "mhacli.spec.config:2: spec imports results, which lies above it"),
-        ("mhacli.io.files", "import_module('mhacli.text.read')", "mhacli.io.files:1: io imports text, which lies above it"),
+        ("mhacli.io.files", "import_module('mhacli.text.encode')", "mhacli.io.files:1: io imports text, which lies above it"),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_named_with_file_and_line(module: str, source: str, fault: str) -> None:

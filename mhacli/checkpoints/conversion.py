@@ -150,7 +150,7 @@ def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
     if checkpoint.tokenizer is None:
         said = "there is no tokenizer.json: --vocab FILE must name the words of the embedding"
         return _Words(n_tokens=rows, notes=(said,))
-    from mhacli.text.tokenizer_file import FileTokenizer
+    from mhacli.text.tokenizers import FileTokenizer
 
     try:
         vocabulary = FileTokenizer(checkpoint.tokenizer).vocabulary.tokens

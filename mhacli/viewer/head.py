@@ -19,8 +19,7 @@ from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
 from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.tokens import Axis, Prompt, Search, Tokens, searched
-from mhacli.viewer.panes.top_keys import TopKeys
+from mhacli.viewer.panes.tokens import Axis, Prompt, Search, Tokens, TopKeys, searched
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
 from mhacli.viewer.screen import HEAD_KEYS, ViewerScreen, bindings, keys_line
 from mhacli.viewer.session import Session

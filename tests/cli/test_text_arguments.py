@@ -149,7 +149,7 @@ def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:
 def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> None:
     from importlib import metadata
 
-    from mhacli.io.extras import installing
+    from mhacli.errors import installing
 
     needed = {line.partition(";")[0].strip() for line in metadata.requires("mhacli") or ()}
     said = installing("transformers", "resvg-py", "torch")
@@ -159,11 +159,11 @@ def test_what_installs_a_library_names_it_with_the_range_that_is_needed() -> Non
 
 
 def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> None:
+    from mhacli.cli import values as words
     from mhacli.cli.commands import trace as ownmodule
     from mhacli.cli.options import SourceOptions, TextOptions
     from mhacli.cli.shared import request as sources
-    from mhacli.cli.shared import text_arguments as words
-    from mhacli.text.read import Decoding
+    from mhacli.text.encode import Decoding
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["mha", "trace", "--context", ".", "--", "my.py:Attention"])

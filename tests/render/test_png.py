@@ -12,10 +12,9 @@ from render.figures.test_figures import FIVE, THREE, cells, images, of_tokens, s
 from support.records import make_record
 
 from mhacli.errors import MhaError
-from mhacli.render import png as module
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.figures.document import figure
-from mhacli.render.png import png, require_png
+from mhacli.render.figures import document as module
+from mhacli.render.figures.document import figure, png, require_png
 
 HEAD = ViewOptions(heads=(0,))
 

@@ -12,9 +12,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from mhacli.attention.layer import CACHES
 from mhacli.attention.layer_file import new_attention
 from mhacli.compute.layer.decode import interpolated_sum
-from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
-from mhacli.spec.decode_costs import CacheKind
+from mhacli.spec.facts import (
+    CacheKind,
+    crossing_len,
+    moved_bytes,
+    projection_parameters,
+    step_flops,
+    token_bytes,
+    total_moved_bytes,
+    weight_bytes,
+)
 
 KINDS = get_args(CacheKind)
 SMALL = Config(d_model=5, n_heads=6, n_kv_heads=2, d_head=4, d_v=3, d_input=9, dtype="float64").resolved()
@@ -27,29 +35,29 @@ LAYERS = {
 
 
 def test_by_hand_the_weights_and_tokens_of_a_small_layer():
-    assert costs.projection_parameters(SMALL) == 9 * 24 + 24 + 9 * 8 + 8 + 9 * 6 + 6 + 18 * 5 + 5
-    assert costs.weight_bytes(SMALL) == 475 * 8
-    assert costs.token_bytes(SMALL) == 2 * (4 + 3) * 8
-    assert costs.token_bytes(SMALL, SMALL.n_heads) == 6 * (4 + 3) * 8
-    assert costs.crossing_len(SMALL, 1) == 475 / 14
-    assert costs.crossing_len(SMALL, 3) == pytest.approx(475 / 42)
+    assert projection_parameters(SMALL) == 9 * 24 + 24 + 9 * 8 + 8 + 9 * 6 + 6 + 18 * 5 + 5
+    assert weight_bytes(SMALL) == 475 * 8
+    assert token_bytes(SMALL) == 2 * (4 + 3) * 8
+    assert token_bytes(SMALL, SMALL.n_heads) == 6 * (4 + 3) * 8
+    assert crossing_len(SMALL, 1) == 475 / 14
+    assert crossing_len(SMALL, 3) == pytest.approx(475 / 42)
 
 
 def test_by_hand_the_operations_of_a_step():
     products, biases, cell = 9 * 24 + 9 * 8 + 9 * 6 + 18 * 5, 24 + 8 + 6 + 5, 2 * 6 * (4 + 3)
     cached = 2 * (2 * products + biases + cell * 10)
-    assert costs.step_flops(SMALL, batch=2, n_new=1, length=10, cache="concat") == cached
-    assert costs.step_flops(SMALL, batch=2, n_new=1, length=10, cache="preallocated") == cached
-    assert costs.step_flops(SMALL, batch=2, n_new=1, length=10, cache="none") == 10 * cached
-    assert costs.step_flops(SMALL, batch=2, n_new=10, length=10, cache="concat") == 10 * cached
+    assert step_flops(SMALL, batch=2, n_new=1, length=10, cache="concat") == cached
+    assert step_flops(SMALL, batch=2, n_new=1, length=10, cache="preallocated") == cached
+    assert step_flops(SMALL, batch=2, n_new=1, length=10, cache="none") == 10 * cached
+    assert step_flops(SMALL, batch=2, n_new=10, length=10, cache="concat") == 10 * cached
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_parameters_and_bytes_are_those_of_a_real_layer(name):
     config = LAYERS[name]
     layer = new_attention(config)
-    assert costs.projection_parameters(config) == sum(p.numel() for p in layer.parameters())
-    assert costs.weight_bytes(config) == sum(p.numel() * p.element_size() for p in layer.parameters())
+    assert projection_parameters(config) == sum(p.numel() for p in layer.parameters())
+    assert weight_bytes(config) == sum(p.numel() * p.element_size() for p in layer.parameters())
 
 
 def counted_by_torch(layer, rows, cache, n_new):
@@ -79,7 +87,7 @@ def test_operations_without_the_biases_are_what_torch_counts(widths, n_heads, n_
         layer = new_attention(config)
         added = sum(linear.out_features for linear in layer.children()) if has_bias else 0
         for batch, n_new, length in ((1, 1, 1), (3, 1, 6), (2, 4, 4), (2, 2, 7)):
-            found = costs.step_flops(config, batch=batch, n_new=n_new, length=length, cache=cache)
+            found = step_flops(config, batch=batch, n_new=n_new, length=length, cache=cache)
             n_rows = batch * (length if cache == "none" else n_new)
             rows = torch.zeros(batch, length, d_input)
             assert found - n_rows * added == counted_by_torch(layer, rows, cache, n_new)
@@ -102,16 +110,16 @@ def test_moved_bytes_agree_with_a_count_and_their_sum_with_the_formula_for_all_s
     config = LAYERS[name]
     for length in (1, 2, 7, 30):
         for n_new in {1, length}:
-            found = costs.moved_bytes(config, batch=3, n_new=n_new, length=length, cache=cache)
-            assert found == 3 * counted_tokens(cache, n_new, length) * costs.token_bytes(config)
-        steps = [costs.moved_bytes(config, batch=3, n_new=1, length=t, cache=cache) for t in range(1, length + 1)]
-        assert costs.total_moved_bytes(config, batch=3, length=length, cache=cache) == sum(steps)
+            found = moved_bytes(config, batch=3, n_new=n_new, length=length, cache=cache)
+            assert found == 3 * counted_tokens(cache, n_new, length) * token_bytes(config)
+        steps = [moved_bytes(config, batch=3, n_new=1, length=t, cache=cache) for t in range(1, length + 1)]
+        assert total_moved_bytes(config, batch=3, length=length, cache=cache) == sum(steps)
 
 
 def test_at_the_crossing_a_step_reads_as_many_bytes_of_keys_and_values_as_of_weights():
     config = LAYERS["one kv head"]
-    length = costs.crossing_len(config, 2)
-    assert 2 * length * costs.token_bytes(config) == pytest.approx(costs.weight_bytes(config))
+    length = crossing_len(config, 2)
+    assert 2 * length * token_bytes(config) == pytest.approx(weight_bytes(config))
 
 
 @pytest.mark.parametrize(

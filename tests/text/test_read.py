@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import files
-from mhacli.text.read import Decoding, argument_text, lines_of, read_text, stream_text
+from mhacli.text.encode import Decoding, argument_text, lines_of, read_text, stream_text
 
 
 @pytest.fixture

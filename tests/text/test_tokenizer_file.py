@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.text.tokenizer_file import FileTokenizer
+from mhacli.text.tokenizers import FileTokenizer
 
 TEXTS = ["the cat sat", "the naïve café 漢字 🙂", "  two  spaces ", "a\nb", "nothing known here?"]
 

@@ -36,8 +36,7 @@ from mhacli.viewer.head import HeadScreen
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.panes.heads import HeadGrid
 from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.tokens import Tokens, flow, matches
-from mhacli.viewer.panes.top_keys import bar
+from mhacli.viewer.panes.tokens import Tokens, bar, flow, matches
 from mhacli.viewer.picture import Zoom, fitting, ladder
 from mhacli.viewer.screen import HEAD_KEYS, OVERVIEW_KEYS, TEXT_KEYS
 from mhacli.viewer.session import ViewerOptions

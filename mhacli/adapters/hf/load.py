@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
-from mhacli.errors import MhaError
+from mhacli.errors import HF, MhaError, installing
 from mhacli.io import memory
-from mhacli.io.extras import HF, installing
 from mhacli.io.files import format_size
 from mhacli.requests.checkpoint import is_hub_id
-from mhacli.text.tokenizer_file import silent_stderr
+from mhacli.text.tokenizers import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -339,7 +339,7 @@ def guard(asked: int) -> None:
 def load_job(job: str) -> Job:
     """The job, after torch is loaded without its warnings."""
     from mhacli.io.memory import keep_what_is_loaded, uncollected
-    from mhacli.text.tokenizer_file import silent_stderr
+    from mhacli.text.tokenizers import silent_stderr
 
     keep_what_is_loaded()
     with silent_stderr(), uncollected():

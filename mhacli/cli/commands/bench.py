@@ -25,8 +25,16 @@ from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.cli.values import counts, integer, real, whole, words_of
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
-from mhacli.results.bench.compare import Change, Comparison, Ruling, compare, parse_rule, too_slow
-from mhacli.results.bench.result import Benchmark, read_benchmark
+from mhacli.results.bench.result import (
+    Benchmark,
+    Change,
+    Comparison,
+    Ruling,
+    compare,
+    parse_rule,
+    read_benchmark,
+    too_slow,
+)
 from mhacli.results.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.spec.config import MAX_THREADS, Config, Dtype
 

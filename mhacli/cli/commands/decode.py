@@ -32,7 +32,7 @@ from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.heads import Wanted
-from mhacli.spec.decode_costs import CacheKind
+from mhacli.spec.facts import CacheKind
 
 _DECODING = "Decoding"
 

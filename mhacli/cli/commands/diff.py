@@ -10,9 +10,8 @@ from mhacli.cli.options import ColourOptions, Precision, command, number, option
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.shared.text_arguments import require_record
 from mhacli.cli.streams import life
-from mhacli.cli.values import index_list, real
+from mhacli.cli.values import index_list, real, require_record
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.results.record.consistency import require_agreement

@@ -10,12 +10,12 @@ from mhacli.cli.options import ColourOptions, command, device_option, option, op
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.shared.text_arguments import require_words
 from mhacli.cli.streams import loading_torch, note, progress
+from mhacli.cli.values import require_words
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest
 from mhacli.spec.config import Config, Dtype
-from mhacli.text.read import Decoding, argument_text
+from mhacli.text.encode import Decoding, argument_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,7 @@ import typer
 from mhacli.cli.options import DrawingOptions, HeadsViewOptions, command, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.cli.shared.output import ShownOutput, print_record, tell_notes, view_options, with_output, write_pictures
-from mhacli.cli.shared.text_arguments import require_record
+from mhacli.cli.values import require_record
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import drawn_texts, require_generated, require_rows

@@ -39,9 +39,8 @@ from mhacli.cli.shared.output import (
     with_output,
     write_pictures,
 )
-from mhacli.cli.shared.text_arguments import are_literal
 from mhacli.cli.streams import draw, life, loading_torch, note, read_key, screen
-from mhacli.cli.values import pairs, real, triple, whole
+from mhacli.cli.values import are_literal, pairs, real, triple, whole
 from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
@@ -260,7 +259,7 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     from mhacli.render.run.view import mask_document, mask_view
 
     with loading_torch():
-        from mhacli.compute.layer.mask import survey_mask
+        from mhacli.compute.layer.trace import survey_mask
     survey = survey_mask(request)
     print_report(
         output.formats.chosen(),

@@ -21,11 +21,9 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.shared.checkpoint import ModelOptions, ModelTextOptions, layer_list
-from mhacli.cli.shared.text_arguments import are_literal, holds_record
 from mhacli.cli.streams import wants_colour
-from mhacli.cli.values import whole
-from mhacli.errors import MhaError, UsageError
-from mhacli.io.extras import installing
+from mhacli.cli.values import are_literal, holds_record, whole
+from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import Scale, ViewOptions
 

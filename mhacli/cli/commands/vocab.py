@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
-    from mhacli.text.read import Decoding
+    from mhacli.text.encode import Decoding
     from mhacli.text.tokenizers import Tokenizer
 
 DEFAULT_MAX_BYTES = 100 << 20
@@ -83,7 +83,7 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[: wanted.top]
 
     def view(on: Screen) -> RenderableType:
-        from mhacli.render.reports.vocabulary import vocabulary_table
+        from mhacli.render.reports.weights import vocabulary_table
 
         everything = wanted.all or wanted.top is not None
         return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
@@ -95,7 +95,7 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
     """Every text in pieces, with its path (None for an argument)."""
     from mhacli.cli.shared.request import typed_texts
-    from mhacli.text.read import stream_text
+    from mhacli.text.encode import stream_text
 
     for text in typed_texts(source, decoding, has_model=False):
         yield None, [text]
@@ -106,8 +106,7 @@ def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Itera
 def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
     """How often each token occurs. Raises `MhaError` for a text without any, with the reason."""
     from mhacli.io.files import describe
-    from mhacli.text.encode import no_tokens
-    from mhacli.text.read import empty
+    from mhacli.text.encode import empty, no_tokens
 
     is_empty = is_blank = True
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is on
     from mhacli.requests.checkpoint import ModelRequest
     from mhacli.results.record.heads import Wanted
     from mhacli.results.record.record import LayerChoice
-    from mhacli.text.read import Decoding
+    from mhacli.text.encode import Decoding
     from mhacli.text.spans import Message
 
 _MODEL, _VIEW = "Checkpoint", "View"

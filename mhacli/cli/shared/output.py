@@ -242,7 +242,7 @@ def with_output(
     for _, path in pictures.files:
         check_target(path, force=output.overwrites)
     if pictures.png is not None:
-        from mhacli.render.png import require_png
+        from mhacli.render.figures.document import require_png
 
         require_png()
     return replace(
@@ -466,6 +466,6 @@ def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) ->
     if pictures.svg is not None:
         yield pictures.svg, drawn.encode()
     if pictures.png is not None:
-        from mhacli.render.png import png
+        from mhacli.render.figures.document import png
 
         yield pictures.png, png(drawn)

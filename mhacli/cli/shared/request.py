@@ -11,18 +11,16 @@ from typing import Any
 from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
-from mhacli.cli.shared.text_arguments import require_context, require_words
 from mhacli.cli.streams import life, note
-from mhacli.cli.values import reach, shape
+from mhacli.cli.values import reach, require_context, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
 from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
 from mhacli.results.record.record import Record
 from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.encode import Encoded, Limits, encode
+from mhacli.text.encode import Decoding, Encoded, Limits, argument_text, encode, lines_of, read_text
 from mhacli.text.escape import without_surrogates
-from mhacli.text.read import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
 
 OFF = "none"

@@ -10,8 +10,8 @@ from importlib import metadata
 from time import perf_counter
 
 import mhacli
+from mhacli.errors import installing, needed_ranges
 from mhacli.io import memory
-from mhacli.io.extras import installing, needed_ranges
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Library, Numerics, Report
 from mhacli.spec.config import Dtype

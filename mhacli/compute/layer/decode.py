@@ -23,9 +23,16 @@ from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, decodable, foresee
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
-from mhacli.spec import decode_costs as costs
 from mhacli.spec.config import Config
-from mhacli.spec.decode_costs import CacheKind
+from mhacli.spec.facts import (
+    CacheKind,
+    crossing_len,
+    moved_bytes,
+    step_flops,
+    token_bytes,
+    total_moved_bytes,
+    weight_bytes,
+)
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 """Sites with one row per query, and what stands where a later key is not there yet."""
@@ -59,10 +66,10 @@ def decode(
             cache=cache,
             prompt_len=prompt_len,
             ways=ways,
-            weight_bytes=costs.weight_bytes(setup.config),
-            token_bytes=costs.token_bytes(setup.config),
-            full_token_bytes=costs.token_bytes(setup.config, setup.config.n_heads),
-            crossing_len=costs.crossing_len(setup.config, setup.facts.batch),
+            weight_bytes=weight_bytes(setup.config),
+            token_bytes=token_bytes(setup.config),
+            full_token_bytes=token_bytes(setup.config, setup.config.n_heads),
+            crossing_len=crossing_len(setup.config, setup.facts.batch),
         ),
     )
 
@@ -134,7 +141,7 @@ class Decoder:
         (start, end), config, batch = span, self.setup.config, self.x.shape[0]
         n_new = end - start
         cost: dict[str, Any] = {"batch": batch, "n_new": n_new, "length": end, "cache": self.cache}
-        token = batch * costs.token_bytes(config)
+        token = batch * token_bytes(config)
         past_and_new = f"softmax(scale · q[{_span(start, end)}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]"
         return decode_step(
             number,
@@ -142,7 +149,7 @@ class Decoder:
             n_keys=end,
             axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
             formula=f"out = {past_and_new}{_output_words(config)}",
-            flops=costs.step_flops(config, **cost),
+            flops=step_flops(config, **cost),
             cache=CacheStep(
                 phase=phase_of(number, self.prompt_len),
                 start=start,
@@ -153,7 +160,7 @@ class Decoder:
                 n_past=start,
                 read_bytes=0 if past is None else end * token,
                 appended_bytes=0 if past is None else n_new * token,
-                moved_bytes=costs.moved_bytes(config, **cost),
+                moved_bytes=moved_bytes(config, **cost),
                 cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
                 max_abs_difference=finite(difference),
             ),
@@ -284,10 +291,10 @@ def _cache_timing(
         step=timings[length][kind],
         total_s=interpolated_sum({point: of[kind].median_s for point, of in timings.items()}),
         n_timed=len(timings),
-        step_bytes=costs.moved_bytes(config, batch=batch, n_new=1, length=length, cache=kind),
-        total_bytes=costs.total_moved_bytes(config, batch=batch, length=length, cache=kind),
-        step_flops=costs.step_flops(config, batch=batch, n_new=1, length=length, cache=kind),
-        cache_bytes=0 if kind == "none" else batch * length * costs.token_bytes(config),
+        step_bytes=moved_bytes(config, batch=batch, n_new=1, length=length, cache=kind),
+        total_bytes=total_moved_bytes(config, batch=batch, length=length, cache=kind),
+        step_flops=step_flops(config, batch=batch, n_new=1, length=length, cache=kind),
+        cache_bytes=0 if kind == "none" else batch * length * token_bytes(config),
     )
 
 

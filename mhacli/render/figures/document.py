@@ -1,12 +1,26 @@
-"""The picture of a record as a whole SVG document: of one head, of a grid of heads, or of the walkthrough."""
+"""The picture of a record as a whole SVG document: a head, a grid of heads, or the trace; and the same as PNG."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+from mhacli.errors import MhaError, installing
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.figures.grid import grid_figure
 from mhacli.render.figures.head import head_figure
 from mhacli.render.figures.subject import metadata
-from mhacli.render.figures.svg import MONO, PAPER, Sheet, characters, element, placed, rectangle, value_text
+from mhacli.render.figures.svg import (
+    INK,
+    MONO,
+    PAPER,
+    Sheet,
+    characters,
+    element,
+    placed,
+    rectangle,
+    value_text,
+    written,
+)
 from mhacli.render.figures.walk import walk_figure
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.results.record.record import Record
@@ -51,3 +65,37 @@ def _document(sheet: Sheet, record: Record) -> str:
         font_family=MONO,
     )
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n'
+
+
+# -------------------------------------------------------------------------------------------------------------- as PNG
+
+
+_ZOOM = 2.0
+"""Pixels per unit of the picture: sharp on screens of twice the usual density."""
+
+
+def require_png() -> None:
+    """Raises `MhaError` where pictures cannot be drawn as PNG: without the library, or without a font, when all text would be
+    missing."""
+    if find_spec("resvg_py") is None:
+        raise MhaError(
+            "png must be drawn by resvg_py, which is not installed", hint=f"{installing('resvg-py')} installs it"
+        )
+    if png(_probe("mha")) == png(_probe("")):
+        raise MhaError(
+            "png must have a font to write with, got none", hint="install one, such as DejaVu Sans Mono, or use --svg"
+        )
+
+
+def png(svg: str) -> bytes:
+    """The picture as PNG, at twice its size."""
+    import resvg_py
+
+    drawn: bytes = resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM, background="#ffffff")
+    return drawn
+
+
+def _probe(text: str) -> str:
+    """A picture of a word alone, in the family that pictures use."""
+    word = written(0, 12, text, 12, fill=INK, font_family=MONO)
+    return element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)

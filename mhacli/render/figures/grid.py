@@ -9,7 +9,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, share_text, short_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
-from mhacli.render.figures.maps import cell_colours, cell_shape, map_frame
+from mhacli.render.figures.head import cell_colours, cell_shape, map_frame
 from mhacli.render.figures.scales import Shading, Side, left_side, scale_bar, shading, top_side
 from mhacli.render.figures.subject import (
     Subject,

@@ -20,12 +20,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.errors import MhaError
-from mhacli.io.extras import installing
+from mhacli.errors import MhaError, installing
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
-from mhacli.results.bench.compare import Comparison
-from mhacli.results.bench.result import CONFIDENCE, Benchmark, Control, Row, reached_confidence
+from mhacli.results.bench.result import CONFIDENCE, Benchmark, Comparison, Control, Row, reached_confidence
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.text.escape import visible
 

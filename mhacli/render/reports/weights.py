@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what a conversion did, to read."""
+"""The reports of `mha weights` and `mha vocab`: what a checkpoint or a vocabulary holds, and what a conversion did."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.text import Text
 
 from mhacli.checkpoints.contents import AttentionKind, Contents
 from mhacli.io.files import format_size
-from mhacli.render.base.format import count_of, filled, fitted, plain_table
+from mhacli.render.base.format import count_of, filled, fitted, left_out, plain_table
 from mhacli.render.base.options import Screen, balanced
 from mhacli.spec.config import ROPE, Config
-from mhacli.text.escape import visible
+from mhacli.text.escape import token_label, visible
+from mhacli.text.vocabulary import Entry
 
 MAX_FILES = 8
 _NAME_ROOM = 24
@@ -137,3 +138,39 @@ def _sizes(c: Mapping[str, Any]) -> list[str]:
     parts += [] if c["softcap"] is None else [f"softcap {c['softcap']:g}"]
     own = Config(scale=c["scale"], d_head=c["d_head"]).has_own_scale
     return parts + ([f"scale {c['scale']:g}"] if own else []) + [c["dtype"]]
+
+
+# -------------------------------------------------------------------------------------------------------- vocabularies
+
+
+MAX_ROWS = 24
+_LEAST_ROOM = 5
+
+
+def vocabulary_table(
+    rows: Sequence[Entry], n_distinct: int, n_tokens: int, *, everything: bool, on: Screen
+) -> RenderableType:
+    """Token, id, count and bytes; first and last rows of a long one. The caption counts the whole vocabulary."""
+    table = plain_table()
+    table.add_column("id", justify="right")
+    table.add_column("token", no_wrap=True)
+    table.add_column("count", justify="right")
+    table.add_column("bytes", justify="right")
+    room = max(_LEAST_ROOM, on.width - _numbers_width(rows))
+    shown = balanced(len(rows), len(rows) if everything else MAX_ROWS)
+    for place, index in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            table.add_row("⋮", left_out(shown.hidden))
+        row = rows[index]
+        name = fitted(token_label(row.token), room)
+        table.add_row(str(row.id), Text(name, style="bold"), f"{row.count:,}", str(row.bytes))
+    caption = f"{count_of(n_tokens, 'token')}, {n_distinct} distinct"
+    return Group(Text(caption, style="bold"), table)
+
+
+def _numbers_width(rows: Sequence[Entry]) -> int:
+    """What id, count and bytes take, with the gaps between the four columns."""
+    ids = max(len("id"), *(len(str(row.id)) for row in rows))
+    counts = max(len("count"), *(len(f"{row.count:,}") for row in rows))
+    sizes = max(len("bytes"), *(len(str(row.bytes)) for row in rows))
+    return ids + counts + sizes + 3 * 2

@@ -28,7 +28,7 @@ from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
-from mhacli.spec import decode_costs as costs
+from mhacli.spec.facts import row_flops
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible
 
@@ -230,7 +230,7 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
     item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
     lines = [
-        f"FLOPs of a cached step, products and biases: batch · ({costs.row_flops(c):,} to project + "
+        f"FLOPs of a cached step, products and biases: batch · ({row_flops(c):,} to project + "
         f"2 · {c.n_heads} heads · (d_head + d_v) · T); without a cache T times as many",
         f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
         "a step reads all of it once",

@@ -34,7 +34,7 @@ from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matri
 from mhacli.render.heads.table import overview
 from mhacli.results.mask import MaskSurvey, SequenceMask
 from mhacli.results.record.record import Record, SelfCheck
-from mhacli.spec import decode_costs as costs
+from mhacli.spec.facts import token_bytes
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
@@ -124,7 +124,7 @@ def groups_table(record: Record) -> Iterator[RenderableType]:
         table.add_row(str(kv_head), listed)
     if n_kv_heads > MAX_GROUPS:
         table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
-    own, shared = bytes_text(costs.token_bytes(c, c.n_heads)), bytes_text(costs.token_bytes(c))
+    own, shared = bytes_text(token_bytes(c, c.n_heads)), bytes_text(token_bytes(c))
     one = f"keys and values of one token take {shared} instead of {own}"
     yield Group(
         Text("shared keys and values", style="bold"), table, Text(f"{one}: 1/{group} of the cache", style="dim")

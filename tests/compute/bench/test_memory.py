@@ -16,8 +16,8 @@ import torch
 
 from mhacli.attention import attend
 from mhacli.attention.backends import Prepared
-from mhacli.compute.bench import memory as footprint
-from mhacli.compute.bench.memory import FreshProcesses, MemoryUse, fresh_processes
+from mhacli.compute.bench import run as footprint
+from mhacli.compute.bench.run import FreshProcesses, MemoryUse, fresh_processes
 from mhacli.results.bench.workload import Direction, Workload, expected_extra_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its high-water mark")

@@ -22,8 +22,7 @@ from mhacli.attention.fused import only
 from mhacli.compute.bench import run as contest
 from mhacli.compute.bench import run as study
 from mhacli.compute.bench import timing as ceilings
-from mhacli.compute.bench.memory import MemoryUse
-from mhacli.compute.bench.run import Options, SizeBenchmark, bench
+from mhacli.compute.bench.run import MemoryUse, Options, SizeBenchmark, bench
 from mhacli.compute.bench.timing import Timed, WallClock, measure_peak
 from mhacli.errors import MhaError
 from mhacli.results.bench.result import Ceiling, Row, read_benchmark

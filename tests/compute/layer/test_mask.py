@@ -16,8 +16,8 @@ from support.variant_cases import (
     side_of,
 )
 
-from mhacli.compute.layer import mask as study
-from mhacli.compute.layer.mask import MAX_BLOCKS, MAX_CELLS, survey_mask
+from mhacli.compute.layer import trace as study
+from mhacli.compute.layer.trace import MAX_BLOCKS, MAX_CELLS, survey_mask
 from mhacli.errors import MhaError
 from mhacli.render.run.view import mask_document
 from mhacli.requests.layer import layer_request

@@ -25,8 +25,7 @@ from mhacli.render.reports.bench import (
     ratio_text,
     size_text,
 )
-from mhacli.results.bench.compare import compare
-from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark
+from mhacli.results.bench.result import Benchmark, Ceiling, Row, compare, read_benchmark
 
 WIDTHS = [40, 80, 120, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)

@@ -4,7 +4,7 @@ import pytest
 from support.records import drawn
 
 from mhacli.render.base.options import Screen
-from mhacli.render.reports.vocabulary import vocabulary_table
+from mhacli.render.reports.weights import vocabulary_table
 from mhacli.text.vocabulary import Entry
 
 

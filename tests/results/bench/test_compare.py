@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import EXIT_USAGE, UsageError
-from mhacli.results.bench.compare import Change, compare, parse_rule, too_slow
-from mhacli.results.bench.result import Ceiling
+from mhacli.results.bench.result import Ceiling, Change, compare, parse_rule, too_slow
 
 seconds = st.floats(1e-6, 1e3)
 triples = st.tuples(seconds, seconds, seconds)

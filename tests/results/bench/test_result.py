@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import MhaError
-from mhacli.results.bench.compare import compare
-from mhacli.results.bench.result import Benchmark, Ceiling, Row, read_benchmark, workload_of
+from mhacli.results.bench.result import Benchmark, Ceiling, Row, compare, read_benchmark, workload_of
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 
 FULL = made_benchmark(
