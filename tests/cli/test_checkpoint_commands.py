@@ -22,6 +22,7 @@ from mhacli.cli.app import main
 from mhacli.cli.commands import heads as heads_command
 from mhacli.cli.options import ColourOptions
 from mhacli.cli.shared.checkpoint import require_configured_heads, row_choice
+from mhacli.cli.shared.output import HeadsFormats, PictureOptions
 from mhacli.compute.checkpoint import prepare
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError
@@ -220,8 +221,9 @@ class Stopped:
 
 def test_of_a_look_that_was_interrupted_the_finished_layers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ViewOptions(layers=((None, 0), ("self", 2)), heads=(1, 3), maps=(0, 3))
+    output = heads_command.HeadsOutput(formats=HeadsFormats(), pictures=PictureOptions(), colour=ColourOptions())
     with pytest.raises(KeyboardInterrupt):
-        heads_command._watched(Stopped(), 2, "layers", options, heads_command.HeadsOutput(), ColourOptions())
+        heads_command._watched(Stopped(), 2, "layers", options, output)
     said = capsys.readouterr()
     assert "layer 0 · head 0" in said.out
     assert "self-check ok" in said.out

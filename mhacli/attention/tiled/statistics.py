@@ -19,6 +19,8 @@ from torch import Tensor
 from mhacli.attention.tiled.conditions import Matches
 from mhacli.attention.tiled.tiles import PENALTY, Reducer, Shares, Tile, indices, rectangles, reduce_tiles, tile_shape
 
+PerQuery = Float[Tensor, "batch head query"]
+
 
 @dataclass(frozen=True)
 class StatisticsRequest:
@@ -211,9 +213,6 @@ def shares_of(pattern: Shares, place: tuple[int, int], queries: range, keys: ran
 
 
 # ------------------------------------------------------------------------------------------------------------- reducers
-
-
-PerQuery = Float[Tensor, "batch head query"]
 
 
 class Mass:

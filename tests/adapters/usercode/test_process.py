@@ -281,7 +281,7 @@ def test_a_process_that_closes_its_pipe_is_told_of(job: Job) -> None:
 def test_a_pipe_that_they_write_into_is_told_of_at_its_stage(job: Job, first: str, written: str) -> None:
     source = f"""
     {first}
-    for fd in range(3, 20):
+    for fd in range(3, 256):
         try: os.write(fd, b'{written}')
         except OSError: pass
     time.sleep(600)

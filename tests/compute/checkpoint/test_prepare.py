@@ -32,7 +32,7 @@ from support.checkpoints_saved import (
 
 from mhacli.attention import masks
 from mhacli.attention.tiled.scores import ComputedPattern
-from mhacli.attention.tiled.statistics import Asked, Between, summarise, with_sink
+from mhacli.attention.tiled.statistics import Between, StatisticsRequest, summarise, with_sink
 from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.checkpoint import prepare
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
@@ -403,7 +403,7 @@ def test_a_sink_is_one_more_outcome_and_no_distance(drawn: Any) -> None:
     seen = ComputedPattern(pattern, masks.from_tensor(allowed))
     ids = torch.arange(KEYS).expand(BATCH, KEYS)
     leading = ids < 4
-    asked = Asked(8, torch.arange(QUERIES).expand(BATCH, QUERIES), ids, ids - 1, ids == 0, leading)
+    asked = StatisticsRequest(8, torch.arange(QUERIES).expand(BATCH, QUERIES), ids, ids - 1, ids == 0, leading)
     taken = 1 - pattern.sum(dim=-1)
     told = with_sink(summarise(seen, asked), taken)
     p = np.concatenate([pattern.numpy(), taken.numpy()[..., None]], axis=-1)
