@@ -53,7 +53,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch) -> Begin:
 
     def begin(code: str) -> None:
         def started(words: list[str], **how: Any) -> Any:
-            first = f"import os, time\nfrom mhacli.compute.bench import memory as footprint\n{code}\n"
+            first = f"import os, time\nfrom mhacli.compute.bench import run as footprint\n{code}\n"
             return start([words[0], "-c", first + words[2]], **how)
 
         monkeypatch.setattr(footprint.subprocess, "Popen", started)
