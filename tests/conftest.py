@@ -5,6 +5,7 @@ One thread for each worker and for the processes that it starts: threads of tiny
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     _skip_without_device(items)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays until the end, so that no collection of garbage need walk through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _skip_without_device(items: list[pytest.Item]) -> None:

@@ -96,6 +96,7 @@ def test_a_reader_that_takes_nothing_of_a_short_output_is_served_in_silence(
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(1)
 @bufferings
 def test_a_run_whose_reader_left_ends_in_silence(folder: Path, buffering: Env) -> None:
     reading, writing = os.pipe()
@@ -132,7 +133,7 @@ def test_a_closed_stdout_is_told(folder: Path, words: list[str], form: tuple[str
 
 @pytest.mark.parametrize(
     ("command", "buffering"),
-    [("run", {}), ("trace", {"PYTHONUNBUFFERED": "1"})],
+    [("run", {}), pytest.param("trace", {"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.full)],
     ids=["run-buffered", "trace-unbuffered"],
 )
 def test_a_full_device_is_told_after_computing(folder: Path, command: str, buffering: Env) -> None:
@@ -208,7 +209,7 @@ def test_a_signal_while_the_real_torch_is_loaded_ends_the_process_at_once(
 
 @pytest.mark.parametrize(
     ("command", "number", "code"),
-    [("run", signal.SIGINT, 130), ("trace", signal.SIGTERM, 143)],
+    [("run", signal.SIGINT, 130), pytest.param("trace", signal.SIGTERM, 143, marks=pytest.mark.full)],
     ids=["SIGINT", "SIGTERM"],
 )
 def test_a_signal_in_the_middle_of_a_matrix_ends_the_process_at_once(
@@ -647,6 +648,7 @@ def test_a_file_in_a_deleted_working_directory_is_told(folder: Path, form: tuple
         )
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_computing_in_a_deleted_working_directory_works_or_is_told(folder: Path, form: tuple[str, ...]) -> None:
     attempt(folder, "run", "a", "--repeat", "1", code=(0, 1), form=form, launch=Launch(WITH_TORCH, shell=DELETED))

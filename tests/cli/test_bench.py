@@ -1,6 +1,6 @@
 """The installed `mha bench` as a real process: what it prints, saves, compares and refuses, and how it ends.
 
-Times are never judged, only how they agree with each other. A process that measures takes seconds, so there are few.
+Times are never judged, only how they agree with each other. Most processes are forks, see `support.forks`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from support import forks
 from support.processes import (
     WITH_TORCH,
     Launch,
@@ -69,12 +70,11 @@ def bench(
     *words: str,
     code: int = 0,
     form: Sequence[str] = (),
-    env: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] = {},
     colour: bool = False,
 ) -> Outcome:
     """A run that measures, and how it ended. It may take its time, and leaves no temporary folder."""
-    launch = Launch(WITH_TORCH, {"COLUMNS": None, **(env or {})})
-    process = start(folder, ["bench", *form, *words], launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = forked(folder, [*form, *words], env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     text = stdout.decode()
     if "--csv" in words:
@@ -83,6 +83,18 @@ def bench(
     require_invariants(outcome, {code}, colour=colour)
     assert temporary_in(folder) == []
     return outcome
+
+
+def forked(folder: Path, words: Sequence[str], env: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen[bytes]:
+    """`mha bench` with its home and its temporary files in a folder."""
+    home = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
+    return subprocess.Popen(
+        [forks.program(), "bench", *words],
+        cwd=folder,
+        env={**home, "OMP_NUM_THREADS": "1", **env},
+        stdin=subprocess.DEVNULL,
+        **streams,
+    )
 
 
 def temporary_in(folder: Path) -> list[Path]:
@@ -270,8 +282,7 @@ def without_colour(text: str) -> str:
 def test_on_200_columns_nothing_is_left_out_and_a_terminal_is_told_how_far_it_is(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
-    launch = Launch(WITH_TORCH, {"COLUMNS": "200", "TERM": "xterm"})
-    process = start(tmp_path, ["bench", *ONE_SIZE], launch, stdout=subprocess.PIPE, stderr=theirs)
+    process = forked(tmp_path, ONE_SIZE, {"COLUMNS": "200", "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     told = b""
     while piece := read_or_end(ours):
@@ -637,7 +648,12 @@ def wait_until(condition: Callable[[], object]) -> None:
     ("number", "code", "sizes"),
     [
         (signal.SIGINT, 130, ("--lengths", "16", "--budget", "60")),
-        (signal.SIGTERM, 143, ("--lengths", "12k", "--heads", "8", "--batch", "1", "--call-limit", "600")),
+        pytest.param(
+            signal.SIGTERM,
+            143,
+            ("--lengths", "12k", "--heads", "8", "--batch", "1", "--call-limit", "600"),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["SIGINT in short rounds", "SIGTERM in one long call"],
 )
@@ -679,7 +695,7 @@ def is_copied(pid: int) -> bool:
 def test_a_run_whose_reader_left_ends_in_silence(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    process = start(tmp_path, ["bench", *ONE_SIZE], Launch(WITH_TORCH), stdout=writing, stderr=subprocess.PIPE)
+    process = forked(tmp_path, ONE_SIZE, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     stderr = process.communicate(timeout=PATIENCE_S)[1]
     assert (shell_code(process.returncode) in (0, 141), stderr) == (True, b"")

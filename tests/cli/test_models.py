@@ -542,6 +542,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.full
 def test_ctrl_c_while_a_long_text_is_looked_at_ends_it(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = checkpoints.of("llama", max_position_embeddings=32_768)
     (tmp_path / "long.txt").write_text(STORY.read_text() * 3)

@@ -55,7 +55,7 @@ def mha(folder: Path, *words: str, columns: int = 80, **environment: str) -> sub
     )
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 80, pytest.param(200, marks=pytest.mark.full)])
 def test_the_walk_names_axes_and_shows_each_line_beside_its_step(tmp_path: Path, columns: int) -> None:
     done = mha(tmp_path, "my.py:Attention", columns=columns)
     assert (done.returncode, done.stderr) == (0, "")

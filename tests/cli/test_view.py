@@ -139,6 +139,7 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     assert b"38;2;" in session.written, "colours of the ramp"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("text", [("the", "cat", "sat"), ("a", *"bcdefgh")], ids=len)
 def test_the_first_screen_is_whole_but_for_its_small_pictures(text: tuple[str, ...], tmp_path: Path) -> None:
     make_record(text, causal=True).save(str(tmp_path / "r.safetensors"))
@@ -162,6 +163,7 @@ def test_keys_in_one_piece_wait_for_the_screen_that_they_open(saved: Path, tmp_p
     require_clean(terminal.end())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "noise",
     [
@@ -216,6 +218,7 @@ def test_a_record_that_contradicts_itself_is_marked_and_ends_the_viewer_with_3(s
     assert b"rows of pattern do not sum to 1, the worst to 0.5" in session.written
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("env", [{**COLOUR, "NO_COLOR": "1"}, {"TERM": "vt100"}], ids=["NO_COLOR", "vt100"])
 def test_without_shades_signs_stand_in_for_them(saved: Path, tmp_path: Path, env: Mapping[str, str]) -> None:
     terminal = Terminal(tmp_path, [str(saved), "--head", "1"], env, NO_TORCH)
@@ -262,6 +265,7 @@ def test_no_terminal_is_told_before_anything_else(saved: Path, tmp_path: Path) -
     attempt(tmp_path, "view", "no such text matters", code=1, says=says[:1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "env", "code", "message"),
     [

@@ -172,11 +172,11 @@ print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
     "choices",
     [
         {"dtype": "float32"},
-        {"dtype": "bfloat16"},
-        {"dtype": "float64", "positions": "alibi"},
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.full),
+        pytest.param({"dtype": "float64", "positions": "alibi"}, marks=pytest.mark.full),
         {"dtype": "bfloat16", "positions": "rope", "padding": "left"},
-        {"dtype": "bfloat16", "padding": "left", "d_model": 2048, "d_head": 8},
-        {"dtype": "float32", "random": [2, 512], "d_model": 8, "d_input": 65_536},
+        pytest.param({"dtype": "bfloat16", "padding": "left", "d_model": 2048, "d_head": 8}, marks=pytest.mark.full),
+        pytest.param({"dtype": "float32", "random": [2, 512], "d_model": 8, "d_input": 65_536}, marks=pytest.mark.full),
     ],
     ids=lambda choices: " ".join(map(str, choices.values())),
 )

@@ -275,7 +275,7 @@ texts = st.one_of(st.text(max_size=600), st.lists(st.sampled_from(PIECES), max_s
 
 
 @given(texts)
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_any_text_is_a_pattern_or_is_refused(text: str) -> None:
     found = outcome(text)
     if isinstance(found, Pattern):
@@ -313,7 +313,7 @@ conditions = st.recursive(
 
 
 @given(conditions.filter(lambda text: len(text) <= 500))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_what_the_grammar_makes_is_a_pattern(text: str) -> None:
     found = outcome(text)
     if isinstance(found, str):  # three factors each up to 2^31
@@ -380,7 +380,7 @@ def test_by_hand_how_large_a_number_can_be(text: str, bound: int) -> None:
 
 
 @given(places.filter(lambda text: len(text) < 200), st.integers(0, 12), st.integers(0, 12))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_no_number_is_larger_than_it_can_be(text: str, q: int, k: int) -> None:
     """Python itself says the number: the text is of our own making."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import unittest.mock
 import warnings
@@ -43,7 +44,7 @@ def examined(case: Case, target: str = "") -> Examination:
 
 def examination_of(request: CheckRequest) -> Examination:
     """The examination that is asked for; what their code prints is not shown."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), every_probe():
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), every_probe(), remembered_classes():
         warnings.simplefilter("ignore")  # torch warns of what some of them do
         return examine(request, no_stage)
 
@@ -51,6 +52,21 @@ def examination_of(request: CheckRequest) -> Examination:
 def every_probe() -> contextlib.AbstractContextManager[object]:
     """Every probe is asked, also where a busy machine makes a call slow."""
     return unittest.mock.patch("mhacli.compute.check.probes.catalogue.is_too_slow", return_value=False)
+
+
+def remembered_classes() -> contextlib.AbstractContextManager[object]:
+    """Each class is looked for in its file once: before Python 3.13 `inspect` parses the whole file every time."""
+    find, found = inspect.findsource, dict[tuple[str, str], tuple[list[str], int]]()
+
+    def find_once(thing: object) -> tuple[list[str], int]:
+        if not inspect.isclass(thing):
+            return find(thing)  # type: ignore[arg-type]
+        key = (inspect.getsourcefile(thing) or "", thing.__qualname__)
+        if key not in found:
+            found[key] = find(thing)
+        return found[key]
+
+    return unittest.mock.patch("inspect.findsource", find_once)
 
 
 def written(folder: Path, case: Case, text: str) -> str:

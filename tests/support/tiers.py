@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-PLAIN_ROWS = 8
+PLAIN_ROWS = 5
 Row = tuple[str, ...]
 """The ids of a test's values, one for each of its parametrisations."""
 

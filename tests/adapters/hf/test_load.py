@@ -194,6 +194,17 @@ with torch.no_grad():
 """
 
 
+def test_weights_do_not_change_with_their_file(saved: Saved) -> None:
+    folder = saved()
+    model, path = load(folder).model, Path(folder) / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    keywords = {"input_ids": ids_of(1, 5)}
+    outputs = (run_plain(one, keywords).last_hidden_state for one in (tiny("llama"), model))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.full
 def test_weights_are_the_processs_own_and_outlive_a_file_that_is_cut(saved: Saved) -> None:
     tests = Path(__file__).parents[2]
     folder = saved()
@@ -389,7 +400,8 @@ def test_a_template_that_refuses_or_grows_without_end_is_an_error_that_says_why(
         "{{ 10 ** (10 ** 9) }}",
     ],
 )
-def test_a_template_that_does_not_end_is_ended(saved: Saved, template: str) -> None:
+def test_a_template_that_does_not_end_is_ended(saved: Saved, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhacli.adapters.hf.tokenizer.LIMIT_S", 1.0)
     fault = refusal(lambda: chat_of(saved, template))
     assert (fault.code, fault.path) == ("too-slow", "folder")
 

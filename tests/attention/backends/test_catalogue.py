@@ -138,6 +138,7 @@ def test_on_a_cpu_each_runs_the_kernel_of_its_name(backend: str, kernel: str) ->
     assert kernel_among(operators_of(run)) == kernel
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 def test_the_compiled_attention_is_within_rounding_too(tmp_path: Path) -> None:
     """In a process of its own, where nothing checks shapes: the compiler cannot read the checks."""

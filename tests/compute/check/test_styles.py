@@ -246,6 +246,11 @@ STYLES = (
 )  # fmt: skip
 
 STYLE = pytest.mark.parametrize("style", STYLES, ids=[style.name for style in STYLES])
+EXAMINED_STYLE = pytest.mark.parametrize(
+    "style",
+    # what is not understood is compared with thousands of layers
+    [pytest.param(style, id=style.name, marks=[pytest.mark.full] * style.unknown) for style in STYLES],
+)
 
 
 def changed(style: Style) -> str:
@@ -307,19 +312,25 @@ def test_numpy_says_that_each_style_is_attention(style: Style) -> None:
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-@STYLE
+@EXAMINED_STYLE
 def test_a_right_style_is_never_called_wrong(style: Style) -> None:
     found = checked(SOURCE, style.name)
     assert found.verdict == ("unknown" if style.unknown else "right"), [one.message for one in found.findings]
     assert found.findings == ()
-    if found.verdict == "unknown":
-        assert found.reason
-        assert "\n" not in found.reason
-        assert "--against TARGET" in found.reason
-        assert "proj_l, proj_w" in found.reason, "the parameters that no attention has"
 
 
-@STYLE
+def test_the_reason_for_not_knowing_names_the_parameters_that_no_attention_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LAYERS_FOR_ONE", "_LAYERS_FOR_TWO", "_MOST_PAIRS"):
+        monkeypatch.setattr(f"mhacli.compute.check.diagnose.{name}", 1)
+    found = checked(SOURCE, "TalkingHeads")
+    assert found.verdict == "unknown"
+    assert found.reason
+    assert "\n" not in found.reason
+    assert "--against TARGET" in found.reason
+    assert "proj_l, proj_w" in found.reason
+
+
+@EXAMINED_STYLE
 def test_a_mistaken_style_is_never_called_right(style: Style, mistaken: Callable[[Style], Path]) -> None:
     found = checked(mistaken(style), style.name)
     assert found.verdict == ("unknown" if style.unknown else "wrong"), found.reason

@@ -398,7 +398,7 @@ def test_a_page_asks_for_the_rows_that_its_options_name(monkeypatch):
     assert asked == [False, True]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["causal", "all"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.full)], ids=["causal", "all"])
 def large(request):
     """Twelve layers of twelve heads over 512 tokens with random shares, and what its page carries."""
     record = layered(text_of(SHORT), n_layers=12, n_heads=12, causal=request.param)
