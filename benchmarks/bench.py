@@ -26,7 +26,7 @@ import torch
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
 from mhacli.compute.bench.timing import Timed, clock_for, time_in_turns
-from mhacli.results.bench.result import Benchmark, Interval, Row, read_benchmark
+from mhacli.results.bench.result import Benchmark, BenchRow, Interval, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
@@ -119,7 +119,7 @@ def order(run: Benchmark) -> dict[tuple[object, ...], int]:
     return found
 
 
-def interval(row: Row) -> Interval:
+def interval(row: BenchRow) -> Interval:
     """The ratio of a row that was timed."""
     assert row.ratio_interval is not None
     return row.ratio_interval

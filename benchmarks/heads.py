@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
-from mhacli.attention.tiled.statistics import Distance, Entropy, Received, StatisticsRequest, summarise
+from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest, summarise
 from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
 
 N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
@@ -63,7 +63,7 @@ def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
 def three(scores: Scores, v: torch.Tensor) -> None:
     """Entropy, received and distance alone."""
     pattern = pattern_of(scores, attend_lse(scores, v).lse)
-    reduce_tiles(pattern, [Entropy(pattern), Received(pattern, 32), Distance(pattern)])
+    reduce_tiles(pattern, [Entropy(pattern), ColumnSums(pattern, 32), Distance(pattern)])
 
 
 def explicit(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:

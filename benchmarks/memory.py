@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.requests.layer import make_plan
+from mhacli.requests.memory import make_plan
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 

@@ -30,8 +30,8 @@ from transformers import AutoModel, GPT2Config
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.heads import Wanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.tokens import TokenSequence
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
@@ -79,7 +79,9 @@ def look(model: Any, length: int) -> None:
     ids = tokens(length)
     text = TokenSequence("", tuple(map(str, ids)), ids, ((0, 0),) * length)
     inputs = ModelInputs((text,), None, "right", {"input_ids": torch.tensor([ids])})
-    run = CheckpointRun(Loaded(model, Checkpoint("gpt2", {}, {}, ()), "gpt2", None), inputs, ModelWanted(Wanted()))
+    run = CheckpointRun(
+        Loaded(model, Checkpoint("gpt2", {}, {}, ()), "gpt2", None), inputs, CheckpointRunRequest(HeadsRequest())
+    )
     run.run()
     record = run.record()
     assert record.self_check.ok

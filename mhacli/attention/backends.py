@@ -22,12 +22,12 @@ from mhacli.attention.core import attend
 from mhacli.attention.fused import KERNELS, fused_attend, only
 from mhacli.attention.layer import merge_heads, split_heads
 from mhacli.attention.tiled.scores import Scores, tiled_attend
-from mhacli.results.bench.result import Status
+from mhacli.results.bench.result import BackendStatus
 from mhacli.results.bench.workload import Direction, Workload
 
 _Queries = Float[Tensor, "batch head query d_head"]
 _Keys = Float[Tensor, "batch kv_head key d_head"]
-Projected = tuple[_Queries, _Keys, _Keys]
+HeadTensors = tuple[_Queries, _Keys, _Keys]
 """q, k and v, cut into heads."""
 
 
@@ -47,7 +47,7 @@ class Prepared:
     forward: Callable[[], Tensor]
     mask_bytes: int = 0
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    heads: Callable[..., Projected] = lambda q, k, v: (q, k, v)
+    heads: Callable[..., HeadTensors] = lambda q, k, v: (q, k, v)
     joined: Callable[[Tensor], Tensor] = lambda z: z
 
     @contextmanager
@@ -65,12 +65,12 @@ class Prepared:
             )
 
 
-def prepare(backend: str, workload: Workload, heads: Projected, seed: int) -> Prepared:
+def prepare(backend: str, workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     """The backend ready for this size. Raises `UnsupportedError` where it cannot do this on the heads' device."""
     return _MAKERS[backend](workload, heads, seed)
 
 
-def draw_heads(workload: Workload, device: torch.device, seed: int) -> Projected:
+def draw_heads(workload: Workload, device: torch.device, seed: int) -> HeadTensors:
     """q, k and v for every backend: independent normal numbers in the size's dtype, never zeros, which run too fast."""
     generator = torch.Generator(device).manual_seed(seed)
     sizes = ((workload.n_heads, workload.q_len), *[(workload.n_kv_heads, workload.k_len)] * 2)
@@ -84,25 +84,25 @@ def _draw(shape: tuple[int, ...], workload: Workload, generator: torch.Generator
     return numbers.requires_grad_(workload.direction != "forward")
 
 
-def _explicit(workload: Workload, heads: Projected, seed: int) -> Prepared:
+def _explicit(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     return Prepared(
         heads, partial(attend, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None)
     )
 
 
-def _compiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+def _compiled(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     call = torch.compile(attend, fullgraph=True, dynamic=False)
     return Prepared(heads, partial(call, *heads, allowed=masks.causal(workload.offset) if workload.is_masked else None))
 
 
-def _sdpa(workload: Workload, heads: Projected, seed: int, kernel: str | None = None) -> Prepared:
+def _sdpa(workload: Workload, heads: HeadTensors, seed: int, kernel: str | None = None) -> Prepared:
     if workload.is_masked and workload.offset:
         raise UnsupportedError("scaled_dot_product_attention takes the first query for the first token")
     around = nullcontext if kernel is None else partial(only, kernel)
     return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
 
 
-def _tiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
+def _tiled(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     if workload.direction != "forward":
         raise UnsupportedError("our tiles write into buffers and have no backward pass")
     q, k, v = heads
@@ -110,7 +110,7 @@ def _tiled(workload: Workload, heads: Projected, seed: int) -> Prepared:
     return Prepared(heads, lambda: tiled_attend(Scores(q, k, workload.d_head**-0.5, allowed=allowed), v).z)
 
 
-def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
+def _flex(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     device = heads[0].device
     if device.type != "cuda":
         raise UnsupportedError(
@@ -131,7 +131,7 @@ def _flex(workload: Workload, heads: Projected, seed: int) -> Prepared:
     return Prepared(heads, partial(call, *heads, block_mask=mask, enable_gqa=shares), mask_bytes)
 
 
-def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool) -> Prepared:
+def _torch_mha(workload: Workload, heads: HeadTensors, seed: int, *, weights: bool) -> Prepared:
     """`nn.MultiheadAttention` as a layer: it projects its rows before attention and its result after."""
     if workload.n_kv_heads != workload.n_heads:
         raise UnsupportedError("nn.MultiheadAttention has no shared kv heads")
@@ -150,7 +150,7 @@ def _torch_mha(workload: Workload, heads: Projected, seed: int, *, weights: bool
         out: Tensor = layer(rows, rows, rows, **choices)[0]
         return out
 
-    def projected(x: Tensor) -> Projected:
+    def projected(x: Tensor) -> HeadTensors:
         flat = _project(x, layer.in_proj_weight, layer.in_proj_bias)
         q, k, v = (split_heads(part, n_heads) for part in flat.chunk(3, dim=-1))
         return q, k, v
@@ -178,7 +178,7 @@ def _new_layer(workload: Workload, generator: torch.Generator) -> nn.MultiheadAt
     return layer.eval()
 
 
-_MAKERS: Mapping[str, Callable[[Workload, Projected, int], Prepared]] = {
+_MAKERS: Mapping[str, Callable[[Workload, HeadTensors, int], Prepared]] = {
     "explicit": _explicit,
     "compiled": _compiled,
     "sdpa": _sdpa,
@@ -276,7 +276,7 @@ def _weight(workload: Workload, out: Tensor, leaf: Tensor, places: Int[Tensor, "
     return whole.index_copy(-2, places, numbers)
 
 
-def _attend_at(heads: Projected, queries: Int[Tensor, " n"], workload: Workload) -> Tensor:
+def _attend_at(heads: HeadTensors, queries: Int[Tensor, " n"], workload: Workload) -> Tensor:
     """`attend` for some of the queries, which keep their places under the mask."""
     q, k, v = heads
     causal = masks.causal(workload.offset)
@@ -284,7 +284,7 @@ def _attend_at(heads: Projected, queries: Int[Tensor, " n"], workload: Workload)
     return attend(q.index_select(-2, queries), k, v, allowed=allowed)
 
 
-def _leaves(heads: Projected) -> Projected:
+def _leaves(heads: HeadTensors) -> HeadTensors:
     q, k, v = (t.clone().requires_grad_() for t in heads)
     return q, k, v
 
@@ -325,7 +325,7 @@ def is_out_of_memory(fault: Exception) -> bool:
     return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or any(words in str(fault) for words in _NO_MEMORY)
 
 
-def outcome_of(fault: Exception) -> tuple[Status, str]:
+def outcome_of(fault: Exception) -> tuple[BackendStatus, str]:
     """What became of the backend that raised this, and why."""
     reason = " ".join(str(fault).split())[:_LONGEST_REASON] or type(fault).__name__
     if is_out_of_memory(fault):

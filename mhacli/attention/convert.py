@@ -18,7 +18,7 @@ from mhacli.attention.layer_file import LayerWeights, new_attention, require_fin
 from mhacli.checkpoints.conversion import Conversion, layer_of_ours
 from mhacli.checkpoints.families import Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.folder import StoredTensor, read_bytes
-from mhacli.checkpoints.head_counts import Sizes
+from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.checkpoints.mha_weights import EMBEDDING, POSITION_EMBEDDING, LayerFile
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import tensors_of
@@ -89,7 +89,9 @@ def to_family_file(source: LayerFile, layout: Layout, prefix: str) -> Converted:
     return Converted(content, _agreed(written, ours, layout, sizes))
 
 
-def agreement(original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> Agreement:
+def agreement(
+    original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes
+) -> Agreement:
     """Random rows through the tensors of a layout by its own formula, and through a layer of ours, in float64: q, k, v, out."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(N_ROWS, sizes.d_input, generator=generator, dtype=torch.float64)
@@ -100,7 +102,9 @@ def agreement(original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout
     )  # fmt: skip
 
 
-def _agreed(original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> Agreement:
+def _agreed(
+    original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes
+) -> Agreement:
     found = agreement(original, ours, layout, sizes)
     if not found.ok:
         raise MhaError(
@@ -114,7 +118,7 @@ def _agreed(original: Mapping[str, Tensor], ours: Mapping[str, Tensor], layout: 
 
 
 @torch.no_grad()
-def _our_answers(ours: Mapping[str, Tensor], sizes: Sizes, rows: Tensor) -> Answers:
+def _our_answers(ours: Mapping[str, Tensor], sizes: ProjectionSizes, rows: Tensor) -> Answers:
     """The same questions to the layer that a run uses, without positions or mask."""
     has_bias = "o_proj.bias" in ours or "q_proj.bias" in ours
     config = Config(
@@ -144,7 +148,7 @@ def _read(tensor: StoredTensor) -> Tensor:
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
-def to_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> dict[str, Tensor]:
+def to_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes) -> dict[str, Tensor]:
     """The layer's tensors by our names, from those of a layout, by their names behind the prefix of the layer.
 
     A bias that the source does not have is absent. Raises `MhaError` for tensors that are missing or of other shapes.
@@ -168,7 +172,7 @@ def to_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> dict
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def from_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> dict[str, Tensor]:
+def from_ours(tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes) -> dict[str, Tensor]:
     """The layer's tensors by the names of a layout, without the prefix of a layer: what `to_ours` came from, bit for bit.
 
     A bias that the layout has no place for is left out where it is all zeros. Raises `MhaError` where it is not, and where
@@ -208,7 +212,7 @@ def with_all_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return zeros | dict(tensors)
 
 
-def _require_shapes(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes) -> None:
+def _require_shapes(tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes) -> None:
     require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
     faults = [f"{name} {list(shape)} is missing" for name, shape in shapes.weights.items() if name not in tensors]
@@ -219,7 +223,7 @@ def _require_shapes(tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes)
         raise MhaError(f"tensors must be those of layout {layout.name}; {'; '.join(faults)}", code="bad-file")
 
 
-def _split(fused: Tensor, layout: Layout, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+def _split(fused: Tensor, layout: Layout, sizes: ProjectionSizes) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of queries, keys and values out of a fused `[rows, …]`, by the order of the layout."""
     n, kv, d = sizes.n_heads, sizes.n_kv_heads, sizes.d_head
     if layout.order == "per-head":
@@ -235,7 +239,7 @@ def _split(fused: Tensor, layout: Layout, sizes: Sizes) -> tuple[Tensor, Tensor,
     return q, k, v
 
 
-def _joined(name: str, rows: list[Tensor | None], layout: Layout, sizes: Sizes) -> dict[str, Tensor]:
+def _joined(name: str, rows: list[Tensor | None], layout: Layout, sizes: ProjectionSizes) -> dict[str, Tensor]:
     """The reverse of `_split`, under its name: nothing where there are no rows, zeros where one of three is missing."""
     given = [each for each in rows if each is not None]
     if not given:
@@ -264,7 +268,7 @@ def _rows(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor.T if layout.transposed and tensor.ndim == 2 else tensor
 
 
-def _kernel(rows: Tensor, part: str, layout: Layout, sizes: Sizes) -> Tensor:
+def _kernel(rows: Tensor, part: str, layout: Layout, sizes: ProjectionSizes) -> Tensor:
     """The reverse of `_rows`."""
     if layout.order != "kernels":
         return rows.T if layout.transposed and rows.ndim == 2 else rows
@@ -295,7 +299,7 @@ class Answers(NamedTuple):
 
 
 def original_answers(
-    tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes, rows: Float[Tensor, "row d_input"]
+    tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes, rows: Float[Tensor, "row d_input"]
 ) -> Answers:
     """The answers of a layout's tensors, by their names behind the prefix, to `rows`, in their dtype.
 
@@ -320,7 +324,7 @@ def _through(rows: Tensor, weight: Tensor, layout: Layout) -> Tensor:
 
 
 def _cut_separate(
-    tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes, rows: Tensor
+    tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Projections of their own, kernels among them: `[row, head, width]` each."""
     fused_bias = (
@@ -341,7 +345,7 @@ def _cut_separate(
 
 
 def _cut_fused(
-    tensors: Mapping[str, Tensor], layout: Layout, sizes: Sizes, rows: Tensor
+    tensors: Mapping[str, Tensor], layout: Layout, sizes: ProjectionSizes, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One projection for all three, whose result is cut as the family's module does: `[row, head, width]` each."""
     n, kv, d = sizes.n_heads, sizes.n_kv_heads, sizes.d_head

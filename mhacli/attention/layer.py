@@ -14,7 +14,7 @@ from mhacli.attention.positions import alibi, rotate, sinusoidal
 from mhacli.errors import UsageError
 from mhacli.spec.config import ROPE, Config, Init, LayerPositions, Positions
 
-Rows = Float[Tensor, "batch query d_input"]
+TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]
 Places = Int[Tensor, "*#batch length"]
 """The place of each row in its text, 0 first: `[length]` where all sequences of the batch agree, else `[batch, length]`."""
@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Rows,
+        query: TokenVectors,
         key: KeyRows | None = None,
         value: KeyRows | None = None,
         *,
@@ -135,7 +135,7 @@ class MultiHeadAttention(nn.Module):
 
     def decode(
         self,
-        new: Rows,
+        new: TokenVectors,
         past: Past,
         *,
         allowed: Allowed | None = None,
@@ -161,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         return self.joined(z, tap), pattern, past
 
     def projected(
-        self, query: Rows, key: KeyRows | None = None, *, places: Places | None = None, tap: Tap = no_tap
+        self, query: TokenVectors, key: KeyRows | None = None, *, places: Places | None = None, tap: Tap = no_tap
     ) -> Projected:
         """Queries, keys and values by head, turned where positions are rotary: all that attention reads.
 
@@ -260,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         tap("out", out)
         return out
 
-    def _heads(self, query: Rows, key: KeyRows, value: KeyRows, tap: Tap) -> Projected:
+    def _heads(self, query: TokenVectors, key: KeyRows, value: KeyRows, tap: Tap) -> Projected:
         """Queries, keys and values by head, in the order of execution."""
         q = self._by_head("q", self.q_proj, query, self.n_heads, tap)
         k = self._by_head("k", self.k_proj, key, self.n_kv_heads, tap)
@@ -306,7 +306,7 @@ def drop(pattern: Tensor, p: float, generator: torch.Generator | None) -> Tensor
 
 def embed_tokens(
     ids: Int[Tensor, "batch query"], embedding: Float[Tensor, "vocabulary d_input"], *, tap: Tap = no_tap
-) -> Rows:
+) -> TokenVectors:
     """Rows of the embedding for ids. Padding (id −1) gets zeros. Taps `ids` and `embed`."""
     tap("ids", ids)
     rows = embedding[ids.clamp(min=0)].masked_fill((ids < 0)[..., None], 0.0)
@@ -315,12 +315,12 @@ def embed_tokens(
 
 
 def place_rows(
-    rows: Rows,
+    rows: TokenVectors,
     added: Float[Tensor, "*#batch query d_input"] | None,
     *,
     real: Bool[Tensor, "batch query"],
     tap: Tap = no_tap,
-) -> Rows:
+) -> TokenVectors:
     """Rows plus the `added_positions` where there are any. What is not `real` is padding and stays zeros. Taps to `x`."""
     x = rows
     if added is not None:
@@ -380,15 +380,15 @@ def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | 
 # --------------------------------------------------------------------------------------------------------- the KV cache
 
 
-Keys = Float[Tensor, "batch kv_head length d_head"]
-Values = Float[Tensor, "batch kv_head length d_v"]
+CachedKeys = Float[Tensor, "batch kv_head length d_head"]
+CachedValues = Float[Tensor, "batch kv_head length d_v"]
 
 
 class ConcatCache(NamedTuple):
     """The past as tensors of just its length. A step makes new ones: over T tokens, T²/2 of them are copied."""
 
-    k: Keys
-    v: Values
+    k: CachedKeys
+    v: CachedValues
 
     @staticmethod
     def empty(layer: MultiHeadAttention, batch: int, capacity: int = 0) -> ConcatCache:
@@ -400,7 +400,7 @@ class ConcatCache(NamedTuple):
         """How many tokens are kept."""
         return self.k.shape[2]
 
-    def extended(self, k: Keys, v: Values) -> ConcatCache:
+    def extended(self, k: CachedKeys, v: CachedValues) -> ConcatCache:
         """A copy with new tokens behind it."""
         return ConcatCache(torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2))
 
@@ -422,16 +422,16 @@ class PreallocatedCache(NamedTuple):
         return PreallocatedCache(*_room(layer, batch, capacity), length=0)
 
     @property
-    def k(self) -> Keys:
+    def k(self) -> CachedKeys:
         """The keys so far: a view of the buffer."""
         return self.k_buffer[:, :, : self.length]
 
     @property
-    def v(self) -> Values:
+    def v(self) -> CachedValues:
         """The values so far: a view of the buffer."""
         return self.v_buffer[:, :, : self.length]
 
-    def extended(self, k: Keys, v: Values) -> PreallocatedCache:
+    def extended(self, k: CachedKeys, v: CachedValues) -> PreallocatedCache:
         """The state with new tokens behind it. Raises `ValueError` where they do not fit."""
         end, capacity = self.length + k.shape[2], self.k_buffer.shape[2]
         if end > capacity:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention, new_embedding
-from mhacli.checkpoints.mha_weights import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
+from mhacli.checkpoints.mha_weights import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, WeightsProbe
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import METADATA_KEY, tensors_of
 from mhacli.spec.config import Config
@@ -127,7 +127,7 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 
 
 @torch.no_grad()
-def probe(layer: LayerWeights, config: Config) -> Probe:
+def probe(layer: LayerWeights, config: Config) -> WeightsProbe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
 
     `config` is the one that the weights are saved with: a run may look at them with another scale, or other positions.
@@ -146,14 +146,14 @@ def probe(layer: LayerWeights, config: Config) -> Probe:
     answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
     if layer.position_table is not None:
         answers["embed_positions"] = _blend(layer.position_table.detach().double().cpu())
-    return Probe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()})
+    return WeightsProbe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()})
 
 
 def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
     return torch.sin(1.0 + torch.arange(len(table), dtype=torch.float64)) @ table
 
 
-def _require_probe(found: Probe, stored: Probe, path: str) -> None:
+def _require_probe(found: WeightsProbe, stored: WeightsProbe, path: str) -> None:
     names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
     for name in ("embed", "embed_positions", "q", "k", "v", "out"):
         a, b = (torch.tensor(getattr(side, name), dtype=torch.float64) for side in (found, stored))

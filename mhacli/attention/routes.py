@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mhacli.attention.core import Allowed, Tap
-from mhacli.attention.layer import KeyRows, MultiHeadAttention, Places, Rows, split_heads
+from mhacli.attention.layer import KeyRows, MultiHeadAttention, Places, TokenVectors, split_heads
 
 
 class RouteInputs(NamedTuple):
     """What a layer reads, and how: rows, the context where keys and values come from one, mask, bias, places."""
 
-    x: Rows
+    x: TokenVectors
     context: KeyRows | None = None
     allowed: Allowed | None = None
     bias: Float[Tensor, "..."] | None = None

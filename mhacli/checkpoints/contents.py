@@ -32,7 +32,7 @@ class DtypeCount:
 
 
 @dataclass(frozen=True)
-class AttentionKind:
+class StackAttention:
     """The attentions of one stack. `biases` are the letters of the projections that have one, of q, k, v and o.
 
     `cache_bytes` is what one token takes in the KV cache of all layers, in the dtype of the keys' projection; None where the
@@ -63,7 +63,7 @@ class Contents:
     n_bytes: int
     dtypes: tuple[DtypeCount, ...]
     files: tuple[tuple[str, int], ...]
-    attentions: tuple[AttentionKind, ...]
+    attentions: tuple[StackAttention, ...]
     vocabulary: int | None
     positions: int | None
     notes: tuple[str, ...]
@@ -116,7 +116,7 @@ def _stem(layout: Layout, stack: str) -> str:
     return layout.stacks[stack].stems[0]
 
 
-def _kind(checkpoint: Checkpoint, layout: Layout, stack: str) -> AttentionKind:
+def _kind(checkpoint: Checkpoint, layout: Layout, stack: str) -> StackAttention:
     counts = head_counts(checkpoint.config, stack)
     layers = layers_in(checkpoint, layout, stack)
     n_layers = len(layers) if "{layer}" in _stem(layout, stack) else counts.n_layers or len(layers)
@@ -142,14 +142,14 @@ def _biases(tensors: Mapping[str, StoredTensor], layout: Layout) -> str:
     return letters + ("o" if layout.out_bias in tensors else "")
 
 
-def _from(counts: HeadCounts, stack: str, n_layers: int | None, biases: str, cache: int | None) -> AttentionKind:
-    return AttentionKind(
+def _from(counts: HeadCounts, stack: str, n_layers: int | None, biases: str, cache: int | None) -> StackAttention:
+    return StackAttention(
         stack, n_layers, counts.n_heads, counts.n_kv_heads, counts.d_head, counts.d_v, counts.d_model, biases, cache
     )  # fmt: skip
 
 
 def _contents(
-    checkpoint: Checkpoint, kind: str, layout: str | None, attentions: tuple[AttentionKind, ...], counts: HeadCounts,
+    checkpoint: Checkpoint, kind: str, layout: str | None, attentions: tuple[StackAttention, ...], counts: HeadCounts,
     notes: tuple[str, ...],
 ) -> Contents:  # fmt: skip
     every = tuple(checkpoint.tensors.values())
@@ -171,7 +171,7 @@ def _of_ours(checkpoint: Checkpoint) -> Contents:
     config: Config = decode(Metadata, checkpoint.metadata, checkpoint.path).config.resolved()
     keys = checkpoint.tensors.get("k_proj.weight")
     per_token = (config.n_kv_heads or 0) * ((config.d_head or 0) + (config.d_v or 0))
-    kind = AttentionKind(
+    kind = StackAttention(
         "self", 1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,
         "".join(letter for letter in "qkvo" if f"{letter}_proj.bias" in checkpoint.tensors),
         None if keys is None else per_token * ITEM_BITS[keys.dtype] // 8,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mhacli.checkpoints.families import Family, Layout, family_of, layout_named, layout_of
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.head_counts import Sizes, head_counts, part_of, sizes_of
+from mhacli.checkpoints.head_counts import ProjectionSizes, head_counts, part_of, sizes_of
 from mhacli.checkpoints.mha_weights import DTYPES
 from mhacli.checkpoints.tensor_names import (
     FoundLayer,
@@ -29,7 +29,7 @@ _WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ConversionRequest:
     """What the command line says of a conversion. `sizes` are `n_heads`, `n_kv_heads`, `d_head` as far as they are given."""
 
     layer: int = 0
@@ -53,7 +53,7 @@ class Conversion:
     stack: str
     layer: int
     found: FoundLayer
-    sizes: Sizes
+    sizes: ProjectionSizes
     config: Config
     embedding: StoredTensor | None
     n_tokens: int
@@ -63,7 +63,7 @@ class Conversion:
     notes: tuple[str, ...]
 
 
-def plan_conversion(checkpoint: Checkpoint, wanted: Wanted) -> Conversion:
+def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conversion:
     """The conversion of one layer to a file of ours. Raises `MhaError` for a checkpoint that cannot give it."""
     layout = layout_named(wanted.layout) if wanted.layout is not None else layout_of(checkpoint.config, checkpoint.path)
     stack = chosen_stack(checkpoint, layout, wanted.stack)
@@ -113,7 +113,7 @@ class _Words:
     notes: tuple[str, ...] = ()
 
 
-def _tables(checkpoint: Checkpoint, stack: str, sizes: Sizes, wanted: Wanted) -> _Tables:
+def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes, wanted: ConversionRequest) -> _Tables:
     family = family_of(checkpoint.config)
     if family is None:
         return _Tables(notes=("there is no embedding: without a known model_type no table is looked for",))
@@ -207,13 +207,13 @@ def _require_memory(plan: Conversion) -> None:
         )
 
 
-def layer_of_ours(config: Config) -> Sizes:
+def layer_of_ours(config: Config) -> ProjectionSizes:
     """The sizes of a layer of ours, by its resolved config."""
     if not config.out_proj:
         raise MhaError(
             "a layer must have an output projection to be told in another layout, got one without", code="bad-file"
         )
-    return Sizes(
+    return ProjectionSizes(
         config.n_heads, config.n_kv_heads or config.n_heads, config.d_head or 0, config.d_v or 0, config.d_model,
         config.d_input or config.d_model,
     )  # fmt: skip
@@ -237,7 +237,7 @@ class Choices(NamedTuple):
     notes: tuple[str, ...]
 
 
-def choices_of(config: Mapping[str, Any], stack: str, layer: int, sizes: Sizes) -> Choices:
+def choices_of(config: Mapping[str, Any], stack: str, layer: int, sizes: ProjectionSizes) -> Choices:
     """Positions, causality, window, scale and softcap of one layer, by the config of a checkpoint."""
     family = family_of(config)
     if family is None:
@@ -260,7 +260,7 @@ def choices_of(config: Mapping[str, Any], stack: str, layer: int, sizes: Sizes) 
 
 
 def _scale(
-    config: Mapping[str, Any], family: Family, layer: int, sizes: Sizes
+    config: Mapping[str, Any], family: Family, layer: int, sizes: ProjectionSizes
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The factor on dot products and their softcap, where they are not the usual ones."""
     fields: dict[str, Any] = {}
@@ -289,7 +289,7 @@ def _scale(
 
 
 def _positions(
-    config: Mapping[str, Any], family: Family, layer: int, sizes: Sizes
+    config: Mapping[str, Any], family: Family, layer: int, sizes: ProjectionSizes
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     if family.positions in ("rope", "rope-interleaved") and not config.get("alibi"):
         return _rotary(config, family, layer, sizes)
@@ -308,7 +308,7 @@ def _positions(
 
 
 def _rotary(
-    config: Mapping[str, Any], family: Family, layer: int, sizes: Sizes
+    config: Mapping[str, Any], family: Family, layer: int, sizes: ProjectionSizes
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Rotary positions, where they turn all columns; else none, and why."""
     angles, kind = config.get("rope_parameters"), _layer_type(config, layer)

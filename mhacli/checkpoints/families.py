@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mhacli.checkpoints.head_counts import Sizes
+from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError, UsageError
 
 Order = Literal["separate", "stack", "per-head", "per-group", "four-blocks", "kernels"]
@@ -21,7 +21,7 @@ KvHeads = Literal["any", "same", "one"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPrefix:
     """The prefix of a layer's tensors: `home` when we write it; when read, any prefix before one of the `stems`."""
 
     home: str
@@ -42,7 +42,7 @@ class Layout:
     out: str
     qkv_bias: tuple[str, ...]
     out_bias: str
-    stacks: Mapping[str, Place]
+    stacks: Mapping[str, TensorPrefix]
     transposed: bool = False
     kv_heads: KvHeads = "any"
 
@@ -63,11 +63,11 @@ class Family:
     without_scale: bool = False
 
 
-def _layer(home: str, *stems: str) -> Place:
-    return Place(home, stems)
+def _layer(home: str, *stems: str) -> TensorPrefix:
+    return TensorPrefix(home, stems)
 
 
-def _linears(name: str, names: str, place: Mapping[str, Place], *, biases: str = "qkvo") -> Layout:
+def _linears(name: str, names: str, place: Mapping[str, TensorPrefix], *, biases: str = "qkvo") -> Layout:
     """Four matrices with names of their own; `biases` are those of the projections that may have one."""
     q, k, v, o = names.split()
     bias = [f"{part}.bias" if letter in biases else "" for letter, part in zip("qkvo", (q, k, v, o), strict=True)]
@@ -75,7 +75,7 @@ def _linears(name: str, names: str, place: Mapping[str, Place], *, biases: str =
     return Layout(name, "separate", weights, f"{o}.weight", tuple(bias[:3]), bias[3], place)
 
 
-def _fused(name: str, order: Order, names: str, place: Mapping[str, Place], **how: Any) -> Layout:
+def _fused(name: str, order: Order, names: str, place: Mapping[str, TensorPrefix], **how: Any) -> Layout:
     """One matrix for queries, keys and values, and one for the output."""
     qkv, o = names.split()
     return Layout(name, order, (f"{qkv}.weight",), f"{o}.weight", (f"{qkv}.bias",), f"{o}.bias", place, **how)
@@ -292,7 +292,7 @@ class Shapes:
     biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def expected_shapes(layout: Layout, sizes: Sizes) -> Shapes:
+def expected_shapes(layout: Layout, sizes: ProjectionSizes) -> Shapes:
     """The shapes of an attention's tensors in a layout, by the names behind the prefix."""
     heads = ((sizes.n_heads, sizes.d_head), (sizes.n_kv_heads, sizes.d_head), (sizes.n_kv_heads, sizes.d_v))
     rows = [n * width for n, width in heads]
@@ -314,7 +314,7 @@ def _matrix(d_out: int, d_in: int, layout: Layout) -> tuple[int, int]:
     return (d_in, d_out) if layout.transposed else (d_out, d_in)
 
 
-def require_fitting_heads(layout: Layout, sizes: Sizes) -> None:
+def require_fitting_heads(layout: Layout, sizes: ProjectionSizes) -> None:
     """Raises `MhaError` for heads that a layout cannot hold, so that a plausible pattern is never drawn from them."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
     rule, got = None, ""

@@ -62,7 +62,7 @@ class HeadCounts:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProjectionSizes:
     """All that tells how the rows of projections fall into heads. `d_input` is the width of the rows that are projected."""
 
     n_heads: int
@@ -126,7 +126,7 @@ def name_in(config: Mapping[str, Any], ours: str, stack: str | None) -> str | No
     return next((name for name in names if config.get(name) is not None), None)
 
 
-def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, int]) -> Sizes:
+def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, int]) -> ProjectionSizes:
     """The sizes of a layer by config, with what the command line gave instead (`n_heads`, `n_kv_heads`, `d_head`).
 
     Raises `UsageError` for a size that nobody names, with our name and the family's.
@@ -146,7 +146,7 @@ def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, i
             )
     width = said.d_model or 0
     d_v = (d_head if "d_head" in given or "n_heads" in given else said.d_v) or d_head
-    return Sizes(n_heads or 0, n_kv_heads or n_heads or 0, d_head or 0, d_v or 0, width, width)
+    return ProjectionSizes(n_heads or 0, n_kv_heads or n_heads or 0, d_head or 0, d_v or 0, width, width)
 
 
 def check_numbers(config: Mapping[str, Any], path: str) -> None:

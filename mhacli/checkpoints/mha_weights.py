@@ -42,7 +42,7 @@ _OPTION_OF = {
 
 
 @dataclass(frozen=True)
-class Probe:
+class WeightsProbe:
     """The answers of a layer to a fixed input, one row each, in float64 rounded to 9 digits."""
 
     embed: tuple[float, ...]
@@ -61,7 +61,7 @@ class Metadata:
     config: Config
     vocabulary: tuple[str, ...]
     tokenizer: str
-    probe: Probe
+    probe: WeightsProbe
 
 
 @dataclass(frozen=True)

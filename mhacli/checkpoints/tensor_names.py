@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.head_counts import Sizes
+from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.safetensors import shown_name
 
@@ -117,7 +117,7 @@ def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> s
     return found[0] if found else next(iter(layout.stacks))
 
 
-def require_shapes(found: FoundLayer, layout: Layout, sizes: Sizes, path: str) -> None:
+def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, path: str) -> None:
     """Raises `MhaError` where shapes in the headers are not those that the config's sizes give, all misfits listed."""
     require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
@@ -136,7 +136,7 @@ def require_shapes(found: FoundLayer, layout: Layout, sizes: Sizes, path: str) -
         )
 
 
-def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int]) -> Sizes:
+def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int]) -> ProjectionSizes:
     """The sizes of a layer whose file has no config, from the command line and, where they can tell, from shapes.
 
     Raises `UsageError` where `n_heads` is needed and not given: kernels alone say how rows fall into heads.
@@ -149,7 +149,7 @@ def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int
                 f"{found.prefix}{layout.qkv[0]} must be [d_model, head, d_head], got {list(first)}", code="bad-file"
             )
         kv, d_v = shapes[layout.qkv[1]][1], shapes[layout.qkv[2]][2]
-        return Sizes(first[1], kv, first[2], d_v, out[2], first[0])
+        return ProjectionSizes(first[1], kv, first[2], d_v, out[2], first[0])
     if len(first) != 2 or len(out) != 2:
         raise MhaError(f"{found.prefix}{layout.qkv[0]} must be a matrix, got {list(first)}", code="bad-file")
     if "n_heads" not in given:
@@ -163,10 +163,10 @@ def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int
     if len(layout.qkv) == 3:
         d_head = given.get("d_head", max(1, rows // n_heads))
         n_kv = given.get("n_kv_heads", max(1, shapes[layout.qkv[1]][0] // d_head))
-        return Sizes(n_heads, n_kv, d_head, max(1, shapes[layout.qkv[2]][0] // n_kv), d_model, d_input)
+        return ProjectionSizes(n_heads, n_kv, d_head, max(1, shapes[layout.qkv[2]][0] // n_kv), d_model, d_input)
     d_head = given.get("d_head", d_v)
     n_kv = given.get("n_kv_heads", max(1, (rows - n_heads * d_head) // max(1, 2 * d_head)))
-    return Sizes(n_heads, n_kv, d_head, d_head, d_model, d_input)
+    return ProjectionSizes(n_heads, n_kv, d_head, d_head, d_model, d_input)
 
 
 def find_table(names: Collection[str], suffixes: tuple[str, ...], stack: str | None) -> str | None:

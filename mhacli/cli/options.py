@@ -19,7 +19,7 @@ from mhacli.cli.streams import ColourChoice
 from mhacli.cli.values import integer, real, size, whole
 from mhacli.io.files import format_size
 from mhacli.render.base.options import View
-from mhacli.results.record.heads import SORTS
+from mhacli.results.record.head_statistics import SORTS
 from mhacli.spec.config import (
     DEFAULT_KEEP_LIMIT,
     DEFAULT_MAX_BYTES,
@@ -34,9 +34,9 @@ from mhacli.spec.config import (
     Dtype,
     Init,
     OnBadBytes,
+    PaddingSide,
     Positions,
     Punctuation,
-    Side,
 )
 
 T = TypeVar("T")
@@ -287,7 +287,7 @@ class LayerOptions:
         number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
     ] = None
     padding: Annotated[
-        Side | None, option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
+        PaddingSide | None, option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
     ] = None
     scale: Annotated[
         float | None, number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")

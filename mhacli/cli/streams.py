@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
 from mhacli.errors import MhaError
 from mhacli.io.memory import uncollected
+from mhacli.io.progress import Progress, no_progress
 from mhacli.text.escape import message_text, visible
 
 if TYPE_CHECKING:
@@ -183,20 +184,21 @@ def loading_torch() -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[float, str], None]]:
+def progress() -> Iterator[Progress]:
     """A bar on a terminal's stderr, with the time left, for whoever says what share of the whole is done; elsewhere nothing.
 
     It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
     """
     if not _is_lively():
-        yield lambda share, doing: None
+        yield no_progress
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
 
     console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
     columns = (BarColumn(24), TimeRemainingColumn(compact=True), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0)
 
         def tell(share: float, doing: str) -> None:
@@ -270,7 +272,7 @@ _WAIT_S = 0.05
 class LongWork(Protocol):
     """Work that says how far it is, such as the statistics of heads one after the other."""
 
-    def run(self, tell: Callable[[float, str], None]) -> None:
+    def run(self, tell: Progress) -> None:
         """Does all of it; `tell` hears which share is done, and may raise to end it."""
 
 

@@ -29,7 +29,7 @@ from mhacli.attention.tiled.statistics import (
     summarise,
     with_sink,
 )
-from mhacli.attention.tiled.tiles import Shares, indices, n_cells
+from mhacli.attention.tiled.tiles import PatternTiles, indices, n_cells
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import (
     Axes,
@@ -43,9 +43,11 @@ from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, to_array
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
-from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
+from mhacli.io.progress import Progress, no_progress
+from mhacli.requests.layer import LayerRequest, require_no_dropout
+from mhacli.requests.memory import predict_heads_memory
 from mhacli.results.record.consistency import MOST_OF_SUMS
-from mhacli.results.record.heads import SINK_LIFT, Check, HeadStatistics, Kept, Survey, Wanted
+from mhacli.results.record.head_statistics import SINK_LIFT, Check, HeadsRequest, HeadsSummary, HeadStatistics, Kept
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 from mhacli.spec.tolerances import TOLERANCES
 
@@ -69,7 +71,7 @@ class HeadsRun:
     """A look at every head, made ready by `prepare_heads`. `run` does it; `record` tells what is finished."""
 
     setup: Setup
-    wanted: Wanted
+    wanted: HeadsRequest
     asked: StatisticsRequest
     scores: Scores
     v: Float[Tensor, "batch kv_head key d_v"]
@@ -113,13 +115,13 @@ class HeadsRun:
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()
-    def run(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
+    def run(self, tell: Progress = no_progress) -> None:
         """Looks at all heads, a few at a time; `tell` hears which share of the work is done."""
         began = perf_counter()
         tell(0.0, "uniform attention")
         self.baseline = make_baseline(self.scores, self.asked)
         per_head = n_cells(self.scores) // self.scores.shape[1]
-        progress = _Progress(per_head, len(self.heads), tell)
+        progress = _HeadsProgress(per_head, len(self.heads), tell)
         group = self.scores.shape[1] // self.v.shape[1]
         for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // max(1, per_head)):
             attention, steps = first_pass(self.scores, self.v, heads), progress.steps(heads)
@@ -154,7 +156,7 @@ class HeadsRun:
             self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in results.checks)),
             environment=setup.environment,
             weights=setup.weights,
-            survey=make_survey(
+            survey=make_summary(
                 results,
                 wanted,
                 axes=setup.axes,
@@ -170,14 +172,14 @@ class HeadsRun:
 
 
 @torch.no_grad()
-def prepare_heads(request: LayerRequest, wanted: Wanted) -> HeadsRun:
+def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
     """A look at every head, made ready: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
     overflow; and `UsageError` in training, for what dropout does is another thing each time.
     """
     require_no_dropout(request.config)
-    peak_bytes = foresee_heads(request.facts, wanted, free_bytes(request.config.device))
+    peak_bytes = predict_heads_memory(request.facts, wanted, free_bytes(request.config.device))
     setup = make_setup(request, allow_nonfinite=wanted.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
@@ -217,10 +219,10 @@ class _Steps(NamedTuple):
     cells: Callable[[int], None]
 
 
-class _Progress:
+class _HeadsProgress:
     """Which share of the work is done, in cells: those of the first pass, and those of the second, which take longer."""
 
-    def __init__(self, cells_per_head: int, n_heads: int, tell: Callable[[float, str], None]) -> None:
+    def __init__(self, cells_per_head: int, n_heads: int, tell: Progress) -> None:
         self._per_head, self._tell = cells_per_head, tell
         self._whole, self._done = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0
 
@@ -276,7 +278,7 @@ def second_pass(
     attention: AttentionResult,
     *,
     asked: StatisticsRequest,
-    wanted: Wanted,
+    wanted: HeadsRequest,
     baseline: Baseline,
     tell: Callable[[int], None] = lambda cells: None,
 ) -> HeadResults:
@@ -327,11 +329,17 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
     return HeadResults(heads, arrays, parts[0].kernel, checks)
 
 
-def make_survey(
-    results: HeadResults, wanted: Wanted, *, axes: Axes, asked: StatisticsRequest, peak_bytes: int, full_bytes: int
-) -> Survey:
+def make_summary(
+    results: HeadResults,
+    wanted: HeadsRequest,
+    *,
+    axes: Axes,
+    asked: StatisticsRequest,
+    peak_bytes: int,
+    full_bytes: int,
+) -> HeadsSummary:
     """How the heads were reduced, and whether it holds, as a record tells it."""
-    return Survey(
+    return HeadsSummary(
         block=asked.block,
         steps=profile_steps(axes),
         patterns=tuple(pattern.text for pattern in wanted.patterns),
@@ -415,7 +423,7 @@ def profile_steps(axes: Axes) -> tuple[int, ...]:
     return doubling_steps(max(axes.q_len, axes.k_len) - 1)
 
 
-def _cells(pattern: Shares, kept: Kept) -> dict[str, Tensor]:
+def _cells(pattern: PatternTiles, kept: Kept) -> dict[str, Tensor]:
     """The cells that were asked for, by sequence and head: a corner, and the strongest keys of queries."""
     arrays = {}
     places = [[(b, h) for h in range(pattern.shape[1])] for b in range(pattern.shape[0])]
@@ -433,7 +441,7 @@ def _cells(pattern: Shares, kept: Kept) -> dict[str, Tensor]:
     return arrays
 
 
-def _top_keys(pattern: Shares, place: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
+def _top_keys(pattern: PatternTiles, place: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
     """The largest shares of each asked query and their keys, −1 where a share is 0."""
     keys = range(pattern.shape[3])
     n_keys = min(kept.top, len(keys))
@@ -514,7 +522,7 @@ def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor,
 
 
 def _moved(
-    pattern: Shares, place: tuple[int, int], queries: list[int], shares: Tensor, values: Tensor
+    pattern: PatternTiles, place: tuple[int, int], queries: list[int], shares: Tensor, values: Tensor
 ) -> Float[Tensor, " query"]:
     """How far z of some queries may move when their scores are rounded in float32, where these are large; else 0.
 

@@ -12,7 +12,7 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.results.record.heads import Averages, HeadStatistics
+from mhacli.results.record.head_statistics import Averages, HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 

@@ -10,7 +10,7 @@ from mhacli.io.json_schema import plain
 from mhacli.spec.config import Dtype
 
 SCHEMA = "mha.doctor/1"
-Verdict = Literal["healthy", "unhealthy"]
+HealthVerdict = Literal["healthy", "unhealthy"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Numerics:
 
 
 @dataclass(frozen=True)
-class Patient:
+class ExaminedModel:
     """The checkpoint that was examined. `stored` are the dtypes of its tensors, the most frequent first; `lengths` the tokens of
     its texts."""
 
@@ -148,14 +148,14 @@ class Report:
     devices: tuple[Device, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     numerics: tuple[Numerics, ...] = ()
-    model: Patient | None = None
+    model: ExaminedModel | None = None
     notes: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     seed: int = 0
     time_s: float = 0.0
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HealthVerdict:
         """Whether anything failed."""
         return "unhealthy" if self.failed else "healthy"
 

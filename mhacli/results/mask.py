@@ -32,7 +32,7 @@ class SequenceMask:
 
 
 @dataclass(frozen=True)
-class MaskSurvey:
+class MaskSummary:
     """A mask looked at alone: its rules, and what they come to in each sequence."""
 
     config: Config

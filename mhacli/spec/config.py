@@ -12,7 +12,7 @@ from mhacli.errors import UsageError
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
 LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
 Distribution = Literal["normal", "uniform"]
-Side = Literal["right", "left"]
+PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Punctuation = Literal["drop", "keep"]
@@ -70,7 +70,7 @@ class Config:
     prefix: int | None = None
     sink: int | None = None
     documents: str | None = None
-    padding: Side = "right"
+    padding: PaddingSide = "right"
     scale: float | None = None
     softcap: float | None = None
     score_bias: str | None = None

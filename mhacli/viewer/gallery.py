@@ -10,7 +10,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import listed_numbers, short_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 

@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
 from mhacli.render.base.format import fitted, share_text
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.viewer.gallery import GalleryHead
 
 Line = Sequence[Segment]

@@ -12,7 +12,7 @@ from textual.containers import Container
 
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import check_text, count_of, fitted, share_text, short_text, token_text
-from mhacli.results.record.heads import STATISTICS, HeadStatistics, Statistic
+from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.gallery import GalleryHead

@@ -8,7 +8,7 @@ from support import oracle
 
 from mhacli import Config, inspect
 from mhacli.attention import attend, masks
-from mhacli.compute.bench.run import Options, bench
+from mhacli.compute.bench.run import BenchOptions, bench
 from mhacli.results.bench.workload import BACKENDS, Sweep
 
 pytestmark = pytest.mark.gpu
@@ -74,7 +74,7 @@ def test_every_backend_on_the_device_has_a_row_and_those_that_run_are_exact(dire
     sweep = Sweep(
         lengths=(256,), batch=(2,), n_heads=(8,), dtypes=("bfloat16",), causal=causal, directions=(direction,)
     )
-    found = bench(sweep, "cuda", Options(repeat=7))
+    found = bench(sweep, "cuda", BenchOptions(repeat=7))
     assert [row.backend for row in found.rows] == list(BACKENDS)
     ran = {row.backend: row for row in found.rows if row.status == "ok"}
     assert {"explicit", "sdpa", "math", "torch-mha", "torch-mha-weights"} <= ran.keys()
@@ -91,13 +91,13 @@ def test_every_backend_on_the_device_has_a_row_and_those_that_run_are_exact(dire
 
 def test_grouped_heads_and_decoding_are_measured_on_the_device():
     sweep = Sweep(lengths=(512,), n_heads=(8,), n_kv_heads=(2,), decode=True)
-    found = bench(sweep, "cuda", Options(repeat=7))
+    found = bench(sweep, "cuda", BenchOptions(repeat=7))
     assert {row.backend for row in found.rows if row.status == "ok"} >= {"explicit", "sdpa", "math"}
 
 
 def test_what_does_not_fit_the_device_is_a_row_and_no_crash():
     sweep = Sweep(backends=("explicit", "sdpa"), lengths=(1 << 19,), batch=(1,), n_heads=(8,))
-    explicit, _ = bench(sweep, "cuda", Options(repeat=3)).rows
+    explicit, _ = bench(sweep, "cuda", BenchOptions(repeat=3)).rows
     assert explicit.status == "too-large"
     assert explicit.reason is not None
     assert "is available" in explicit.reason

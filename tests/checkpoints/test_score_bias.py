@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from mhacli.attention import masks
 from mhacli.attention.layer import MultiHeadAttention
 from mhacli.checkpoints.mha_weights import read_bias_file
-from mhacli.compute.layer.run import Options, inspect
+from mhacli.compute.layer.run import RecordingOptions, inspect
 from mhacli.errors import MhaError
 from mhacli.requests.layer import facts_of
 from mhacli.spec.config import Config
@@ -95,7 +95,9 @@ def test_only_floats_are_a_bias(dtype, told, tmp_path):
 def test_every_float_is_a_bias_and_is_added_in_the_dtype_of_the_scores(dtype, tmp_path):
     bias = torch.randn(6, 5, 5, generator=torch.Generator().manual_seed(4)).to(dtype)
     with_bias, without = (
-        inspect(TEXTS, CONFIG if path is None else config_with(path), options=Options(repeat=1, keep=("scores",)))
+        inspect(
+            TEXTS, CONFIG if path is None else config_with(path), options=RecordingOptions(repeat=1, keep=("scores",))
+        )
         for path in (written(tmp_path, bias=bias), None)
     )
     allowed = np.broadcast_to(without.arrays["allowed"], without.arrays["scores"].shape)
@@ -128,9 +130,9 @@ FITTING = [
 def test_a_shape_that_broadcasts_reaches_every_score(shape, tmp_path):
     bias = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     path = written(tmp_path, bias=bias)
-    options = Options(repeat=1, keep=("scores", "bias"))
+    options = RecordingOptions(repeat=1, keep=("scores", "bias"))
     found = inspect(TEXTS, config_with(path), options=options)
-    plain = inspect(TEXTS, CONFIG, options=Options(repeat=1, keep=("scores",)))
+    plain = inspect(TEXTS, CONFIG, options=RecordingOptions(repeat=1, keep=("scores",)))
     full = np.broadcast_to(bias.numpy(), (2, 6, 5, 5))
     assert np.array_equal(found.arrays["bias"], full)
     cells = np.broadcast_to(found.arrays["allowed"], full.shape)
@@ -153,7 +155,7 @@ def test_a_shape_that_does_not_fit_is_refused_with_shapes_that_do(shape, tmp_pat
 def test_minus_infinity_means_not_allowed_and_a_row_of_it_is_zeros(tmp_path):
     bias = zeros(6, 5, 5, dtype=torch.float64)
     bias[2, 1], bias[:, 3, 0], bias[4, 0, 2:] = -INF, -INF, -INF
-    record = inspect(TEXTS, config_with(written(tmp_path, bias=bias)), options=Options(repeat=1))
+    record = inspect(TEXTS, config_with(written(tmp_path, bias=bias)), options=RecordingOptions(repeat=1))
     expected = np.zeros((2, 6, 5, 5), bool)
     for b, length in enumerate((5, 3)):
         for h, i, j in np.ndindex(6, 5, 5):
@@ -176,7 +178,7 @@ def test_nan_and_plus_infinity_are_refused_with_the_place(number, place, tmp_pat
     bias[5, 4, 4] = number
     path = written(tmp_path, bias=bias)
     with pytest.raises(MhaError) as caught:
-        inspect(TEXTS, config_with(path), options=Options(repeat=1))
+        inspect(TEXTS, config_with(path), options=RecordingOptions(repeat=1))
     assert caught.value.message == f"{path}: bias must be finite, got 2 NaN or Inf, the first at {place}"
     assert caught.value.hint == "--allow-nonfinite looks anyway"
 
@@ -185,7 +187,7 @@ def test_nan_and_plus_infinity_are_refused_with_the_place(number, place, tmp_pat
 def test_a_number_that_the_dtype_of_the_scores_does_not_have_is_refused_and_forbids_nothing(number, tmp_path):
     path = written(tmp_path, bias=torch.full((5, 5), number, dtype=torch.float64))
     with pytest.raises(MhaError) as caught:
-        inspect(TEXTS, config_with(path, dtype="float32"), options=Options(repeat=1))
+        inspect(TEXTS, config_with(path, dtype="float32"), options=RecordingOptions(repeat=1))
     assert caught.value.message.startswith(f"{path}: bias must be finite")
 
 

@@ -29,7 +29,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record import storage
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import Record, kinds_of, texts_of
 
 CAT, DOG = "THE CAT SAT", "A DOG"
@@ -251,7 +251,7 @@ def test_a_path_that_is_not_there_may_be_meant_as_an_id(mha: Command, tmp_path: 
 
 def test_a_head_must_be_one_of_the_half_that_has_most() -> None:
     config = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    request = ModelRequest("x", Checkpoint("x", config, {}, ()), (CAT,), Wanted())
+    request = ModelRequest("x", Checkpoint("x", config, {}, ()), (CAT,), HeadsRequest())
     require_configured_heads((0, 7), request)
     with pytest.raises(UsageError, match=r"^map must be from 0 to 7, got 8$"):
         require_configured_heads((8,), request, "map")

@@ -30,12 +30,12 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a record of each of `OTHERS`, all of one layer."""
-    from mhacli.compute.layer.run import Options, inspect
+    from mhacli.compute.layer.run import RecordingOptions, inspect
 
     folder = tmp_path_factory.mktemp("records")
     for name, (text, choices) in OTHERS.items():
         config = Config(**{"device": "cpu", "threads": 1, "causal": True, **choices})
-        inspect([text], config, options=Options(repeat=1)).save(str(folder / name))
+        inspect([text], config, options=RecordingOptions(repeat=1)).save(str(folder / name))
     return folder
 
 

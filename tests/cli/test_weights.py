@@ -15,7 +15,7 @@ from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 
 from mhacli.attention import convert
 from mhacli.checkpoints.families import LAYOUTS
-from mhacli.checkpoints.head_counts import Sizes
+from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "<unk>")
@@ -223,7 +223,7 @@ def test_more_words_than_rows_are_left_out_with_a_note(tmp_path):
 
 
 def test_a_wrong_conversion_is_noticed_with_exit_3_and_nothing_is_written(monkeypatch):
-    layout, sizes = LAYOUTS["llama"], Sizes(3, 3, 4, 4, 12, 12)
+    layout, sizes = LAYOUTS["llama"], ProjectionSizes(3, 3, 4, 4, 12, 12)
     original = {
         f"{p}_proj.weight": torch.randn(12, 12, generator=torch.Generator().manual_seed(i))
         for i, p in enumerate("qkvo")

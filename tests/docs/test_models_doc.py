@@ -16,17 +16,17 @@ pytest.importorskip("transformers")
 
 from support.model_families import FAMILIES, N_HEADS, calls_of, keywords_of, sights_of, tiny
 
-from mhacli.adapters.hf.capture import Rung, ScoredCall
+from mhacli.adapters.hf.capture import InterceptionLevel, ScoredCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "MODELS.md"
 BETWEEN = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- /families -->)", re.DOTALL)
-RUNGS: tuple[Rung, ...] = ("registry", "module", "sdpa", "softmax")
+RUNGS: tuple[InterceptionLevel, ...] = ("registry", "module", "sdpa", "softmax")
 
 
 def row(name: str) -> str:
     """What is found of a family, as a row of the table."""
     family, (calls, _) = FAMILIES[name], calls_of(tiny(name), keywords_of(name), 2)
-    (implementation,), (rung,) = {call.implementation for call in calls}, {call.rung for call in calls}
+    (implementation,), (level,) = {call.implementation for call in calls}, {call.level for call in calls}
     (kernel,) = {call.kernel if isinstance(call, ScoredCall) else "hand-written" for call in calls}
     windows = [window for _, window in sights_of(name)]
     notes = []
@@ -43,7 +43,7 @@ def row(name: str) -> str:
     notes += [family.note] if family.note else []
     seen = "q, k, v, z" if scored else "scores, pattern, v, z"
     compared = "its definition" if name in ("falcon-alibi", "granite_swa") else "`eager`"
-    return f"| {name} | `{implementation}` | {rung} | {kernel} | {seen} | z, {compared} | {', '.join(notes) or '–'} |"
+    return f"| {name} | `{implementation}` | {level} | {kernel} | {seen} | z, {compared} | {', '.join(notes) or '–'} |"
 
 
 def table() -> str:

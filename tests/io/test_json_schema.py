@@ -11,10 +11,10 @@ from mhacli.compute.user_trace.trace import WalkRequest
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import _hint, decode, load_json
 from mhacli.requests.user_code import CheckRequest, TargetRequest
-from mhacli.results.bench.result import Benchmark, Row
+from mhacli.results.bench.result import Benchmark, BenchRow
 from mhacli.results.bench.workload import Workload
 from mhacli.results.check import Departure, Examination
-from mhacli.results.record.heads import Survey
+from mhacli.results.record.head_statistics import HeadsSummary
 from mhacli.results.record.record import CacheStep, Cell, InspectedLayer, Model, OwnModule, Record
 from mhacli.spec.config import Config
 from mhacli.text.vocabulary import _File
@@ -94,8 +94,8 @@ def classes_within(kind):
 @pytest.mark.parametrize(
     ("root", "within"),
     [
-        (Record, {CacheStep, Cell, OwnModule, Survey, InspectedLayer, Model}),
-        (Benchmark, {Row}),
+        (Record, {CacheStep, Cell, OwnModule, HeadsSummary, InspectedLayer, Model}),
+        (Benchmark, {BenchRow}),
         (Examination, {Departure}),
         (CheckRequest, {TargetRequest}),
         (WalkRequest, {TargetRequest}),
@@ -110,8 +110,8 @@ def test_the_type_of_every_field_that_is_read_is_known(root, within):
 
 
 def test_an_inherited_field_is_read_with_the_names_of_the_module_that_declares_it():
-    assert Row.__module__ != Workload.__module__
-    assert get_args(_hint(Row, "direction")) == ("forward", "backward", "both")
+    assert BenchRow.__module__ != Workload.__module__
+    assert get_args(_hint(BenchRow, "direction")) == ("forward", "backward", "both")
 
 
 def test_nothing_is_no_value_for_a_field_that_has_no_such_default():

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.layer import BASE_BYTES, array_bytes, foresee, make_plan
+from mhacli.requests.memory import BASE_BYTES, array_bytes, make_plan, plan_memory
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
@@ -86,13 +86,13 @@ def test_the_prediction_grows_by_what_is_kept():
 
 def test_a_run_that_fits_passes_without_a_word():
     plan = make_plan(facts(), None)
-    assert foresee(facts(), None, DEFAULT_KEEP_LIMIT, available=plan.peak_bytes * 5 // 4 + 1) == plan
+    assert plan_memory(facts(), None, DEFAULT_KEEP_LIMIT, available=plan.peak_bytes * 5 // 4 + 1) == plan
 
 
 def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
     large = facts(batch=1, q_len=20_000, k_len=20_000, cross=False)
     with pytest.raises(MhaError) as caught:
-        foresee(large, (), 0, available=16 * 1024 * MIB)
+        plan_memory(large, (), 0, available=16 * 1024 * MIB)
     needed = make_plan(large, ()).peak_bytes / 1024**3
     assert caught.value.message == (
         "attention of 20000 × 20000 tokens, 9 heads, batch 1, must fit in memory: "
@@ -105,7 +105,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
 def ways_out(of, keep, limit, available):
     """The counts of tokens and of heads that the refusal says would fit."""
     with pytest.raises(MhaError) as caught:
-        foresee(of, keep, limit, available)
+        plan_memory(of, keep, limit, available)
     found = [re.search(pattern, caught.value.hint) for pattern in (r"--max-tokens (\d+)", r"--heads (\d+)")]
     return [match and int(match[1]) for match in found]
 
@@ -120,7 +120,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_does_fit(available, keep, limi
     large = facts(1, *lengths, d_model=64, n_heads=16, n_kv_heads=16)
     n_tokens, _ = ways_out(large, keep, limit, available)
     shorter = facts(1, *(min(n_tokens, length) for length in lengths), d_model=64, n_heads=16, n_kv_heads=16)
-    foresee(shorter, keep, limit, available)
+    plan_memory(shorter, keep, limit, available)
 
 
 @pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
@@ -129,7 +129,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_is_not_far_below_what_does(ava
     n_tokens, _ = ways_out(large, (), 0, available)
     longer = facts(1, int(1.05 * n_tokens), int(1.05 * n_tokens), d_model=64, n_heads=16, n_kv_heads=16)
     with pytest.raises(MhaError):
-        foresee(longer, (), 0, available)
+        plan_memory(longer, (), 0, available)
 
 
 @pytest.mark.parametrize("length", [2000, 6000, 9000, 20_000])
@@ -139,21 +139,21 @@ def test_the_number_of_heads_that_is_said_to_fit_does_fit_and_divides_the_width(
     _, n_heads = ways_out(Facts(Config(n_heads=64).resolved(), 1, length, length), keep, limit, available)
     if n_heads is not None:
         fewer = Facts(Config(n_heads=n_heads).resolved(), 1, length, length)
-        foresee(fewer, keep, limit, available)
+        plan_memory(fewer, keep, limit, available)
 
 
 def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
     single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
     with pytest.raises(MhaError) as caught:
-        foresee(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)
+        plan_memory(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)
     assert caught.value.hint == "use a shorter text or a smaller --d-model"
 
 
 MEASURED = r"""
 import json, re, sys
 from mhacli.spec.config import Config
-from mhacli.requests.layer import make_plan
-from mhacli.compute.layer.run import Options, inspect
+from mhacli.requests.memory import make_plan
+from mhacli.compute.layer.run import RecordingOptions, inspect
 from mhacli.text.encode import encode
 from mhacli.requests.layer import facts_of
 
@@ -161,7 +161,7 @@ choices = json.loads(sys.argv[1])
 texts = [] if "random" in choices else ["word " * 1600, "word " * 1500]
 config = Config(**{"d_model": 64, "n_heads": 4, "device": "cpu", **choices}).resolved()
 encoded = encode(texts[: 2 if "padding" in choices else 1], config)
-inspect(encoded, config, options=Options(repeat=1))
+inspect(encoded, config, options=RecordingOptions(repeat=1))
 peak = int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) * 1024
 print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
 """

@@ -23,7 +23,7 @@ from support.variant_cases import (
 )
 
 from mhacli.compute.base.setup import make_setup
-from mhacli.compute.layer.run import Options, inspect
+from mhacli.compute.layer.run import RecordingOptions, inspect
 from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -101,7 +101,7 @@ def test_the_grid_holds_every_combination_of_positions_and_masks_and_every_pair_
 def test_the_record_of_inspect_holds_what_ran(case, bias_file):
     setup = setup_of(case, bias_file)
     keep = ("x", "q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out")
-    record = inspect(setup.encoded, case.config(bias_file), options=Options(keep=keep, repeat=1))
+    record = inspect(setup.encoded, case.config(bias_file), options=RecordingOptions(keep=keep, repeat=1))
     seen = observed(setup)
     for name in keep:
         assert np.array_equal(record.arrays[name], seen[name].numpy()), name

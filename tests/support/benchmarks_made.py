@@ -6,7 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.bench.result import BenchEnvironment, Benchmark, Ceiling, Control, Row, median_interval, quartiles
+from mhacli.results.bench.result import (
+    BenchEnvironment,
+    Benchmark,
+    BenchRow,
+    MachinePeak,
+    NoiseBaseline,
+    median_interval,
+    quartiles,
+)
 from mhacli.results.bench.workload import Sweep, Workload
 
 SIZE = Workload(2, 9, 3, 11, 5, 5, "float32", False, "forward")
@@ -15,7 +23,7 @@ ENVIRONMENT = BenchEnvironment(
     mha="0.1.0", torch="2.9.1", numpy="2.1.3", python="3.12.1", platform="Linux x86_64", device="cpu",
     device_name="Some CPU", device_asked="auto", threads=3, cpu_name="Some CPU", n_cpus=7, driver=None, load_average=0.5,
 )  # fmt: skip
-CEILING = Ceiling("float32", matmul_tflops=0.5, copy_gb_per_s=20.0)
+CEILING = MachinePeak("float32", matmul_tflops=0.5, copy_gb_per_s=20.0)
 
 
 def size(**changes: Any) -> Workload:
@@ -24,10 +32,15 @@ def size(**changes: Any) -> Workload:
 
 
 def made_row(
-    backend: str, times_s: Sequence[float] = (), *, workload: Workload = SIZE, ceiling: Ceiling = CEILING, **fields: Any
-) -> Row:
+    backend: str,
+    times_s: Sequence[float] = (),
+    *,
+    workload: Workload = SIZE,
+    ceiling: MachinePeak = CEILING,
+    **fields: Any,
+) -> BenchRow:
     """The row of a backend that took these times, or, without times, of one that has the `status` among `fields`."""
-    bare = Row(**dataclasses.asdict(workload), backend=backend, status="ok", predicted_bytes=4096)
+    bare = BenchRow(**dataclasses.asdict(workload), backend=backend, status="ok", predicted_bytes=4096)
     if not times_s:
         return dataclasses.replace(bare, **{"status": "unsupported", "reason": "there is no such kernel"} | fields)
     middle, (p25, p75) = median_interval(times_s), quartiles(times_s)
@@ -48,17 +61,17 @@ def made_control(
     backend: str = "sdpa",
     ratio: float = 1.0,
     samples_s: Sequence[float] = (0.5,),
-) -> Control:
+) -> NoiseBaseline:
     """A control whose ratio of a backend to itself lies between `low` and `high`."""
-    return Control(**dataclasses.asdict(workload), backend=backend, samples_s=tuple(samples_s),
+    return NoiseBaseline(**dataclasses.asdict(workload), backend=backend, samples_s=tuple(samples_s),
                    median_s=median_interval(samples_s).median, ratio=ratio,
                    ratio_low=low, ratio_high=high)  # fmt: skip
 
 
 def made_benchmark(
-    *rows: Row,
-    controls: Sequence[Control] = (),
-    ceilings: Sequence[Ceiling] = (CEILING,),
+    *rows: BenchRow,
+    controls: Sequence[NoiseBaseline] = (),
+    ceilings: Sequence[MachinePeak] = (CEILING,),
     environment: Mapping[str, Any] | None = None,
     sweep: Sweep | None = None,
 ) -> Benchmark:

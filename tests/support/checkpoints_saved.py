@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from support.model_families import BASE, GPT, GROUPED, PLAIN, WINDOW, made, run_plain
 
 STORY = Path(__file__).parents[2] / "sample_texts" / "story.txt"
@@ -130,5 +130,5 @@ def attentions(folder: str, automatic: str = "AutoModel", **keywords: Tensor) ->
 def request_of(folder: str, *texts: str, **choices: Any) -> ModelRequest:
     """What a command asks of a checkpoint."""
     checkpoint = read_checkpoint(folder)
-    wanted = choices.pop("wanted", Wanted(command=("mha", "run")))
+    wanted = choices.pop("wanted", HeadsRequest(command=("mha", "run")))
     return ModelRequest(source=folder, checkpoint=checkpoint, texts=texts, wanted=wanted, device="cpu", **choices)

@@ -14,13 +14,13 @@ def surveyed(*texts: str, context: Sequence[str] = (), wanted: Any = None, **cho
     """A real record of heads of these texts."""
     from mhacli.compute.heads import prepare_heads
     from mhacli.requests.layer import layer_request
-    from mhacli.results.record.heads import Wanted
+    from mhacli.results.record.head_statistics import HeadsRequest
     from mhacli.spec.config import Config
     from mhacli.text.encode import encode
 
     config = Config(**{"device": "cpu", "init": "uniform", "threads": 1, **choices}).resolved()
     request = layer_request(encode(texts, config, context=context), config)
-    run = prepare_heads(request, wanted or Wanted(command=("mha", "heads")))
+    run = prepare_heads(request, wanted or HeadsRequest(command=("mha", "heads")))
     run.run()
     return run.record()
 

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from mhacli.results.record.heads import Averages, Check, Corner, HeadStatistics, Kept, Sink, StrongCell, Survey
+from mhacli.results.record.head_statistics import (
+    Averages,
+    Check,
+    Corner,
+    HeadsSummary,
+    HeadStatistics,
+    Kept,
+    Sink,
+    StrongCell,
+)
 from mhacli.results.record.record import (
     Environment,
     Generated,
@@ -207,7 +216,7 @@ def _layer(number, kind, name, own, n_heads, n_kv_heads, causal, window, sinks, 
         layer=number, name=name, kind=kind, captured_by="registry", kernel="flash", n_heads=n_heads, n_kv_heads=n_kv_heads,
         d_head=D_HEAD, d_v=D_HEAD, scale=1 / math.sqrt(D_HEAD), softcap=None, mask=mask, bias=False, sinks=sinks,
         verified=True, unverified=(), self_check=SelfCheck(checks[-1].error, 2e-6, True),
-        survey=Survey(
+        survey=HeadsSummary(
             block=1, steps=_steps(q_len, k_len), patterns=(), sink_tokens=4, sink_share=0.1, kernel="flash", checks=checks,
             peak_bytes=0, full_bytes=4 * own["pattern"].size, kept=kept,
         ),

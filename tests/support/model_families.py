@@ -45,7 +45,7 @@ class Family:
 
     kind: str
     choices: Mapping[str, Any]
-    rung: str
+    level: str
     implementation: str
     kernel: str
     n_kv_heads: int = N_HEADS

@@ -10,20 +10,20 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import (
     CacheStep,
     CacheTiming,
     Cell,
     DecodeSummary,
     Environment,
-    Parameter,
     Record,
     RouteCheck,
     SelfCheck,
     Step,
+    TensorSummary,
     Timing,
-    Values,
+    WeightShape,
 )
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -148,8 +148,8 @@ def _trace(arrays: dict[str, np.ndarray]) -> tuple[Step, ...]:
 def walked(record: Record) -> Record:
     """The record with what only a walkthrough holds: values of tensors, parameters, routes, and the cell (0, 0, 1, 0)."""
     numbers = tuple(float(x) for x in record.arrays["out"].flatten()[:6])
-    values = Values(min(numbers), max(numbers), 0.25, 1.5, (0, 1, 2, 3), 2, 1, numbers)
-    last = replace(record.trace[-1], values=values, parameters=(Parameter("o_proj.weight", (6, 7)),))
+    values = TensorSummary(min(numbers), max(numbers), 0.25, 1.5, (0, 1, 2, 3), 2, 1, numbers)
+    last = replace(record.trace[-1], values=values, parameters=(WeightShape("o_proj.weight", (6, 7)),))
     row = slice(0, len(record.keys[0].tokens))
     scores = record.arrays["scores"][0, 0, 1, row].tolist()
     cell = Cell(

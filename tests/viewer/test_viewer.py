@@ -28,7 +28,7 @@ from textual import events
 from textual.geometry import Size
 from textual.screen import Screen
 
-from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import LayerWithout, OwnModule, Record
 from mhacli.viewer.app import Viewer
 from mhacli.viewer.gallery import gallery

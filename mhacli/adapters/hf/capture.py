@@ -70,20 +70,22 @@ class _Watch:
         """The outermost module of a list that is being run, if any, and which run that is."""
         return self.names[id(self.blocks[0])] if self.blocks else None, self.n_runs
 
-    def tell(self, kind: type[Call], module: nn.Module, rung: Rung, where: tuple[str | None, int], **seen: Any) -> None:
+    def tell(
+        self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
+    ) -> None:
         """A call that is complete, and was made `where`."""
         name, (block, run) = self.names[id(module)], where
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
         layer, of, part = self._numbers.next(name, block or name, run)
         place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
-        call = kind(**place, rung=rung, implementation=implementation, **seen)
+        call = kind(**place, level=level, implementation=implementation, **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model
         try:
             self._take(call)
         finally:
             self.is_inside = False
 
-    def watched(self, rung: Rung, original: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with every call of it by a module of the model told."""
         signature = inspect.signature(original)
 
@@ -98,8 +100,8 @@ class _Watch:
             finally:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
-            seen = _seen(module, given, result[0].transpose(1, 2), kernel, rung)
-            self.tell(ScoredCall, module, rung, self.where(), **seen)
+            seen = _seen(module, given, result[0].transpose(1, 2), kernel, level)
+            self.tell(ScoredCall, module, level, self.where(), **seen)
             return result
 
         return watching
@@ -114,12 +116,14 @@ def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[s
     return given
 
 
-def _seen(module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWatch, rung: Rung) -> dict[str, Any]:
+def _seen(
+    module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWatch, level: InterceptionLevel
+) -> dict[str, Any]:
     """What a call of an attention function holds, by the fields of `ScoredCall`."""
     q, scaling, mask = given["query"], given.get("scaling"), given.get("attention_mask")
     is_causal = given.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    is_training = bool(given.get("dropout")) and (rung == "registry" or module.training)
+    is_training = bool(given.get("dropout")) and (level == "registry" or module.training)
     return {
         "q": q,
         "k": given["key"],
@@ -127,12 +131,12 @@ def _seen(module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWat
         "z": z,
         "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
         "mask": mask,
-        "causal": rung == "registry" and mask is None and is_causal and q.shape[2] > 1,
+        "causal": level == "registry" and mask is None and is_causal and q.shape[2] > 1,
         "softcap": given.get("softcap"),
         "bias": given.get("position_bias"),
         "sinks": _sinks(given),
         "lse": kernel.lse_of(q),
-        "kernel": kernel.kernel or ("math" if rung == "registry" else "eager"),
+        "kernel": kernel.kernel or ("math" if level == "registry" else "eager"),
         "unknown": unknown_keywords(given) + (("dropout",) if is_training else ()),
     }
 
@@ -356,7 +360,7 @@ class _Pending:
 # --------------------------------------------------------------------------------------------------------------- a call
 
 
-Rung = Literal["registry", "module", "sdpa", "softmax"]
+InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was seen, the surest way first: by the function that transformers' registry holds for the implementation in use;
 by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
 
@@ -374,7 +378,7 @@ class Call:
     layer: int
     kind: AttentionKind
     part: int
-    rung: Rung
+    level: InterceptionLevel
     implementation: str
     v: Float[Tensor, "batch kv_head key d_v"] | None = None
     z: Float[Tensor, "batch head query d_v"] | None = None

@@ -76,7 +76,7 @@ def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> A
 
 
 @dataclass(frozen=True)
-class SeenPattern(ComputedPattern):
+class CapturedPattern(ComputedPattern):
     """A pattern that a model computed whole from `scores`, asked in float32 at least: float64 would claim what its shares
     cannot hold."""
 
@@ -87,11 +87,11 @@ class SeenPattern(ComputedPattern):
         """An empty tensor with the dtype of the maths, on the pattern's device."""
         return self.pattern.new_empty(0, dtype=torch.promote_types(self.pattern.dtype, torch.float32))
 
-    def of_heads(self, heads: range) -> SeenPattern:
+    def of_heads(self, heads: range) -> CapturedPattern:
         """The pattern of some neighbouring heads."""
         span = slice(heads.start, heads.stop)
         allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
-        return SeenPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
+        return CapturedPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
 
 
 def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> AttentionResult:
@@ -105,7 +105,7 @@ def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Attenti
     lse = scores.logsumexp(dim=-1)
     is_wide = call.pattern.dtype in (torch.float32, torch.float64)
     shares = call.pattern if is_wide else (scores - lse[..., None]).exp()
-    pattern = SeenPattern(shares.masked_fill(~keep, 0.0), masks.from_tensor(keep), scores=call.scores)
+    pattern = CapturedPattern(shares.masked_fill(~keep, 0.0), masks.from_tensor(keep), scores=call.scores)
     v, z = (None, lse.new_zeros(*lse.shape, 1)) if call.v is None or call.z is None else (call.v, call.z)
     return AttentionResult(range(lse.shape[1]), pattern, lse, z, v, "softmax")
 
@@ -145,7 +145,7 @@ def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
     keep = visible_cells(pattern.allowed, q_idx, k_idx)
     full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
     full = full.expand(batch, -1, n_queries, n_keys)
-    if isinstance(pattern, SeenPattern):
+    if isinstance(pattern, CapturedPattern):
         scores = pattern.scores.to(pattern.like.dtype).masked_fill(~full, -torch.inf)
         return {"scores": scores, "pattern": pattern.pattern, "allowed": full}
     assert attention.scores is not None

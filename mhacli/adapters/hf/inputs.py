@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.spec.config import Side
+from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 
 
@@ -26,7 +26,7 @@ class ModelInputs:
 
     sequences: tuple[TokenSequence, ...]
     context: tuple[TokenSequence, ...] | None
-    side: Side
+    side: PaddingSide
     keywords: dict[str, Tensor]
 
     def beginning(self, n: int) -> dict[str, Tensor]:
@@ -35,7 +35,11 @@ class ModelInputs:
 
 
 def make_inputs(
-    model: Any, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, side: Side, pad_id: int
+    model: Any,
+    sequences: Sequence[TokenSequence],
+    context: Sequence[TokenSequence] | None,
+    side: PaddingSide,
+    pad_id: int,
 ) -> ModelInputs:
     """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
@@ -89,7 +93,7 @@ def _first_position(model: Any) -> int:
 
 
 def _family(
-    prefix: str, sequences: Sequence[TokenSequence], side: Side, pad_id: int, device: torch.device
+    prefix: str, sequences: Sequence[TokenSequence], side: PaddingSide, pad_id: int, device: torch.device
 ) -> dict[str, Tensor]:
     """Ids, and the mask for padding where there is any: without one a model takes its quickest path."""
     longest = max(len(sequence.ids) for sequence in sequences)

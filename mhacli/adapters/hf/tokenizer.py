@@ -17,7 +17,7 @@ from typing import Any, Final
 from mhacli.adapters.hf.load import guarded, offline, transformers
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError
-from mhacli.spec.config import Side
+from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.pieces import BYTES, Spelling, pieces_of, spelling_of
 from mhacli.text.spans import Message
@@ -31,7 +31,7 @@ class ModelTokenizer:
     path: str
     library: Any
     spelling: Spelling
-    side: Side
+    side: PaddingSide
     bos_id: int | None
     pad_id: int | None
     template: Any = None

@@ -18,8 +18,17 @@ from torch import Tensor
 from mhacli.attention.core import Allowed
 from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask, of_heads
-from mhacli.attention.tiled.statistics import Mass
-from mhacli.attention.tiled.tiles import PENALTY, Rectangle, Shares, hide, indices, rectangles, reduce_tiles, tile_shape
+from mhacli.attention.tiled.statistics import RowSums
+from mhacli.attention.tiled.tiles import (
+    PENALTY,
+    PatternTiles,
+    TileRegion,
+    hide,
+    indices,
+    rectangles,
+    reduce_tiles,
+    tile_shape,
+)
 from mhacli.spec.sites import alibi_slopes
 
 LOG2_E = math.log2(math.e)
@@ -79,7 +88,7 @@ class Scores:
         self,
         out: Float[Tensor, "query key"],
         place: tuple[int, int],
-        rectangle: Rectangle,
+        rectangle: TileRegion,
         lse: Float[Tensor, "batch head all_queries"] | None = None,
     ) -> None:
         """Writes `log2(e) · (score − lse)` of a tile of sequence and head `place`; `lse` None is 0.
@@ -89,7 +98,7 @@ class Scores:
         self._unmasked_into(out, place, rectangle, lse)
         hide(out, rectangle.hidden, place)
 
-    def _unmasked_into(self, out: Tensor, place: tuple[int, int], rectangle: Rectangle, lse: Tensor | None) -> None:
+    def _unmasked_into(self, out: Tensor, place: tuple[int, int], rectangle: TileRegion, lse: Tensor | None) -> None:
         (batch, head), queries, keys = place, rectangle.queries, rectangle.keys
         group = self.q.shape[1] // self.k.shape[1]
         q = self.q[batch, head, queries.start : queries.stop].to(out.dtype)
@@ -153,7 +162,7 @@ class VirtualPattern:
         """The mask."""
         return self.scores.allowed
 
-    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: Rectangle) -> None:
+    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: TileRegion) -> None:
         """Writes log2 p and p of a tile."""
         self.scores.log2_into(log2, place, rectangle, self.lse)
         torch.exp2(log2, out=shares)
@@ -180,7 +189,7 @@ class ComputedPattern:
         """An empty float64 tensor on the pattern's device."""
         return self.pattern.new_empty(0, dtype=torch.float64)
 
-    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: Rectangle) -> None:
+    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: TileRegion) -> None:
         """Writes log2 p and p of a tile."""
         rows, columns = (slice(span.start, span.stop) for span in (rectangle.queries, rectangle.keys))
         shares.copy_(self.pattern[place][rows, columns])
@@ -202,7 +211,7 @@ class AttentionResult:
     """
 
     heads: range
-    pattern: Shares
+    pattern: PatternTiles
     lse: Float[Tensor, "batch head query"]
     z: Float[Tensor, "batch head query d_v"]
     v: Float[Tensor, "batch kv_head key d_v"] | None
@@ -335,7 +344,7 @@ def pattern_of(scores: Scores, lse: Float[Tensor, "batch head query"]) -> Virtua
         finer = VirtualPattern(replace(scores, is_wide=True), lse.double())
     else:
         finer = VirtualPattern(replace(scores, n_parts=SHARP_PARTS), lse)
-    mass = Mass(finer)
+    mass = RowSums(finer)
     reduce_tiles(finer, [mass])
     return replace(finer, lse=finer.lse + torch.where(mass.per_query > 0, mass.per_query, 1.0).log())
 

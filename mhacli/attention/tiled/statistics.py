@@ -17,7 +17,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mhacli.attention.tiled.conditions import Matches
-from mhacli.attention.tiled.tiles import PENALTY, Reducer, Shares, Tile, indices, rectangles, reduce_tiles, tile_shape
+from mhacli.attention.tiled.tiles import (
+    PENALTY,
+    PatternTiles,
+    Reducer,
+    Tile,
+    indices,
+    rectangles,
+    reduce_tiles,
+    tile_shape,
+)
 
 PerQuery = Float[Tensor, "batch head query"]
 
@@ -90,7 +99,7 @@ class Statistics:
 
 
 def summarise(
-    pattern: Shares,
+    pattern: PatternTiles,
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
@@ -102,8 +111,8 @@ def summarise(
     With the number of keys that are `visible` to each query, those queries are counted that give a key `lift` times its uniform
     share, 1 / visible; without it nothing is.
     """
-    mass, entropy, squares, peak = Mass(pattern), Entropy(pattern), Squares(pattern), Peak(pattern)
-    distance, received, profile = Distance(pattern), Received(pattern, asked.block), Profile(pattern)
+    mass, entropy, squares, peak = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern), Peak(pattern)
+    distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
     lifted = [] if visible is None else [Lifted(pattern, torch.where(visible > 0, lift / visible, torch.inf))]
     duplicate, induction = (
@@ -201,7 +210,7 @@ def doubling_steps(longest: int) -> tuple[int, ...]:
     return (0, *powers, longest) if longest else (0,)
 
 
-def shares_of(pattern: Shares, place: tuple[int, int], queries: range, keys: range) -> Float[Tensor, "query key"]:
+def shares_of(pattern: PatternTiles, place: tuple[int, int], queries: range, keys: range) -> Float[Tensor, "query key"]:
     """Any corner of a pattern, cell by cell: exact, in time and memory of that corner alone."""
     shares = pattern.like.new_zeros(len(queries), len(keys))
     for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(shares.device), shares):
@@ -215,10 +224,10 @@ def shares_of(pattern: Shares, place: tuple[int, int], queries: range, keys: ran
 # ------------------------------------------------------------------------------------------------------------- reducers
 
 
-class Mass:
+class RowSums:
     """`Σ_k p` of each query: 1, or 0 where no key is allowed. What every other number rests on."""
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -229,7 +238,7 @@ class Mass:
 class Entropy:
     """`−Σ_k p ln p` of each query, in nats. Source: Shannon 1948, theorem 2."""
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self._bits = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -242,10 +251,10 @@ class Entropy:
         return (self._bits * math.log(2)).clamp(min=0)
 
 
-class Squares:
+class RowSquareSums:
     """`Σ_k p²` of each query, the inverse of an effective number of keys. Source: Hill 1973 (order 2)."""
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -256,7 +265,7 @@ class Squares:
 class Peak:
     """The largest `ln p` of each query; far below any share of a float where no key is allowed."""
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self._log2 = pattern.like.new_full(pattern.shape[:3], PENALTY)
 
     def add(self, tile: Tile) -> None:
@@ -277,7 +286,7 @@ class Distance:
     they are small enough to be exact. Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention", equation 2.
     """
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
         self._known: tuple[range, range, Tensor, Tensor | None] | None = None
 
@@ -302,14 +311,14 @@ def _steps(tile: Tile) -> tuple[Tensor, Tensor | None]:
     return keys.sub_(corner).abs_(), queries.sub_(corner).abs_()
 
 
-class Received:
+class ColumnSums:
     """What each key receives, `Σ_i p`, and the map: the same sums over blocks of `block` queries and keys.
 
     `per_key` has the axes `batch head key`, `map` `batch head block_of_queries block_of_keys`. `block` is a power of two, so
     that the edges of blocks and tiles meet. Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle", section 3.
     """
 
-    def __init__(self, pattern: Shares, block: int) -> None:
+    def __init__(self, pattern: PatternTiles, block: int) -> None:
         batch, n_heads, n_queries, n_keys = pattern.shape
         self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
         self._block = block
@@ -331,7 +340,7 @@ class Lifted:
     A floor of some times 1 / visible keys counts the queries that give a key so many times its uniform share.
     """
 
-    def __init__(self, pattern: Shares, floor: Float[Tensor, "batch _head query"]) -> None:
+    def __init__(self, pattern: PatternTiles, floor: Float[Tensor, "batch _head query"]) -> None:
         batch, n_heads, _, n_keys = pattern.shape
         self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
         self._floor = floor.to(pattern.like.dtype).expand(-1, n_heads, -1)
@@ -349,7 +358,7 @@ class Profile:
     (attention to the relative positions).
     """
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         batch, n_heads, n_queries, n_keys = pattern.shape
         self.zero = n_queries - 1
         self.mass = pattern.like.new_zeros(batch, n_heads, n_queries + n_keys - 1)
@@ -364,7 +373,7 @@ class Profile:
 class Marked:
     """The share of each query that goes to marked keys, such as the first of each text. `marks` is `[batch, key]`."""
 
-    def __init__(self, pattern: Shares, marks: Bool[Tensor, "batch key"]) -> None:
+    def __init__(self, pattern: PatternTiles, marks: Bool[Tensor, "batch key"]) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
         self._marked = [row.nonzero().flatten().tolist() for row in marks]
 
@@ -389,7 +398,7 @@ class SameLabel:
 
     def __init__(
         self,
-        pattern: Shares,
+        pattern: PatternTiles,
         q_labels: Int[Tensor, "batch query"],
         k_labels: Int[Tensor, "batch key"],
         *,
@@ -434,7 +443,7 @@ def _by_label(labels: Int[Tensor, " key"]) -> tuple[Int[Tensor, " labelled"], In
 class Matched:
     """The mass on cells that match an expression, `batch head`: a sum over all queries. `matches` has one per sequence."""
 
-    def __init__(self, pattern: Shares, matches: Sequence[Matches]) -> None:
+    def __init__(self, pattern: PatternTiles, matches: Sequence[Matches]) -> None:
         self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
         self._matches = matches
         self._asked: dict[int, tuple[range, range, Tensor]] = {}
@@ -460,7 +469,7 @@ class Between:
     """
 
     def __init__(
-        self, pattern: Shares, q_spans: Bool[Tensor, "batch span query"], k_spans: Bool[Tensor, "batch span key"]
+        self, pattern: PatternTiles, q_spans: Bool[Tensor, "batch span query"], k_spans: Bool[Tensor, "batch span key"]
     ) -> None:
         n_spans, dtype = q_spans.shape[1], pattern.like.dtype
         self.mass = pattern.like.new_zeros((*pattern.shape[:2], n_spans, n_spans), dtype=torch.float64)

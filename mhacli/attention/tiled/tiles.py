@@ -36,7 +36,7 @@ class Grid(Protocol):
 
 
 @runtime_checkable
-class Shares(Grid, Protocol):
+class PatternTiles(Grid, Protocol):
     """A pattern that can be asked for tile by tile: from scores, or one that was computed whole."""
 
     def tile_into(
@@ -44,11 +44,11 @@ class Shares(Grid, Protocol):
         log2: Float[Tensor, "query key"],
         shares: Float[Tensor, "query key"],
         place: tuple[int, int],
-        rectangle: Rectangle,
+        rectangle: TileRegion,
     ) -> None:
         """Writes log2 p and p of a tile of sequence and head `place`: `PENALTY` or less, and 0, where it is forbidden."""
 
-    def of_heads(self, heads: range) -> Shares:
+    def of_heads(self, heads: range) -> PatternTiles:
         """The pattern of some neighbouring heads."""
 
 
@@ -116,7 +116,7 @@ class Reducer(Protocol):
 
 
 def reduce_tiles(
-    pattern: Shares, reducers: Sequence[Reducer], tell: Callable[[int], None] = lambda cells: None
+    pattern: PatternTiles, reducers: Sequence[Reducer], tell: Callable[[int], None] = lambda cells: None
 ) -> None:
     """Shows every tile of a pattern to the reducers; `tell` hears of the cells that were looked at, tile by tile."""
     batch, n_heads, n_queries, n_keys = pattern.shape
@@ -143,7 +143,7 @@ class _Buffers:
         self._shares = like.new_empty(n * (n + m) + n)
         self._zeroed = (0, 0)
 
-    def tile(self, pattern: Shares, place: tuple[int, int], rectangle: Rectangle) -> Tile:
+    def tile(self, pattern: PatternTiles, place: tuple[int, int], rectangle: TileRegion) -> Tile:
         """The tile of a rectangle; what an earlier one held is gone."""
         queries, keys, _ = rectangle
         n, m = len(queries), len(keys)
@@ -188,29 +188,29 @@ def tile_shape(device: torch.device) -> TileShape:
     return CPU_TILES if device.type == "cpu" else DEVICE_TILES
 
 
-class Hidden(NamedTuple):
+class MaskedColumns(NamedTuple):
     """Columns of a rectangle that hold forbidden cells: `PENALTY` there, 0 where allowed. Axes of size 1 hold for all."""
 
     columns: slice
     penalty: Float[Tensor, "#batch #head query columns"]
 
 
-class Rectangle(NamedTuple):
+class TileRegion(NamedTuple):
     """Queries and keys to look at together, and where the mask forbids cells of it."""
 
     queries: range
     keys: range
-    hidden: tuple[Hidden, ...]
+    hidden: tuple[MaskedColumns, ...]
 
 
 def rectangles(
     queries: range, keys: range, allowed: Allowed | None, shape: TileShape, like: Tensor
-) -> Iterator[Rectangle]:
+) -> Iterator[TileRegion]:
     """Every rectangle with a visible cell, queries first: all keys of a block of queries come before the next block."""
     for rows in _blocks(queries, shape.queries):
         for columns, strips in _runs(rows, keys, allowed, shape):
             hidden = tuple(_hidden(rows, strip, columns.start, allowed, like) for strip in strips)
-            yield Rectangle(rows, columns, hidden)
+            yield TileRegion(rows, columns, hidden)
 
 
 def n_cells_of(n_queries: int, n_keys: int, allowed: Allowed | None, shape: TileShape) -> int:
@@ -248,14 +248,14 @@ def _joined(strips: list[range], strip: range) -> list[range]:
     return [*strips, strip]
 
 
-def _hidden(rows: range, strip: range, first: int, allowed: Allowed | None, like: Tensor) -> Hidden:
+def _hidden(rows: range, strip: range, first: int, allowed: Allowed | None, like: Tensor) -> MaskedColumns:
     keep = visible_cells(allowed, indices(rows, like), indices(strip, like))
     assert keep is not None  # without a mask nothing is mixed
     penalty = torch.where(keep, 0.0, PENALTY).to(like.dtype).expand(-1, -1, len(rows), len(strip))
-    return Hidden(slice(strip.start - first, strip.stop - first), penalty)
+    return MaskedColumns(slice(strip.start - first, strip.stop - first), penalty)
 
 
-def hide(tile: Float[Tensor, "query key"], hidden: Sequence[Hidden], place: tuple[int, int]) -> None:
+def hide(tile: Float[Tensor, "query key"], hidden: Sequence[MaskedColumns], place: tuple[int, int]) -> None:
     """Adds the penalties of a sequence and head to log2 p."""
     for columns, penalty in hidden:
         own = penalty[min(place[0], penalty.shape[0] - 1), min(place[1], penalty.shape[1] - 1)]

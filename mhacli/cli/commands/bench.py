@@ -26,10 +26,10 @@ from mhacli.cli.values import counts, integer, real, whole, words_of
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.results.bench.result import (
+    BaselineComparison,
     Benchmark,
-    Change,
-    Comparison,
-    Ruling,
+    FailIfResult,
+    TimeChange,
     compare,
     parse_rule,
     read_benchmark,
@@ -166,7 +166,7 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
     leave_deleted_folder()
     with loading_torch():
         from mhacli.compute.bench import run as study
-    options = study.Options(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
+    options = study.BenchOptions(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
     with progress() as tell:
         found = study.bench(sweep, how.device, options, tell)
     comparison = None if baseline is None else compare(found, baseline, against.compare or "")
@@ -207,7 +207,7 @@ def _baseline(path: str) -> Benchmark:
     return found
 
 
-def _narrowed(sweep: Sweep, changes: Sequence[Change]) -> Sweep:
+def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
     """The backends and lengths of some changes alone."""
     return replace(
         sweep,
@@ -258,7 +258,7 @@ def _draw(found: Benchmark, output: ReportOutput) -> None:
         write_whole(output.html, page(found, picture).encode(), force=output.force)
 
 
-def _print(found: Benchmark, comparison: Comparison | None, output: ReportOutput) -> None:
+def _print(found: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
     from mhacli.render.reports.bench import bench_view, csv_pieces, json_pieces
 
     print_report(
@@ -269,7 +269,7 @@ def _print(found: Benchmark, comparison: Comparison | None, output: ReportOutput
     )
 
 
-def _require(found: Benchmark, comparison: Comparison | None) -> None:
+def _require(found: Benchmark, comparison: BaselineComparison | None) -> None:
     """Raises `MhaError` where nothing could be measured or compared, and with 3 where the rule says that it is slower."""
     if not any(row.status == "ok" for row in found.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in found.rows)
@@ -295,7 +295,7 @@ def _require(found: Benchmark, comparison: Comparison | None) -> None:
     note(_passed(comparison, comparison.rule))
 
 
-def _passed(comparison: Comparison, rule: Ruling) -> str:
+def _passed(comparison: BaselineComparison, rule: FailIfResult) -> str:
     """What to say of a rule that no time breaks; and what the widest interval could have shown, where one holds the limit."""
     if rule.outcome == "passed":
         return f"every time is surely at most {rule.limit:g} × that of {comparison.baseline}"

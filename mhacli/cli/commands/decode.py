@@ -31,7 +31,7 @@ from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.facts import CacheKind
 
 _DECODING = "Decoding"
@@ -93,7 +93,10 @@ def decode(
     save = output.save
     options = with_output(_drawn(decoding), output, others=save.files, keep=save.keep)
     if model.model is not None:
-        reading, wanted = ModelTextOptions(generate=going_on.generate), Wanted(allow_nonfinite=layer.allow_nonfinite)
+        reading, wanted = (
+            ModelTextOptions(generate=going_on.generate),
+            HeadsRequest(allow_nonfinite=layer.allow_nonfinite),
+        )
         of_model = model_request(model, reading, source, text, layer, device, save, wanted)
         require_configured_heads(options.heads, of_model)
         _decode_checkpoint(of_model, options, decoding, output)
@@ -101,11 +104,11 @@ def decode(
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
         raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
-    from mhacli.cli.shared.request import make_request, require_memory, save_files
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
     from mhacli.requests.layer import decodable
 
     request = make_request(source, text, layer, device, save)
-    require_memory(request)
+    require_cpu_memory(request)
     request = decodable(request, decoding.prompt_len)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():

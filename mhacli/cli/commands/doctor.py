@@ -27,7 +27,7 @@ _MODEL, _DEVICE = "Checkpoint", "Device"
 
 
 @option_group
-class PatientOptions:
+class ExaminedModelOptions:
     """The checkpoint to examine, and what it reads."""
 
     typed: Annotated[
@@ -56,7 +56,7 @@ class PatientOptions:
 
 
 @option_group
-class PlaceOptions:
+class DoctorDeviceOptions:
     """Where it is examined, and what is tried."""
 
     device: Annotated[
@@ -83,7 +83,9 @@ class DoctorFormats(Formats):
 
 
 @command
-def doctor(patient: PatientOptions, place: PlaceOptions, formats: DoctorFormats, colour: ColourOptions) -> None:
+def doctor(
+    patient: ExaminedModelOptions, place: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions
+) -> None:
     """Options in, a report out; then the verdict."""
     Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
     found = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
@@ -104,7 +106,7 @@ def _view(found: Report, on: Screen) -> RenderableType:
     return doctor_view(found, on)
 
 
-def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
+def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
     texts = _texts(patient)
     if texts:
         raise UsageError(
@@ -125,7 +127,7 @@ def _installation(patient: PatientOptions, place: PlaceOptions) -> Report:
         )
 
 
-def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
+def _checkpoint(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
     if place.compile:
         raise UsageError(
             "compile must be left out with --model, whose attention is its own", hint="leave --compile out"
@@ -152,7 +154,7 @@ def _checkpoint(patient: PatientOptions, place: PlaceOptions) -> Report:
         return examine_checkpoint(request, tell)
 
 
-def _texts(patient: PatientOptions) -> tuple[str, ...]:
+def _texts(patient: ExaminedModelOptions) -> tuple[str, ...]:
     """The texts for a checkpoint to read. Raises `UsageError` for one that is the path of something."""
     for word in patient.typed or ():
         require_words(word, has_file=False)

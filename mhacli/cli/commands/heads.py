@@ -50,8 +50,9 @@ from mhacli.io.interrupts import more_time
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.requests.layer import LayerRequest, foresee_heads, require_no_dropout
-from mhacli.results.record.heads import SINK_SHARE, SINK_TOKENS, Corner, Kept, Wanted
+from mhacli.requests.layer import LayerRequest, require_no_dropout
+from mhacli.requests.memory import predict_heads_memory
+from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS, Corner, HeadsRequest, Kept
 from mhacli.results.record.record import LayerChoice, kinds_of
 from mhacli.spec.conditions import INDUCTION, parse_pattern
 from mhacli.spec.config import MAX_LENGTH
@@ -163,7 +164,7 @@ def heads(
     _require_drawable(options, wanted, request.config.n_heads)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
-        foresee_heads(request.facts, wanted)
+        predict_heads_memory(request.facts, wanted)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
     with life("projecting"):
@@ -175,7 +176,7 @@ def heads(
     print_result(record, request.notes, options=options, output=output)
 
 
-def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> Wanted:
+def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> HeadsRequest:
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = request.facts
     heads = _chosen_heads(asked)
@@ -237,11 +238,11 @@ def _kept_of_kinds(
 _ONE_KIND = "--layer encoder.N, decoder.N or cross.N looks at one kind"
 
 
-def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> Wanted:
+def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
     """What is asked of heads, whatever they are of."""
     if not 0 < asked.sink_share <= 1:
         raise UsageError(f"sink-share must be above 0 and at most 1, got {asked.sink_share:g}")
-    return Wanted(
+    return HeadsRequest(
         heads=heads,
         patterns=tuple(map(parse_pattern, asked.pattern or ())),
         sink_tokens=asked.sink_tokens,
@@ -251,7 +252,7 @@ def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ..
     )
 
 
-def _require_drawable(options: ViewOptions, wanted: Wanted, n_heads: int) -> None:
+def _require_drawable(options: ViewOptions, wanted: HeadsRequest, n_heads: int) -> None:
     """Raises `UsageError` for a map of a head that is not looked at."""
     _require_below(options.maps, n_heads, "map")
     for head in options.maps:

@@ -30,7 +30,7 @@ from mhacli.cli.streams import life, loading_torch
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import kinds_of
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple
 
 def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     require_without_model(**vars(given.model), **vars(given.reading))
-    from mhacli.cli.shared.request import make_request, require_memory, save_files
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
 
     request = make_request(given.source, given.text, given.layer, given.device, given.save)
-    require_memory(request)
+    require_cpu_memory(request)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study
@@ -104,7 +104,7 @@ def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, 
 
 
 def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    wanted = Wanted(allow_nonfinite=given.layer.allow_nonfinite)
+    wanted = HeadsRequest(allow_nonfinite=given.layer.allow_nonfinite)
     request = model_request(
         given.model,
         given.reading,

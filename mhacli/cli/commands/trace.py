@@ -45,7 +45,7 @@ from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 
 if TYPE_CHECKING:
     from mhacli.requests.layer import LayerRequest
@@ -150,7 +150,7 @@ def trace(
     telling = _Telling(walking, with_output(_OPTIONS, output, others=save.files), output)
     if model.model is not None:
         _require_of_checkpoint(walking, own)
-        wanted = Wanted(allow_nonfinite=layer.allow_nonfinite)
+        wanted = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
         _walk_checkpoint(of_model, cell, telling)
         return
@@ -181,7 +181,7 @@ def _walk_ours(
     walking, save = telling.walking, telling.output.save
     if walking.mask:
         _require_no_layer(telling, layer)
-    from mhacli.cli.shared.request import make_request, require_memory, save_files
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
     from mhacli.requests.layer import CellIndex, require_inside
 
     request = make_request(source, text, layer, device, save)
@@ -191,7 +191,7 @@ def _walk_ours(
     if walking.mask:
         _draw_mask(request, telling.output)
         return
-    require_memory(request)
+    require_cpu_memory(request)
     with loading_torch():
         from mhacli.compute.layer import trace as walk
     with life("computing"):
@@ -259,8 +259,8 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     from mhacli.render.run.view import mask_document, mask_view
 
     with loading_torch():
-        from mhacli.compute.layer.trace import survey_mask
-    survey = survey_mask(request)
+        from mhacli.compute.layer.trace import summarise_mask
+    survey = summarise_mask(request)
     print_report(
         output.formats.chosen(),
         output.colour,

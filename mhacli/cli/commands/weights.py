@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.attention.convert import Converted
-    from mhacli.checkpoints.conversion import Wanted
+    from mhacli.checkpoints.conversion import ConversionRequest
     from mhacli.render.base.options import Screen
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
@@ -214,11 +214,11 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
     return _written(wanted, where, source.config, made, None, prefix, notes)
 
 
-def _conversion(wanted: ConvertOptions) -> Wanted:
-    from mhacli.checkpoints.conversion import Wanted
+def _conversion(wanted: ConvertOptions) -> ConversionRequest:
+    from mhacli.checkpoints.conversion import ConversionRequest
 
     given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
-    return Wanted(
+    return ConversionRequest(
         wanted.layer or 0, wanted.stack, wanted.layout, wanted.prefix,
         {name: value for name, value in given.items() if value is not None}, not wanted.no_embedding,
     )  # fmt: skip

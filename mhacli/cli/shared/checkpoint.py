@@ -25,7 +25,7 @@ from mhacli.render.base.options import Rows
 if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
     from mhacli.checkpoints.folder import Checkpoint
     from mhacli.requests.checkpoint import ModelRequest
-    from mhacli.results.record.heads import Wanted
+    from mhacli.results.record.head_statistics import HeadsRequest
     from mhacli.results.record.record import LayerChoice
     from mhacli.text.encode import Decoding
     from mhacli.text.spans import Message
@@ -189,7 +189,7 @@ def model_request(
     layer: LayerOptions,
     device: DeviceOptions,
     save: SaveOptions,
-    wanted: Wanted,
+    wanted: HeadsRequest,
 ) -> ModelRequest:
     """The request that the options come to. Raises `MhaError` before anything slow begins."""
     from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command

@@ -25,7 +25,7 @@ from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
 from mhacli.render.base.options import Figure, Scale, Screen, ViewOptions
-from mhacli.results.record.heads import require_order
+from mhacli.results.record.head_statistics import require_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

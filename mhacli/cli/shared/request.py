@@ -15,7 +15,7 @@ from mhacli.cli.streams import life, note
 from mhacli.cli.values import reach, require_context, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
-from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
+from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
 from mhacli.results.record.record import Record
 from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text import vocabulary as vocabularies
@@ -87,10 +87,10 @@ def _encoded(
         return encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
 
 
-def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> Options:
+def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> RecordingOptions:
     """What is recorded besides the config."""
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
-    return Options(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
+    return RecordingOptions(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
 
 
 def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
@@ -106,10 +106,10 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
         )
 
 
-def require_memory(request: LayerRequest) -> None:
+def require_cpu_memory(request: LayerRequest) -> None:
     """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
     if request.config.device in ("auto", "cpu"):
-        require_room(request)
+        require_memory(request)
 
 
 def leave_deleted_folder() -> None:

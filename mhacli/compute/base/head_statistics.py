@@ -21,9 +21,9 @@ from mhacli.attention.tiled.statistics import (
     summarise,
     window_of,
 )
-from mhacli.attention.tiled.tiles import Grid, Shares, visible_keys
+from mhacli.attention.tiled.tiles import Grid, PatternTiles, visible_keys
 from mhacli.io.json_schema import finite
-from mhacli.results.record.heads import (
+from mhacli.results.record.head_statistics import (
     MAX_LARGEST,
     MAX_SINKS,
     NEAR,
@@ -38,7 +38,7 @@ from mhacli.results.record.heads import (
 )
 from mhacli.results.record.record import SpanTokens
 from mhacli.spec.conditions import Pattern
-from mhacli.spec.config import Side
+from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 
 MAP_CELLS = 192
@@ -125,7 +125,7 @@ _ANY = 0.5
 
 
 def head_statistics(
-    pattern: Shares,
+    pattern: PatternTiles,
     statistics: Statistics,
     *,
     heads: range,
@@ -229,7 +229,7 @@ _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 
 
-def _top(pattern: Shares, top_score: Tensor, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
+def _top(pattern: PatternTiles, top_score: Tensor, index: int) -> tuple[float | None, tuple[int, int, int] | None]:
     """The largest score of a head, and its sequence, query and key, counted with padding."""
     scores = top_score[:, index]
     place = int(scores.nan_to_num(nan=-torch.inf).argmax())
@@ -264,7 +264,7 @@ def _sinks(statistics: Statistics, baseline: Baseline, index: int, least: float,
 
 
 def _largest(
-    pattern: Shares, statistics: Statistics, baseline: Baseline, index: int, axes: Axes
+    pattern: PatternTiles, statistics: Statistics, baseline: Baseline, index: int, axes: Axes
 ) -> tuple[StrongCell, ...]:
     """The cells with the greatest share relative to their query's uniform row.
 
@@ -301,7 +301,7 @@ class Axes:
     keys: tuple[TokenSequence, ...]
     q_len: int
     k_len: int
-    side: Side
+    side: PaddingSide
     is_self: bool
     id_of: Callable[[str], int]
     dtype: str

@@ -13,7 +13,7 @@ from torch import Tensor
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
-from mhacli.attention.layer import KeyRows, Places, Projected, Rows, added_positions, embed_tokens, place_rows
+from mhacli.attention.layer import KeyRows, Places, Projected, TokenVectors, added_positions, embed_tokens, place_rows
 from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, RouteInputs
@@ -111,7 +111,7 @@ class Setup:
         scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
         return Scores(q, k, scale, self.config.softcap, bias, allowed)
 
-    def _inputs(self, tap: Tap) -> tuple[Rows, KeyRows | None, Places | None]:
+    def _inputs(self, tap: Tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
         """What the layer reads, and the places of its rows: those of a context count from 0."""
         x = self.rows(tap)
         if self.context is None:
@@ -121,11 +121,11 @@ class Setup:
         tap("context", context)
         return x, context, None
 
-    def rows(self, tap: Tap = no_tap) -> Rows:
+    def rows(self, tap: Tap = no_tap) -> TokenVectors:
         """What the layer reads: embedded tokens or random rows, with positions where those are added."""
         return place_rows(self.content(tap), self.added(self.places), real=self.ids >= 0, tap=tap)
 
-    def content(self, tap: Tap = no_tap) -> Rows:
+    def content(self, tap: Tap = no_tap) -> TokenVectors:
         """What the rows say without their positions: embedded tokens, or random numbers in their place."""
         if self.random is None:
             return embed_tokens(self.ids, self.layer.embedding, tap=tap)

@@ -14,7 +14,7 @@ from torch import Tensor
 from mhacli.attention.core import Tap
 from mhacli.errors import MhaError
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Parameter, Step, Timing, Values
+from mhacli.results.record.record import Step, TensorSummary, Timing, WeightShape
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES, Site
 
@@ -63,7 +63,7 @@ class Capture:
             flops=site.flops(self._facts),
             view_of=view_of,
             parameters=tuple(
-                Parameter(name, shape)
+                WeightShape(name, shape)
                 for name, shape in self._shapes.items()
                 if name.partition(".")[0] in site.parameters
             ),
@@ -112,7 +112,7 @@ def _is_repeated(tensor: Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def summarise(tensor: Tensor) -> Values:
+def summarise(tensor: Tensor) -> TensorSummary:
     """The one-line summary of a tensor's numbers; moments in float64 over the finite ones, deviation of the population."""
     tensor = tensor.detach().cpu()  # not every device has float64
     finite = tensor[torch.isfinite(tensor)].double()
@@ -120,11 +120,11 @@ def summarise(tensor: Tensor) -> Values:
     flat = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
     numbers = None if flat is None else tuple(x if abs(x) != float("inf") and x == x else None for x in flat)
     if not finite.numel():
-        return Values(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
+        return TensorSummary(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
     low, high = finite.min().item(), finite.max().item()
     place = (finite - low) / (high - low) * HISTOGRAM_BINS if high > low else torch.zeros_like(finite)
     counts = torch.bincount(place.long().clamp(0, HISTOGRAM_BINS - 1), minlength=HISTOGRAM_BINS).tolist()
-    return Values(
+    return TensorSummary(
         low,
         high,
         finite.mean().item(),

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mhacli.attention.backends import (
     Exact,
+    HeadTensors,
     Prepared,
-    Projected,
     deviation,
     draw_heads,
     exact_answer,
@@ -48,14 +48,15 @@ from mhacli.compute.bench.timing import (
 from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
+from mhacli.io.progress import Progress, no_progress
 from mhacli.results.bench.result import (
+    BackendStatus,
     BenchEnvironment,
     Benchmark,
-    Ceiling,
-    Control,
+    BenchRow,
     Interval,
-    Row,
-    Status,
+    MachinePeak,
+    NoiseBaseline,
     is_known,
     median_interval,
     paired_ratio,
@@ -64,12 +65,9 @@ from mhacli.results.bench.result import (
 from mhacli.results.bench.workload import BACKENDS, Sweep, Workload, exact_bytes, expected_extra_bytes
 from mhacli.spec.config import Dtype
 
-Told = Callable[[float, str], None]
-"""Somebody who is told how far the run is, a share that grows from 0 to 1, and what it does next."""
-
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """How to measure: rounds (None: until they are enough), seconds for the rounds of one size, and for one call at most."""
 
     repeat: int | None = None
@@ -80,11 +78,7 @@ class Options:
     command: tuple[str, ...] = ()
 
 
-def _untold(share: float, doing: str) -> None:
-    """Tells nobody."""
-
-
-def bench(sweep: Sweep, device_name: str, options: Options, tell: Told = _untold) -> Benchmark:
+def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress = no_progress) -> Benchmark:
     """Every backend at every size of the sweep. What cannot run is a row that says why.
 
     Raises `MhaError` where the device is not there, and `UsageError` for sizes that cannot be.
@@ -116,14 +110,14 @@ def bench(sweep: Sweep, device_name: str, options: Options, tell: Told = _untold
     return Benchmark(options.command, options.seed, about, full, tuple(ceilings.values()), rows, controls)
 
 
-def _tell_part(tell: Told, place: int, n_places: int, share: float, doing: str) -> None:
+def _tell_part(tell: Progress, place: int, n_places: int, share: float, doing: str) -> None:
     """A share of one of several places, as a share of the whole."""
     tell((place + share) / n_places, doing)
 
 
 def _measured_size(
-    benchmark: SizeBenchmark, backends: Sequence[str], options: Options, tell: Told
-) -> tuple[list[Row], Control | None]:
+    benchmark: SizeBenchmark, backends: Sequence[str], options: BenchOptions, tell: Progress
+) -> tuple[list[BenchRow], NoiseBaseline | None]:
     """One size: every backend enters, and those that can run do so in turns."""
     for step, backend in enumerate(backends):
         tell(step / len(backends) / 2, f"{benchmark.workload.k_len} tokens: {backend}")
@@ -157,7 +151,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _peaks(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, Ceiling]:
+def _peaks(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, MachinePeak]:
     """One for each dtype; measured before the rest and after it, for a busy moment must not lower them."""
     return {
         dtype: measure_peak(dtype, device, clock, seed)
@@ -186,7 +180,7 @@ _NO_ROOM = "no room for the exact answer"
 
 @dataclass
 class _Entry:
-    row: Row
+    row: BenchRow
     prepared: Prepared | None = None
 
 
@@ -213,13 +207,13 @@ class SizeBenchmark:
     ) -> None:
         self.workload, self._device, self._clock, self._seed, self._fresh = workload, device, clock, seed, fresh
         self._most_flops = most_flops
-        self._heads: Projected | None = None
+        self._heads: HeadTensors | None = None
         self._exact: Exact | None = None
         self._entries: dict[str, _Entry] = {}
         self._weights: dict[torch.Size, Tensor] = {}
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BenchRow]:
         """One row for each backend that entered."""
         return [entry.row for entry in self._entries.values()]
 
@@ -243,7 +237,7 @@ class SizeBenchmark:
         if became is not None:  # only now is the fault gone, and with it what the failed call held
             self._withdraw(backend, *became)
 
-    def run(self, *, repeat: int | None, budget_s: float) -> Control | None:
+    def run(self, *, repeat: int | None, budget_s: float) -> NoiseBaseline | None:
         """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left.
 
         A fault that comes later than the call it belongs to, as a device reports some, ends them all.
@@ -268,11 +262,11 @@ class SizeBenchmark:
         if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entries.items()):
             torch.compiler.reset()
 
-    def _empty_row(self, backend: str) -> Row:
+    def _empty_row(self, backend: str) -> BenchRow:
         """The row with what is foreseen, and the verdict where that does not fit."""
         work = self.workload
         predicted = expected_extra_bytes(backend, work, self._device.type)
-        row = Row(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
+        row = BenchRow(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
         needed, available = predicted + work.input_bytes, free_bytes(str(self._device))
         if not memory.fits(needed, available):
             reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
@@ -301,7 +295,7 @@ class SizeBenchmark:
         entry.row = self._with_deviation(row, prepared)
         entry.prepared = prepared
 
-    def _with_deviation(self, row: Row, prepared: Prepared) -> Row:
+    def _with_deviation(self, row: BenchRow, prepared: Prepared) -> BenchRow:
         """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
         most = MOST_EXACT_FLOPS[self._device.type]
         if not memory.fits(exact_bytes(self.workload), free_bytes(str(self._device))):
@@ -321,7 +315,7 @@ class SizeBenchmark:
             return replace(row, reason="results are not finite", n_error_queries=found.n_queries)
         return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
 
-    def _withdraw(self, backend: str, status: Status, reason: str) -> None:
+    def _withdraw(self, backend: str, status: BackendStatus, reason: str) -> None:
         entry = self._entries[backend]
         entry.row, entry.prepared = replace(entry.row, status=status, reason=reason), None
         if self._device.type == "cuda":
@@ -346,7 +340,7 @@ class SizeBenchmark:
             self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
         return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
-    def _judge(self, rounds: InterleavedSamples, foreign_load: float | None) -> Control:
+    def _judge(self, rounds: InterleavedSamples, foreign_load: float | None) -> NoiseBaseline:
         """Times, ratios to the control's backend, and who is really the fastest."""
         reference = rounds.samples[rounds.reference]
         again = paired_ratio(rounds.control, reference)
@@ -367,7 +361,7 @@ class SizeBenchmark:
                 ratio_low=ratio.low, ratio_high=ratio.high,
                 is_sure=is_sure, is_similar=name != rounds.reference and ratio.overlaps(noise), is_fastest=name in fastest,
             )  # fmt: skip
-        return Control(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
+        return NoiseBaseline(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
                        median_s=median_interval(rounds.control).median, foreign_load=foreign_load, ratio=again.median,
                        ratio_low=again.low, ratio_high=again.high)  # fmt: skip
 
@@ -379,7 +373,7 @@ class SizeBenchmark:
         return near if len(near) < len(ratios) and is_one_kernel else set()
 
 
-def _with_memory_use(row: Row, found: MemoryUse) -> Row:
+def _with_memory_use(row: BenchRow, found: MemoryUse) -> BenchRow:
     return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
 
 
@@ -387,7 +381,7 @@ _OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
 """What torch's operators look like where attention of ours runs: a softmax without a kernel, or neither."""
 
 
-def _with_what_ran(row: Row, operators: frozenset[str]) -> Row:
+def _with_what_ran(row: BenchRow, operators: frozenset[str]) -> BenchRow:
     """The kernel that was seen, beside what the backend promises."""
     kernel, kind = kernel_among(operators), BACKENDS[row.backend]
     if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
@@ -427,7 +421,7 @@ _PR_SET_PDEATHSIG = 1
 class MemoryUse(NamedTuple):
     """How a fresh process fared; the bytes are None where the system does not tell."""
 
-    status: Status
+    status: BackendStatus
     extra_bytes: int | None
     reason: str | None = None
 

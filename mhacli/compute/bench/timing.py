@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from mhacli.compute.base.devices import free_bytes
-from mhacli.results.bench.result import Ceiling, median_interval
+from mhacli.results.bench.result import MachinePeak, median_interval
 from mhacli.spec.config import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01
@@ -193,7 +193,7 @@ _SMALLEST, _LARGEST = 256, 8192
 _LONG_ENOUGH_S, _SAMPLES = 0.04, 8
 
 
-def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> Ceiling:
+def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> MachinePeak:
     """The best of several square matrix products and of several copies.
 
     A kernel may widen 16-bit numbers, so theirs is the better rate of their own product and of float32's.
@@ -206,7 +206,7 @@ def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) ->
         n_bytes // ITEM_BYTES[dtype], dtype=getattr(torch, dtype), device=device
     )  # a copy takes as long
     copy_s = _best(partial(torch.empty_like(numbers).copy_, numbers), clock, _SAMPLES)
-    return Ceiling(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
+    return MachinePeak(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
 
 
 def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -> float:

@@ -13,7 +13,7 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.compute.base.devices import choose_device
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.record import Generated, SpanTokens
@@ -61,7 +61,7 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    wanted = ModelWanted(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
+    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
     run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began

@@ -35,10 +35,11 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, free_bytes, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import to_array
-from mhacli.compute.heads import HeadResults, joined, make_survey, second_pass
+from mhacli.compute.heads import HeadResults, joined, make_summary, second_pass
 from mhacli.errors import MhaError
-from mhacli.requests.checkpoint import CheckpointFacts, foresee_checkpoint
-from mhacli.results.record.heads import HeadStatistics, Survey, Wanted
+from mhacli.io.progress import Progress, no_progress
+from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
+from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
 from mhacli.results.record.record import (
     NOT_SEEN,
     AttentionKind,
@@ -62,14 +63,14 @@ COMPARED_WHOLE, COMPARED_LEN = 1024, 256
 
 
 @dataclass(frozen=True)
-class ModelWanted:
+class CheckpointRunRequest:
     """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
 
     `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
     parts.
     """
 
-    heads: Wanted
+    heads: HeadsRequest
     layers: tuple[LayerChoice, ...] | None = None
     keep: tuple[str, ...] | None = ()
     keep_limit: int = DEFAULT_KEEP_LIMIT
@@ -94,7 +95,7 @@ class CheckpointRun:
 
     loaded: Loaded
     inputs: ModelInputs
-    wanted: ModelWanted
+    wanted: CheckpointRunRequest
     device_asked: str = "auto"
     generated: Generated | None = None
     results: list[LayerResults] = field(default_factory=list)
@@ -109,7 +110,7 @@ class CheckpointRun:
     _found: list[LayerKey] = field(default_factory=list)
     _unfit: dict[LayerKey, str] = field(default_factory=dict)
     _kept_bytes: int = 0
-    _tell: Callable[[float, str], None] = lambda share, doing: None
+    _tell: Progress = no_progress
 
     @property
     def n_layers(self) -> int:
@@ -146,10 +147,10 @@ class CheckpointRun:
 
     def foresee(self) -> None:
         """Predicts the memory of the pass. Raises `MhaError` where it does not fit."""
-        self.peak_bytes = foresee_checkpoint(self.facts(), free_bytes(self.device_asked))
+        self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(self.device_asked))
 
     @torch.no_grad()
-    def run(self, tell: Callable[[float, str], None] = lambda share, doing: None) -> None:
+    def run(self, tell: Progress = no_progress) -> None:
         """One pass with every layer looked at, and the passes that show that looking changes nothing."""
         self.foresee()  # what is kept cell by cell may have been asked for since
         began = perf_counter()
@@ -224,7 +225,7 @@ class CheckpointRun:
             baseline = self._baseline(call, attention, asked)
             results = joined(self._second_passes(attention, axes, asked, baseline), baseline, axes, asked)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
-        survey = make_survey(
+        survey = make_summary(
             results,
             wanted,
             axes=axes,
@@ -328,9 +329,9 @@ class CheckpointRun:
     def _model(self) -> Model:
         loaded = self.loaded
         implementation = str(getattr(loaded.config, "_attn_implementation", None) or "eager")
-        rungs = dict.fromkeys(done.layer.captured_by for done in self.results)
+        levels = dict.fromkeys(done.layer.captured_by for done in self.results)
         inspected = " and ".join(
-            dict.fromkeys("hand-written" if rung == "softmax" else implementation for rung in rungs)
+            dict.fromkeys("hand-written" if level == "softmax" else implementation for level in levels)
         )
         return Model(
             path=loaded.source,
@@ -376,7 +377,7 @@ class CheckpointRun:
 # ------------------------------------------------------------------------------------------------------------ one layer
 
 
-def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Survey) -> InspectedLayer:
+def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
     """What a record says of a layer besides its heads."""
     checks, scores = survey.checks, attention.scores
     reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
@@ -393,7 +394,7 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Sur
         layer=call.layer,
         name=call.title,
         kind=call.kind,
-        captured_by=call.rung,
+        captured_by=call.level,
         kernel=attention.kernel,
         n_heads=attention.shape[1],
         n_kv_heads=attention.n_kv_heads,

@@ -20,7 +20,7 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex
-from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Parameter, Record, ScorePart, Step
+from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that make matrices of queries × keys; the others never do."""
@@ -291,7 +291,7 @@ def _step(made: TracedTensor, words: _AxisSizes, view_of: str | None, *, values:
         flops=_flops(made, words),
         view_of=view_of,
         built=made.built,
-        parameters=tuple(Parameter(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),
+        parameters=tuple(WeightShape(f"{made.name}.{name}", tuple(p.shape)) for name, p in weights),
         values=summarise(tensor) if values else None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -18,27 +18,27 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, require_ids
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
-from mhacli.compute.checkpoint.run import CheckpointRun, LayerResults, ModelWanted
-from mhacli.compute.doctor.comparisons import (
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest, LayerResults
+from mhacli.compute.doctor.consistency_checks import (
     CEILING,
     TIMES_SHAKEN,
-    Battery,
+    ConsistencyChecks,
+    ModelText,
     Passes,
-    Row,
-    Seen,
+    PassOutputs,
     implementation_of,
     numbered,
 )
 from mhacli.compute.doctor.installation import libraries
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
-from mhacli.results.doctor import DoctorRequest, HealthCheck, Patient, Report
-from mhacli.results.record.heads import Check, Wanted
-from mhacli.spec.config import Side
+from mhacli.io.progress import Progress, no_progress
+from mhacli.results.doctor import DoctorRequest, ExaminedModel, HealthCheck, Report
+from mhacli.results.record.head_statistics import Check, HeadsRequest
+from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.spans import Message
 
-Told = Callable[[float, str], None]
 ORDER = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
@@ -88,18 +88,18 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class _Admitted:
+class _ModelToExamine:
     """A checkpoint that is loaded, with what it reads."""
 
     loaded: Loaded
     tokenizer: ModelTokenizer | None
-    rows: tuple[Row, ...]
+    rows: tuple[ModelText, ...]
     pad_id: int
     notes: tuple[str, ...]
 
 
 @torch.no_grad()
-def examine_checkpoint(request: DoctorRequest, tell: Told = lambda share, doing: None) -> Report:
+def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> Report:
     """The report. Raises `MhaError` for a checkpoint that cannot be loaded, and for a model that reads no text."""
     began = perf_counter()
     tell(0.0, "loading")
@@ -109,7 +109,7 @@ def examine_checkpoint(request: DoctorRequest, tell: Told = lambda share, doing:
     passes = Passes(loaded, admitted.pad_id)
     found = _found(admitted, passes, request, tell)
     known = {check.name: check for check in found}
-    patient = Patient(
+    patient = ExaminedModel(
         path=request.source,
         revision=loaded.revision,
         family=loaded.config.model_type,
@@ -148,7 +148,7 @@ def told_tolerance(dtype: str, judged: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- loading
 
 
-def _admit(request: DoctorRequest) -> _Admitted:
+def _admit(request: DoctorRequest) -> _ModelToExamine:
     device = choose_device(request.device)
     checkpoint, revision = (
         (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
@@ -178,12 +178,12 @@ def _admit(request: DoctorRequest) -> _Admitted:
         notes.append("it was loaded without its language head, which is not whole: outputs are those of the last layer")
     n_vocabulary = n_vocabulary_of(loaded.config)
     pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
-    return _Admitted(loaded, tokenizer, rows, pad_id if pad_id < n_vocabulary else 0, (*notes, *cut))
+    return _ModelToExamine(loaded, tokenizer, rows, pad_id if pad_id < n_vocabulary else 0, (*notes, *cut))
 
 
 def _rows(
     request: DoctorRequest, tokenizer: ModelTokenizer | None, config: Any
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+) -> tuple[tuple[ModelText, ...], tuple[str, ...]]:
     """What is read, and what to tell of texts that were cut."""
     most, text = most_positions(config), config.get_text_config(decoder=True)
     n_vocabulary = n_vocabulary_of(config)
@@ -209,14 +209,14 @@ def _rows(
 # --------------------------------------------------------------------------------------------------------------- examining
 
 
-def _found(admitted: _Admitted, passes: Passes, request: DoctorRequest, tell: Told) -> list[HealthCheck]:
+def _found(admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, tell: Progress) -> list[HealthCheck]:
     """Every check, in the model's dtype; comparisons of 16-bit numbers in float32 too, where memory takes it."""
     loaded, rows, path = admitted.loaded, admitted.rows, request.source
     reason = why_not_causal(loaded)
     side = admitted.tokenizer.side if admitted.tokenizer else "right"
 
-    def battery() -> Battery:
-        return Battery(passes, rows, why_not_causal=reason, side=side, seed=request.seed)
+    def battery() -> ConsistencyChecks:
+        return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=request.seed)
 
     dtype = loaded.dtype
     tell(0.1, "each text alone")
@@ -304,11 +304,11 @@ def wants_head(config: Any) -> bool:
     return any(_GENERATING.search(name) for name in architectures_of(config))
 
 
-def rows_of(sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] = ()) -> tuple[Row, ...]:
+def rows_of(sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] = ()) -> tuple[ModelText, ...]:
     """Rows of at least two lengths where that can be, the longest first: the texts, and beginnings of the longest one where they
     are too few. With a `context`, its texts are what the encoder reads."""
     texts, read = _of_lengths(sequences), _of_lengths(context) if context else ()
-    return tuple(Row(text, read[(place + 1) % len(read)] if read else None) for place, text in enumerate(texts))
+    return tuple(ModelText(text, read[(place + 1) % len(read)] if read else None) for place, text in enumerate(texts))
 
 
 def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
@@ -365,7 +365,7 @@ def _says_bidirectional(model: nn.Module) -> bool:
 # ------------------------------------------------------------------------------------- finite numbers, and sums of rows
 
 
-def check_finite(model: nn.Module, seen: Seen) -> HealthCheck:
+def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
     """How many numbers of weights, attentions and outputs are NaN or infinite, and the first attention that gives one."""
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
@@ -380,13 +380,13 @@ def check_finite(model: nn.Module, seen: Seen) -> HealthCheck:
     return HealthCheck("finite", True, f"{len(weights)} weights and all outputs hold numbers", 0.0, 0.0)
 
 
-def check_row_sums(loaded: Loaded, rows: Sequence[Row], side: Side, pad_id: int) -> HealthCheck:
+def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide, pad_id: int) -> HealthCheck:
     """Whether each query's shares add up to 1, a learned sink's among them: by the log-sum-exp that the kernel used, where it
     tells it, and by the shares themselves where attention is written out."""
     base = replace(loaded, model=loaded.model.base_model)
     context = [row.context for row in rows if row.context is not None] or None
     inputs = make_inputs(base.model, [row.tokens for row in rows], context, side, pad_id)
-    run = CheckpointRun(base, inputs, ModelWanted(Wanted(allow_nonfinite=True)), str(base.model.device))
+    run = CheckpointRun(base, inputs, CheckpointRunRequest(HeadsRequest(allow_nonfinite=True)), str(base.model.device))
     try:
         run.run()
     except UsageError:

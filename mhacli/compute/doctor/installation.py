@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from time import perf_counter
 
@@ -13,10 +13,9 @@ import mhacli
 from mhacli.errors import installing, needed_ranges
 from mhacli.io import memory
 from mhacli.io.memory import cpu_name, n_cpus
+from mhacli.io.progress import Progress, no_progress
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Library, Numerics, Report
 from mhacli.spec.config import Dtype
-
-Told = Callable[[float, str], None]
 
 
 def examine_installation(
@@ -26,7 +25,7 @@ def examine_installation(
     seed: int = 0,
     compiles: bool = False,
     command: tuple[str, ...] = (),
-    tell: Told = lambda share, doing: None,
+    tell: Progress = no_progress,
 ) -> Report:
     """The report on every device here, or on the one that is asked for, in every dtype or in one.
 

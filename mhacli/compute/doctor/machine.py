@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.backends import (
     Exact,
-    Projected,
+    HeadTensors,
     deviation,
     draw_heads,
     exact_answer,
@@ -27,12 +27,12 @@ from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.io.memory import nvidia_driver
+from mhacli.io.progress import Progress
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.results.doctor import Device, HealthCheck, Kernel, Numerics
 from mhacli.spec.config import Dtype
 from mhacli.spec.tolerances import TOLERANCES
 
-Told = Callable[[float, str], None]
 DTYPES: tuple[Dtype, ...] = ("float64", "float32", "float16", "bfloat16")
 _ALWAYS_THERE = ("explicit", "sdpa", "math", "tiled", "torch-mha", "torch-mha-weights")
 """What must run wherever torch does: others are kernels that torch may lack here, whatever it says when they are forced."""
@@ -45,7 +45,7 @@ _LOUD = 1000.0
 
 
 def measure(
-    devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, tell: Told
+    devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, tell: Progress
 ) -> tuple[tuple[Kernel, ...], tuple[Numerics, ...]]:
     """Both tables: rows by device, then dtype."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of itself on stderr
@@ -75,7 +75,7 @@ def _kernels(device: torch.device, dtype: Dtype, seed: int, compiles: bool) -> l
 
 
 def _kernel(
-    backend: str, workload: Workload, heads: Projected, seed: int, shared: list[Exact], *, compiles: bool
+    backend: str, workload: Workload, heads: HeadTensors, seed: int, shared: list[Exact], *, compiles: bool
 ) -> Kernel:
     """A backend against the exact answer; `shared` holds that of those which take the heads as they are."""
     device, dtype = str(heads[0].device), workload.dtype

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
-from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, Rows
+from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, TokenVectors
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
-from mhacli.requests.layer import LayerRequest, decodable, foresee
+from mhacli.requests.layer import LayerRequest, decodable
+from mhacli.requests.memory import plan_memory
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
 from mhacli.spec.config import Config
 from mhacli.spec.facts import (
@@ -79,7 +80,7 @@ class Decoder:
     """The rows of a text and a way of keeping the past, to be run again and again with the same numbers."""
 
     setup: Setup
-    x: Rows
+    x: TokenVectors
     cache: CacheKind
     prompt_len: int
 
@@ -94,7 +95,7 @@ class Decoder:
             out, past = self.step(start, end, past)
             tap(site_of(number), out)
 
-    def step(self, start: int, end: int, past: Past | None, tap: Tap = no_tap) -> tuple[Rows, Past | None]:
+    def step(self, start: int, end: int, past: Past | None, tap: Tap = no_tap) -> tuple[TokenVectors, Past | None]:
         """The output of the tokens from `start` to `end`, and the state behind them."""
         layer, places = self.setup.layer.attention, self.setup.places[..., :end]
         if past is None:
@@ -193,7 +194,7 @@ def _require_room(setup: Setup, length: int) -> None:
     """Raises `MhaError` for a length at which computing all again, one of the ways compared, does not fit in memory."""
     longer = replace(setup.facts, q_len=length, k_len=length)
     try:
-        foresee(longer, (), 0, free_bytes(setup.config.device))
+        plan_memory(longer, (), 0, free_bytes(setup.config.device))
     except MhaError as fault:
         raise MhaError(
             f"lengths must be such that computing all again fits in memory, got {length}: {fault.message}",
@@ -221,7 +222,7 @@ def phase_of(number: int, prompt_len: int) -> Literal["prefill", "decode"]:
     return "prefill" if number == 0 < prompt_len else "decode"
 
 
-def decode_step(number: int, out: Rows, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
+def decode_step(number: int, out: TokenVectors, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
     """A step of a trace, with its output and the `cache`; `described` are further arguments of `step_of`."""
     new = "the prompt at once" if cache.phase == "prefill" else "one new token"
     return step_of(site_of(number), out, meaning=f"{new} over {n_keys} keys and values", cache=cache, **described)

@@ -23,8 +23,8 @@ from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import finite
-from mhacli.requests.layer import LayerRequest, Options, layer_request, require_room
-from mhacli.results.record.heads import SINK_LIFT, HeadStatistics
+from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
+from mhacli.results.record.head_statistics import SINK_LIFT, HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 from mhacli.spec.config import Config
 from mhacli.spec.tolerances import TOLERANCES
@@ -39,7 +39,7 @@ def inspect(
     *,
     context: Sequence[str] = (),
     source: LayerFile | None = None,
-    options: Options = Options(),
+    options: RecordingOptions = RecordingOptions(),
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
@@ -66,7 +66,7 @@ def inspect_layer(request: LayerRequest) -> Record:
 
 def prepare(request: LayerRequest) -> Setup:
     """A run made ready. Raises `MhaError`, before the first large tensor, if it cannot fit into the memory of its device."""
-    require_room(request, free_bytes(request.config.device))
+    require_memory(request, free_bytes(request.config.device))
     return make_setup(request, allow_nonfinite=request.options.allow_nonfinite)
 
 

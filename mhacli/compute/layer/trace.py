@@ -20,7 +20,7 @@ from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
-from mhacli.results.mask import MaskSurvey, SequenceMask
+from mhacli.results.mask import MaskSummary, SequenceMask
 from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.spec.config import ROPE
 from mhacli.spec.sites import alibi_slopes
@@ -192,7 +192,7 @@ MAX_CELLS = 1 << 34
 _BLOCK_CELLS = 1 << 20
 
 
-def survey_mask(request: LayerRequest) -> MaskSurvey:
+def summarise_mask(request: LayerRequest) -> MaskSummary:
     """What the mask of a request allows over its tokens. Raises `MhaError` when the device is missing
     or the cells are too many to ask for each.
     """
@@ -222,7 +222,7 @@ def survey_mask(request: LayerRequest) -> MaskSurvey:
         SequenceMask(tuple(row), n_cells, block, tuple(map(tuple, grid)))
         for row, grid in zip(rows, blocks, strict=True)
     )
-    return MaskSurvey(request.config, request.encoded.sequences, request.encoded.context, mask_rules(facts), masks)
+    return MaskSummary(request.config, request.encoded.sequences, request.encoded.context, mask_rules(facts), masks)
 
 
 def _positions(start: int, end: int, device: torch.device) -> Int[Tensor, " idx"]:

@@ -51,7 +51,7 @@ from mhacli.compute.user_trace.dataflow import (
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.record import OwnModule, Parameter, Record, SelfCheck, Step, Values
+from mhacli.results.record.record import OwnModule, Record, SelfCheck, Step, TensorSummary, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 
@@ -483,20 +483,20 @@ def _view_of(walked: TracedCall, index: int) -> str | None:
     return None
 
 
-def _parameters(flow: Dataflow, index: int) -> list[Parameter]:
+def _parameters(flow: Dataflow, index: int) -> list[WeightShape]:
     """The weights that an operation reads, also where they were turned or cut before."""
     operation: Operation = flow.operations[index]
     if not flow.live[index]:
         return []
-    found: list[Parameter] = []
+    found: list[WeightShape] = []
     for place, tensor in enumerate(operation.inputs):
         made = flow.made_by[index][place]
         if id(tensor) in flow.parameters and _is_weight(tensor):
-            found.append(Parameter(flow.names[id(tensor)], tuple(tensor.shape)))
+            found.append(WeightShape(flow.names[id(tensor)], tuple(tensor.shape)))
         while made is not None and not flow.live[made]:
             first = flow.operations[made].inputs[:1]
             if first and id(first[0]) in flow.parameters and _is_weight(first[0]):
-                found.append(Parameter(flow.names[id(first[0])], tuple(tensor.shape)))
+                found.append(WeightShape(flow.names[id(first[0])], tuple(tensor.shape)))
             made = flow.made_by[made][0] if flow.made_by[made] else None
     return found
 
@@ -506,7 +506,7 @@ def _is_weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or tensor.requires_grad
 
 
-def _values(tensor: Tensor) -> Values:
+def _values(tensor: Tensor) -> TensorSummary:
     return summarise(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
 

@@ -17,7 +17,7 @@ from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
 from rich.style import Style
 
-from mhacli.results.record.heads import Kind
+from mhacli.results.record.head_statistics import Kind
 
 RGB = tuple[int, int, int]
 

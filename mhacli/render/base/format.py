@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.record import Parameter, Record, SelfCheck, Step, Values
+from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import positions_name
@@ -224,7 +224,7 @@ def memory_text(step: Step, *, in_brief: bool = False) -> str:
     )
 
 
-def values_text(step: Step, values: Values, *, in_brief: bool = False) -> str:
+def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) -> str:
     """Range and distribution, moments, and what is not finite: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` leaves std
     out."""
     spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
@@ -232,13 +232,13 @@ def values_text(step: Step, values: Values, *, in_brief: bool = False) -> str:
     return " · ".join([spread, *moments, *odd_numbers(step, values)])
 
 
-def odd_numbers(step: Step, values: Values) -> list[str]:
+def odd_numbers(step: Step, values: TensorSummary) -> list[str]:
     """How many numbers are not finite, a text for each kind: `3 NaN`, `2 Inf`, `6 × −∞, not allowed`."""
     infinite = f"{values.n_inf} × −∞, not allowed" if is_masked(step) else f"{values.n_inf} Inf"
     return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
 
 
-def own_parameters(step: Step) -> tuple[Parameter, ...]:
+def own_parameters(step: Step) -> tuple[WeightShape, ...]:
     """The weights of a step; of one that was repeated, those of a single time."""
     return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import AttentionKind, Generated, Record, texts_of
 from mhacli.spec.tokens import TokenSequence
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.heads import Survey
+    from mhacli.results.record.head_statistics import HeadsSummary
     from mhacli.results.record.record import InspectedLayer
 
 
@@ -81,7 +81,7 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
     return tuple(head for head in heads if options.heads is None or head.head in options.heads)
 
 
-def survey_of(record: Record) -> Survey:
+def survey_of(record: Record) -> HeadsSummary:
     """How heads were looked at; of several layers, that which saw the largest distances. Raises `UsageError` for none."""
     surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
     if not surveys:

@@ -11,7 +11,7 @@ from rich.text import Text
 from mhacli.render.base.format import bytes_text, count_of, count_text, flowing, number_text, seconds_text
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, names_of, ranges
-from mhacli.results.record.heads import Check
+from mhacli.results.record.head_statistics import Check
 from mhacli.results.record.record import Generated, InspectedLayer, Model, Record
 from mhacli.text.escape import visible
 

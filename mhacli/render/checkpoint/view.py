@@ -29,7 +29,7 @@ from mhacli.render.checkpoint.patterns import patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
-from mhacli.results.record.heads import HeadStatistics, Kind, in_order
+from mhacli.results.record.head_statistics import HeadStatistics, Kind, in_order
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 

@@ -11,8 +11,8 @@ from mhacli.results.diff.arrays import MASK
 from mhacli.results.diff.result import (
     Departure,
     Differences,
+    DiffLocation,
     LayerDifference,
-    Place,
     SiteDifference,
     TextDifference,
 )
@@ -190,7 +190,7 @@ def views(layer: LayerDifference, a: Record, b: Record) -> tuple[Record, Record]
     )
 
 
-def place_text(place: Place, a: Record, b: Record) -> str:
+def place_text(place: DiffLocation, a: Record, b: Record) -> str:
     """Where a number stands, in A's words: `head 3, query 5 “mat”, key 2 “sat”`; with B's place where it is another."""
     parts = []
     sequence = place.a[0] if place.axes[:1] == ("sequence",) else 0

@@ -23,7 +23,7 @@ from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, st
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, places_of, require_inspected_heads
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 
 if TYPE_CHECKING:  # loaded where a record has them

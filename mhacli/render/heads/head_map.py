@@ -17,7 +17,7 @@ from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import token_text
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 

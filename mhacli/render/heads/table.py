@@ -16,7 +16,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import filled, fitted, left_out, plain_table, share_text, short_text, sparkline, told
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
-from mhacli.results.record.heads import (
+from mhacli.results.record.head_statistics import (
     FIELD_OF,
     SINK_TOKENS,
     STATISTICS,

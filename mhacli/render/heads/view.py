@@ -33,9 +33,9 @@ from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
-from mhacli.requests.layer import BASE_BYTES
+from mhacli.requests.memory import BASE_BYTES
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import SINK_LIFT, Corner, HeadStatistics, Survey, in_order
+from mhacli.results.record.head_statistics import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
@@ -78,7 +78,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 # ---------------------------------------------------------------------------------------------------------- overview
 
 
-def _summary(record: Record, survey: Survey, screen: Screen) -> Text:
+def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """What was looked at, how, in which time, and what it would have taken otherwise."""
     lengths = sorted({len(sequence.tokens) for sequence in record.sequences})
     tokens = (
@@ -119,7 +119,7 @@ def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> 
     return Text("\n".join(lines), style="magenta" if told else "dim")
 
 
-def _checks(record: Record, survey: Survey, screen: Screen) -> Text:
+def _checks(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """Whether the statistics hold together, each check with its number."""
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")

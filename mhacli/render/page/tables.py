@@ -27,7 +27,7 @@ from mhacli.render.heads.view import (
 )
 from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
-from mhacli.results.record.heads import Corner, HeadStatistics, in_order
+from mhacli.results.record.head_statistics import Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
 
 # ---------------------------------------------------------------------------------------------------------- statistics

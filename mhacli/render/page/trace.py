@@ -20,7 +20,7 @@ from mhacli.render.base.options import Screen
 from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
-from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, Values
+from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)
@@ -91,7 +91,7 @@ def _what(step: Step) -> Html:
     return joined(lines, "<br>")
 
 
-def _values(step: Step, values: Values | None) -> Html:
+def _values(step: Step, values: TensorSummary | None) -> Html:
     """Range and distribution, what is not finite, and the numbers themselves where they were kept."""
     if values is None:
         return Html("")

@@ -23,7 +23,14 @@ from rich.text import Text
 from mhacli.errors import MhaError, installing
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
-from mhacli.results.bench.result import CONFIDENCE, Benchmark, Comparison, Control, Row, reached_confidence
+from mhacli.results.bench.result import (
+    CONFIDENCE,
+    BaselineComparison,
+    Benchmark,
+    BenchRow,
+    NoiseBaseline,
+    reached_confidence,
+)
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.text.escape import visible
 
@@ -61,7 +68,7 @@ _NARROW = 60
 _NAME = max(map(len, BACKENDS))
 
 
-def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Screen) -> RenderableType:
+def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, screen: Screen) -> RenderableType:
     """Everything that `mha bench` prints."""
     parts: list[RenderableType] = [_machine(benchmark, screen.width)]
     for family, rows in families(benchmark.rows):
@@ -72,9 +79,9 @@ def bench_view(benchmark: Benchmark, comparison: Comparison | None, screen: Scre
     return Group(*parts)
 
 
-def families(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
     """Rows that differ in batch, length and backend only, under the words that they share, in order of measuring."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[BenchRow]] = {}
     for row in rows:
         found.setdefault(family_name(row), []).append(row)
     return list(found.items())
@@ -105,7 +112,7 @@ def _machine(benchmark: Benchmark, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def _family(family: str, rows: list[Row], benchmark: Benchmark, screen: Screen) -> RenderableType:
+def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Screen) -> RenderableType:
     in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
     headings = {name: heading for name, (heading, _) in _COLUMNS.items()} | {
         "rate": "TFLOP/s" if in_tera else "GFLOP/s"
@@ -144,7 +151,7 @@ def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
     return wanted
 
 
-def _cells(row: Row, fastest: float | None, in_tera: bool) -> dict[str, str]:
+def _cells(row: BenchRow, fastest: float | None, in_tera: bool) -> dict[str, str]:
     """A row's words by column."""
     size = {"size": size_text(row), "backend": backend_text(row)}
     foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
@@ -169,7 +176,7 @@ def _cells(row: Row, fastest: float | None, in_tera: bool) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _control_cells(control: Control) -> dict[str, str]:
+def _control_cells(control: NoiseBaseline) -> dict[str, str]:
     return {
         "backend": f"{control.backend} again",
         "median": seconds_text(control.median_s),
@@ -179,12 +186,12 @@ def _control_cells(control: Control) -> dict[str, str]:
     }
 
 
-def _sign(row: Row) -> str:
+def _sign(row: BenchRow) -> str:
     """What keeps a ratio from being a rank: it is not known well enough, or it is like the noise."""
     return "≈ " if row.is_similar else "" if row.is_sure else "? "
 
 
-def _why(row: Row) -> str:
+def _why(row: BenchRow) -> str:
     """What kept a backend from running, or one of its numbers from being there."""
     return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
 
@@ -194,7 +201,7 @@ def size_text(work: Workload) -> str:
     return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
 
 
-def backend_text(row: Row) -> str:
+def backend_text(row: BenchRow) -> str:
     """The backend, and what ran where its name does not say so; `!` where that is not the fused kernel hoped for."""
     return (
         row.backend
@@ -203,7 +210,7 @@ def backend_text(row: Row) -> str:
     )
 
 
-def _says_so(row: Row) -> bool:
+def _says_so(row: BenchRow) -> bool:
     return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
 
 
@@ -274,7 +281,7 @@ def _legend(benchmark: Benchmark, screen: Screen) -> Text:
     return Text("\n".join(filled(said, screen.width)), style="dim")
 
 
-def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
+def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
     """Each size's ratio to the baseline, with what cannot be compared."""
     parts: list[RenderableType] = []
     for size, changes in groupby(comparison.changes, key=lambda change: change.name):
@@ -301,7 +308,7 @@ def _changes(comparison: Comparison, screen: Screen) -> RenderableType:
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in said))
 
 
-def json_pieces(benchmark: Benchmark, comparison: Comparison | None) -> Iterator[str]:
+def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
     """The run as one JSON document, with the comparison where there is one."""
     whole = benchmark.to_json()
     if comparison is None:
@@ -440,7 +447,7 @@ def about(benchmark: Benchmark) -> str:
 
 
 def _plot_family(
-    benchmark: Benchmark, family: str, rows: Sequence[Row], backends: list[str], left: Any, right: Any
+    benchmark: Benchmark, family: str, rows: Sequence[BenchRow], backends: list[str], left: Any, right: Any
 ) -> None:
     """Time on the left, rate on the right."""
     for place, backend in enumerate(backends):
@@ -473,7 +480,7 @@ def _plot_family(
     left.legend(fontsize=7, ncols=2, loc="upper left")  # times grow to the right: nothing else is there
 
 
-def _ceiling(benchmark: Benchmark, rows: Sequence[Row], left: Any, right: Any) -> None:
+def _ceiling(benchmark: Benchmark, rows: Sequence[BenchRow], left: Any, right: Any) -> None:
     """The least time and the highest rate of attention alone on this machine."""
     ceiling = next(c for c in benchmark.ceilings if c.dtype == rows[0].dtype)
     work = {
@@ -485,9 +492,9 @@ def _ceiling(benchmark: Benchmark, rows: Sequence[Row], left: Any, right: Any) -
     right.plot(lengths, [work[length][0] / work[length][1] / 1e12 for length in lengths], **look)
 
 
-def _series(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
     """Families in which a length has one batch: one that crosses lengths with batches comes apart by batch."""
-    found: list[tuple[str, list[Row]]] = []
+    found: list[tuple[str, list[BenchRow]]] = []
     for family, members in families(rows):
         if len({(row.batch, row.k_len) for row in members}) == len({row.k_len for row in members}):
             found.append((family, members))
@@ -497,13 +504,13 @@ def _series(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return found
 
 
-def _table(family: str, rows: Sequence[Row]) -> str:
+def _table(family: str, rows: Sequence[BenchRow]) -> str:
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in _HEADINGS)
     body = "\n".join(_line(row) for row in rows)
     return f'<h2>{html.escape(family)}</h2>\n<div class="rows"><table><tr>{head}</tr>\n{body}\n</table></div>'
 
 
-def _line(row: Row) -> str:
+def _line(row: BenchRow) -> str:
     first = [size_text(row), backend_text(row)]
     if row.median_s is None:
         cells = "".join(f"<td>{html.escape(word)}</td>" for word in first)

@@ -11,7 +11,7 @@ from rich.text import Text
 from mhacli.io.files import format_size
 from mhacli.render.base.format import count_of, filled, plain_table
 from mhacli.render.base.options import Screen
-from mhacli.results.doctor import HealthCheck, Kernel, Library, Numerics, Patient, Report
+from mhacli.results.doctor import ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
 from mhacli.text.escape import visible
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
@@ -57,7 +57,7 @@ def _extra(library: Library) -> str:
     return f"{library.name} {library.version or 'missing'}"
 
 
-def _patient(model: Patient, report: Report, on: Screen) -> RenderableType:
+def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType:
     about = dict(report.environment)
     stored = "as stored" if _is_stored(model) else f"stored as {' and '.join(model.stored[:3])}"
     head = [
@@ -80,7 +80,7 @@ def _patient(model: Patient, report: Report, on: Screen) -> RenderableType:
     return Group(_joined(head, on, "bold"), _joined(facts, on, ""))
 
 
-def _is_stored(model: Patient) -> bool:
+def _is_stored(model: ExaminedModel) -> bool:
     """Whether the numbers are computed with as the files hold most of them."""
     names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     return not model.stored or names.get(model.stored[0]) == model.dtype
@@ -202,7 +202,7 @@ def _number(value: float | None) -> str:
     return f"{value:.2g}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}"
 
 
-def _legend(model: Patient) -> str:
+def _legend(model: ExaminedModel) -> str:
     return (
         "found: how far one token's output moves, over the usual size of an output; at most: "
         f"{model.tolerance}. Of finite it is a count, of row-sums the largest distance of a sum from 1, of bos a count."

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.checkpoints.contents import AttentionKind, Contents
+from mhacli.checkpoints.contents import Contents, StackAttention
 from mhacli.io.files import format_size
 from mhacli.render.base.format import count_of, filled, fitted, left_out, plain_table
 from mhacli.render.base.options import Screen, balanced
@@ -54,7 +54,7 @@ def _facts(found: Contents) -> RenderableType:
     return Text(" · ".join(said)) if said else Text("vocabulary and positions are not said", style="dim")
 
 
-def _attentions(kinds: Sequence[AttentionKind]) -> RenderableType:
+def _attentions(kinds: Sequence[StackAttention]) -> RenderableType:
     if not kinds:
         return Text("no attention that is known", style="dim")
     columns = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]

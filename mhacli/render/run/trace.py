@@ -33,7 +33,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import axes_text, groups_table, self_check_line
-from mhacli.results.record.record import Argument, Cell, OwnModule, Record, RouteCheck, Step, Values
+from mhacli.results.record.record import Argument, Cell, OwnModule, Record, RouteCheck, Step, TensorSummary
 from mhacli.spec.config import ROPE
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import variants
@@ -119,7 +119,7 @@ def _measured(step: Step, *, is_timed: bool) -> list[str]:
     ]
 
 
-def _values_line(step: Step, values: Values) -> Text:
+def _values_line(step: Step, values: TensorSummary) -> Text:
     line = Text(values_text(step, values))
     marked = {sparkline(values.histogram): "cyan"} | dict.fromkeys(odd_numbers(step, values), "bold yellow")
     for words, style in marked.items():
@@ -128,7 +128,7 @@ def _values_line(step: Step, values: Values) -> Text:
     return line
 
 
-def _small_tensor(step: Step, values: Values, room: int) -> Text:
+def _small_tensor(step: Step, values: TensorSummary, room: int) -> Text:
     """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
     fit = max(1, room // _NUMBER_WIDTH)

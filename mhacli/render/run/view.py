@@ -32,7 +32,7 @@ from mhacli.render.heads.head_map import HeadPattern, largest_share
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.render.heads.table import overview
-from mhacli.results.mask import MaskSurvey, SequenceMask
+from mhacli.results.mask import MaskSummary, SequenceMask
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
 from mhacli.spec.tokens import TokenSequence
@@ -227,7 +227,7 @@ _ALLOWED = "cyan"
 _PARTLY = "░▒▓"
 
 
-def mask_view(survey: MaskSurvey, screen: Screen) -> RenderableType:
+def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
     """Rules, then a picture and the density for each sequence; long texts show blocks of cells."""
     rules = [visible(rule) for rule in survey.rules] or ["every key is allowed"]
     parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
@@ -239,7 +239,7 @@ def mask_view(survey: MaskSurvey, screen: Screen) -> RenderableType:
     return Group(*parts)
 
 
-def mask_document(survey: MaskSurvey, command: tuple[str, ...]) -> str:
+def mask_document(survey: MaskSummary, command: tuple[str, ...]) -> str:
     """The survey as one JSON document, schema `mha.mask/1`."""
     masks = [{"n_visible": mask.n_visible, "density": mask.density, **asdict(mask)} for mask in survey.masks]
     content = {
@@ -254,7 +254,7 @@ def mask_document(survey: MaskSurvey, command: tuple[str, ...]) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def _one(survey: MaskSurvey, index: int, screen: Screen) -> Iterator[RenderableType]:
+def _one(survey: MaskSummary, index: int, screen: Screen) -> Iterator[RenderableType]:
     mask, q_len = survey.masks[index], len(survey.masks[index].visible_per_query)
     k_len = mask.n_cells // q_len
     n_real = len(survey.sequences[index].tokens) * len((survey.context or survey.sequences)[index].tokens)
@@ -274,7 +274,7 @@ def _one(survey: MaskSurvey, index: int, screen: Screen) -> Iterator[RenderableT
     )
 
 
-def _named_cells(survey: MaskSurvey, index: int, k_len: int, cell_width: int) -> Text:
+def _named_cells(survey: MaskSummary, index: int, k_len: int, cell_width: int) -> Text:
     """Every cell, with the tokens beside it; keys are numbered as tokens of their text, – is padding."""
     mask, sequence = survey.masks[index], survey.sequences[index]
     first = survey.config.first_column(len(sequence.tokens), len(mask.visible_per_query))

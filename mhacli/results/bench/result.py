@@ -23,14 +23,14 @@ MAX_FILE_BYTES = 256 << 20
 _LEAST, _MOST = 1e-12, 1e12
 """Of times and rates in a file: ratios of what lies between are finite."""
 
-Status = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
+BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
 """`too-large` and `too-slow` were predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed`
 should have."""
 Limit = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class MachinePeak:
     """What the machine reached in this run, the best of several: a matrix product and a copy (read and written bytes)."""
 
     dtype: Dtype
@@ -42,10 +42,10 @@ class Ceiling:
         compute, memory = flops / (self.matmul_tflops * 1e12), moved_bytes / (self.copy_gb_per_s * 1e9)
         return (compute, "compute") if compute >= memory else (memory, "memory")
 
-    def or_higher(self, other: Ceiling) -> Ceiling:
+    def or_higher(self, other: MachinePeak) -> MachinePeak:
         """The better rate of two measurements, one by one."""
         matmul, copy = max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s)
-        return Ceiling(self.dtype, matmul, copy)
+        return MachinePeak(self.dtype, matmul, copy)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BenchEnvironment(Environment):
 
 
 @dataclass(frozen=True)
-class Row(Workload):
+class BenchRow(Workload):
     """One backend at one size. Times are None where `status` is not ok, and `reason` says why.
 
     `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
@@ -68,7 +68,7 @@ class Row(Workload):
     """
 
     backend: str
-    status: Status
+    status: BackendStatus
     predicted_bytes: int
     reason: str | None = None
     ran: str | None = None
@@ -125,7 +125,7 @@ class Row(Workload):
         """What two runs must share for their rows to be compared."""
         return (self.backend, *workload_of(self).__dict__.values())
 
-    def under(self, ceiling: Ceiling) -> Row:
+    def under(self, ceiling: MachinePeak) -> BenchRow:
         """The row with the share of the machine that it reached, and which of the two limits binds it."""
         if self.median_s is None:
             return self
@@ -145,7 +145,7 @@ class Row(Workload):
 
 
 @dataclass(frozen=True)
-class Control(Workload):
+class NoiseBaseline(Workload):
     """One backend against itself, timed in the same rounds: the noise that a ratio must rise above.
 
     `foreign_load` is how many CPUs others kept busy meanwhile; None where the system does not tell.
@@ -173,11 +173,11 @@ class Benchmark:
     seed: int
     environment: BenchEnvironment
     sweep: Sweep
-    ceilings: tuple[Ceiling, ...]
-    rows: tuple[Row, ...]
-    controls: tuple[Control, ...]
+    ceilings: tuple[MachinePeak, ...]
+    rows: tuple[BenchRow, ...]
+    controls: tuple[NoiseBaseline, ...]
 
-    def control(self, workload: Workload) -> Control | None:
+    def control(self, workload: Workload) -> NoiseBaseline | None:
         """The control of a size; None where nothing could be timed."""
         return next((c for c in self.controls if workload_of(c) == workload_of(workload)), None)
 
@@ -319,15 +319,15 @@ def _rank(n: int) -> tuple[int, float]:
 # ------------------------------------------------------------------------------------------- against an earlier result
 
 
-Verdict = Literal["slower", "faster", "similar"]
-Outcome = Literal["slower", "inconclusive", "passed"]
+SpeedVerdict = Literal["slower", "faster", "similar"]
+FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
 _SAME_RATE = 1.1
 """Machines whose matrix products or copies differ by more than this factor are told apart."""
 
 
 @dataclass(frozen=True)
-class Change(Workload):
+class TimeChange(Workload):
     """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals. Ratios up to
     `noise_high` are what the machine's own noise makes of 1."""
 
@@ -337,7 +337,7 @@ class Change(Workload):
     ratio: float
     ratio_low: float
     ratio_high: float
-    verdict: Verdict
+    verdict: SpeedVerdict
     noise_high: float = 1.0
 
     def shows_from(self, limit: float) -> float:
@@ -346,8 +346,8 @@ class Change(Workload):
 
 
 @dataclass(frozen=True)
-class Undecided:
-    """A row whose interval holds the limit: it may be slower, and may be not. `shows_from` as of `Change`."""
+class UndecidedRow:
+    """A row whose interval holds the limit: it may be slower, and may be not. `shows_from` as of `TimeChange`."""
 
     backend: str
     name: str
@@ -358,38 +358,38 @@ class Undecided:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class FailIfResult:
     """What the rule `slower:LIMIT` says: `slower` where a time is surely above it, `passed` where each is surely at most that,
     else `inconclusive`."""
 
     limit: float
-    outcome: Outcome
-    undecided: tuple[Undecided, ...]
+    outcome: FailIfOutcome
+    undecided: tuple[UndecidedRow, ...]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """What changed, what cannot be compared, and what to beware of; and what the rule says, where there is one."""
 
     baseline: str
-    changes: tuple[Change, ...]
+    changes: tuple[TimeChange, ...]
     broken: tuple[str, ...]
     unmatched: tuple[str, ...]
     warnings: tuple[str, ...]
-    rule: Ruling | None = None
+    rule: FailIfResult | None = None
 
-    def ruled(self, limit: float) -> Comparison:
+    def ruled(self, limit: float) -> BaselineComparison:
         """The same with what the rule `slower:LIMIT` says of it."""
         slow = too_slow(self, limit)
         undecided = tuple(
-            Undecided(c.backend, c.name, c.ratio, c.ratio_low, c.ratio_high, c.shows_from(limit))
+            UndecidedRow(c.backend, c.name, c.ratio, c.ratio_low, c.ratio_high, c.shows_from(limit))
             for c in self.changes
             if c not in slow and c.ratio_high > limit
         )
-        outcome: Outcome = "slower" if slow or self.broken else "inconclusive" if undecided else "passed"
-        return dataclasses.replace(self, rule=Ruling(limit, outcome, undecided))
+        outcome: FailIfOutcome = "slower" if slow or self.broken else "inconclusive" if undecided else "passed"
+        return dataclasses.replace(self, rule=FailIfResult(limit, outcome, undecided))
 
-    def milder(self, again: Comparison) -> Comparison:
+    def milder(self, again: BaselineComparison) -> BaselineComparison:
         """The same, with each change that was measured again replaced by the smaller ratio of the two."""
         seconds = {(change.backend, workload_of(change)): change for change in again.changes}
         both = [(change, seconds.get((change.backend, workload_of(change)), change)) for change in self.changes]
@@ -400,7 +400,7 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
+def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineComparison:
     """Every row of `now` beside the same row of the baseline.
 
     The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse. It holds the
@@ -418,7 +418,7 @@ def compare(now: Benchmark, baseline: Benchmark, path: str) -> Comparison:
         elif before.interval is not None:
             broken.append(f"{row.backend}, {row.name}: {row.status} now ({row.reason})")
     unmatched += [f"{row.backend}, {row.name}: not measured now" for row in then.values()]
-    return Comparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
+    return BaselineComparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
 
 
 def parse_rule(word: str) -> float:
@@ -429,23 +429,23 @@ def parse_rule(word: str) -> float:
     return float(match[1])
 
 
-def too_slow(comparison: Comparison, ratio: float) -> tuple[Change, ...]:
+def too_slow(comparison: BaselineComparison, ratio: float) -> tuple[TimeChange, ...]:
     """The changes whose whole interval lies above a ratio, less those that are like the noise where the ratio is not below 1."""
     above = (change for change in comparison.changes if change.ratio_low > ratio)
     return tuple(change for change in above if ratio < 1 or change.verdict == "slower")
 
 
-def _change(row: Row, now: Interval, then: Interval, noise: Interval) -> Change:
+def _change(row: BenchRow, now: Interval, then: Interval, noise: Interval) -> TimeChange:
     ratio = Interval(now.median / then.median, now.low / then.high, now.high / then.low)
-    verdict: Verdict = "similar" if ratio.overlaps(noise) else "slower" if ratio.median > 1 else "faster"
-    return Change(
+    verdict: SpeedVerdict = "similar" if ratio.overlaps(noise) else "slower" if ratio.median > 1 else "faster"
+    return TimeChange(
         **dataclasses.asdict(workload_of(row)), backend=row.backend, baseline_s=then.median, median_s=now.median,
         ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high, verdict=verdict,
         noise_high=noise.high,
     )  # fmt: skip
 
 
-def _timed(row: Row) -> Interval:
+def _timed(row: BenchRow) -> Interval:
     """The median that a file states, with the relative width that its samples have."""
     stated = row.interval
     assert stated is not None  # the caller asked
@@ -456,7 +456,7 @@ def _timed(row: Row) -> Interval:
     return Interval(stated.median, found.low * factor, found.high * factor)
 
 
-def _noise(row: Row, now: Benchmark, baseline: Benchmark) -> Interval:
+def _noise(row: BenchRow, now: Benchmark, baseline: Benchmark) -> Interval:
     """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
     seen = [1.0]
     for control in (now.control(row), baseline.control(row)):

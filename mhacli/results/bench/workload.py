@@ -144,7 +144,7 @@ ALL = "all"
 _EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
 
 
-class Scale(NamedTuple):
+class DeviceDefaults(NamedTuple):
     """What suits a kind of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
 
     backends: tuple[str, ...]
@@ -156,16 +156,16 @@ class Scale(NamedTuple):
     decode_lengths: tuple[int, ...]
 
 
-SCALES: Mapping[str, Scale] = {
-    "cpu": Scale(
+SCALES: Mapping[str, DeviceDefaults] = {
+    "cpu": DeviceDefaults(
         ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights"),
         "float32", 512, 1024, (256, 512, 1024), (2048,), (512, 1024, 2048, 4096, 8192),
     ),
-    "cuda": Scale(
+    "cuda": DeviceDefaults(
         tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384), (32768,),
         (1024, 2048, 4096, 8192, 16384, 32768, 65536),
     ),
-    "mps": Scale(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
+    "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
 }  # fmt: skip
 """Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the device.
 
@@ -242,7 +242,7 @@ def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
     Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
 
 
-def _batches(full: Sweep, scale: Scale) -> Sequence[tuple[int, int]]:
+def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
     """(batch, length): every batch asked for, or else as many sequences as make up the tokens of a batch; 1 to decode."""
     if full.batch:
         return list(product(full.batch, full.lengths))

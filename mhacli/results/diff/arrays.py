@@ -15,16 +15,16 @@ import numpy as np
 from mhacli.results.diff.result import (
     AFTER_SCORES,
     OF_PATTERN,
+    DiffLocation,
     HeadLargest,
     Match,
-    Place,
     SiteDifference,
-    Status,
+    SiteStatus,
     TextDifference,
     TokenFamily,
 )
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import FOR_ALL_HEADS, PER_QUERY
+from mhacli.results.record.head_statistics import FOR_ALL_HEADS, PER_QUERY
 from mhacli.results.record.record import Record
 from mhacli.spec.sites import SITES
 from mhacli.spec.tokens import TokenSequence
@@ -51,7 +51,7 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
         both = (a[sequence], b[sequence]) if has_batch else (a, b)
         _count_sequence(tally, name, pair, sequence=sequence, axes=own, both=both)
     if tally.n_cells == 0:
-        return _not_compared(name, axes, (a, b), Unlike("no cell belongs to the same tokens", departs=False))
+        return _not_compared(name, axes, (a, b), NotComparable("no cell belongs to the same tokens", departs=False))
     is_measured = name not in (*_EXACT, *_INDICES)
     return SiteDifference(
         site=name,
@@ -73,12 +73,12 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
     )
 
 
-def _not_compared(name: str, axes: tuple[str, ...], both: tuple[Array, Array], unlike: Unlike) -> SiteDifference:
-    status: Status = "shape" if unlike.departs else "skipped"
+def _not_compared(name: str, axes: tuple[str, ...], both: tuple[Array, Array], unlike: NotComparable) -> SiteDifference:
+    status: SiteStatus = "shape" if unlike.departs else "skipped"
     return SiteDifference(name, "array", status, axes, both[0].shape, both[1].shape, why=unlike.why)
 
 
-def _status(name: str, tally: Tally, tolerance: float) -> Status:
+def _status(name: str, tally: Tally, tolerance: float) -> SiteStatus:
     if tally.is_identical:
         return "identical"
     if name in _INDICES:
@@ -100,8 +100,8 @@ class Tally:
     largest: float = 0.0
     magnitude: float = 0.0
     is_identical: bool = True
-    at: Place | None = None
-    first_nonfinite: Place | None = None
+    at: DiffLocation | None = None
+    first_nonfinite: DiffLocation | None = None
     _heads: dict[int, HeadLargest] = field(default_factory=dict)
 
     def add_head(self, head: int, largest: float, sequence: int) -> None:
@@ -117,7 +117,7 @@ class Tally:
 
 
 def _count_sequence(
-    tally: Tally, name: str, pair: Pair, *, sequence: int, axes: Sequence[Axis], both: tuple[Array, Array]
+    tally: Tally, name: str, pair: Pair, *, sequence: int, axes: Sequence[MatchedAxis], both: tuple[Array, Array]
 ) -> None:
     """Adds the cells of one sequence, piece by piece."""
     allowed = _allowed(pair, sequence) if name in _ONLY_WHERE_ALLOWED else None
@@ -129,7 +129,9 @@ def _count_sequence(
         _count(tally, a, b, sequence=sequence, axes=piece, counted=counted)
 
 
-def _count(tally: Tally, a: Array, b: Array, *, sequence: int, axes: Sequence[Axis], counted: Array | None) -> None:
+def _count(
+    tally: Tally, a: Array, b: Array, *, sequence: int, axes: Sequence[MatchedAxis], counted: Array | None
+) -> None:
     tally.n_cells += a.size if counted is None else int(counted.sum())
     if a.dtype.kind == "b":
         tally.n_only_a += int((a & ~b).sum())
@@ -156,7 +158,7 @@ def _count(tally: Tally, a: Array, b: Array, *, sequence: int, axes: Sequence[Ax
     _count_heads(tally, np.where(broken, np.nan, distance), axes, sequence)
 
 
-def _count_heads(tally: Tally, distance: Array, axes: Sequence[Axis], sequence: int) -> None:
+def _count_heads(tally: Tally, distance: Array, axes: Sequence[MatchedAxis], sequence: int) -> None:
     if axes[0].word != "head" or not distance.size:
         return
     per_head = distance.reshape(len(distance), -1).max(axis=1)
@@ -165,12 +167,12 @@ def _count_heads(tally: Tally, distance: Array, axes: Sequence[Axis], sequence: 
             tally.add_head(head, largest, sequence)
 
 
-def _place(flat: int, shape: tuple[int, ...], axes: Sequence[Axis], sequence: int) -> Place:
+def _place(flat: int, shape: tuple[int, ...], axes: Sequence[MatchedAxis], sequence: int) -> DiffLocation:
     indices = np.unravel_index(flat, shape)
     named = [
         (axis, int(i)) for axis, i in zip(axes, indices, strict=True) if axis.names_a[i] >= 0 or axis.word != "head"
     ]
-    return Place(
+    return DiffLocation(
         axes=("sequence", *(axis.word for axis, _ in named)),
         a=(sequence, *(int(axis.names_a[i]) for axis, i in named)),
         b=(sequence, *(int(axis.names_b[i]) for axis, i in named)),
@@ -180,7 +182,7 @@ def _place(flat: int, shape: tuple[int, ...], axes: Sequence[Axis], sequence: in
 # --------------------------------------------------------------------------------------------------------------------- cells
 
 
-def _pieces(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
+def _pieces(axes: Sequence[MatchedAxis]) -> Iterator[list[MatchedAxis]]:
     """The axes cut so that a piece has few cells: along the first, and where one step of it has too many along the second."""
     sizes = [axis.a.size for axis in axes]
     if not all(sizes):
@@ -196,9 +198,9 @@ def _pieces(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
             yield [first, _part(axes[1], begin, inner), *axes[2:]]
 
 
-def _part(axis: Axis, start: int, count: int) -> Axis:
+def _part(axis: MatchedAxis, start: int, count: int) -> MatchedAxis:
     cut = slice(start, start + count)
-    return Axis(axis.word, axis.a[cut], axis.b[cut], axis.names_a[cut], axis.names_b[cut])
+    return MatchedAxis(axis.word, axis.a[cut], axis.b[cut], axis.names_a[cut], axis.names_b[cut])
 
 
 def _cut(array: Array, indices: Sequence[Array]) -> Array:
@@ -215,7 +217,7 @@ def _allowed(pair: Pair, sequence: int) -> tuple[Array, Array] | None:
     return None if arrays[0] is None or arrays[1] is None else (arrays[0][sequence], arrays[1][sequence])
 
 
-def _both_allowed(allowed: tuple[Array, Array], piece: Sequence[Axis]) -> Array:
+def _both_allowed(allowed: tuple[Array, Array], piece: Sequence[MatchedAxis]) -> Array:
     """Which cells of a piece both records allow: others hold no score that means anything."""
     cut = []
     for own, name in zip(allowed, ("a", "b"), strict=True):
@@ -281,7 +283,7 @@ class RecordAxes:
 
 
 @dataclass(frozen=True)
-class Axis:
+class MatchedAxis:
     """Indices of both records along an axis that belong together, and what they are called there: `names` are tokens, heads."""
 
     word: str
@@ -292,21 +294,21 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Unlike:
+class NotComparable:
     """Why two arrays cannot be compared, and whether that is a difference between the records."""
 
     why: str
     departs: bool = True
 
 
-def unlike_axes(a: Sequence[str], b: Sequence[str]) -> Unlike | None:
+def unlike_axes(a: Sequence[str], b: Sequence[str]) -> NotComparable | None:
     """Why arrays of these axes cannot be compared, None where they can. Positions are the same for all sequences, or each has its
     own: that follows from padding and documents, and is no difference by itself."""
     if tuple(a) == tuple(b):
         return None
     without_batch = [[axis for axis in axes if axis != "batch"] for axes in (a, b)]
     is_same = without_batch[0] == without_batch[1]
-    return Unlike(f"axes {' '.join(a)} against {' '.join(b)}", departs=not is_same)
+    return NotComparable(f"axes {' '.join(a)} against {' '.join(b)}", departs=not is_same)
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,7 @@ class Pair:
         """How many sequences both have."""
         return len(self.queries)
 
-    def layout(self, name: str) -> Unlike | None:
+    def layout(self, name: str) -> NotComparable | None:
         """Why an array that both hold cannot be compared; None where it can."""
         axes = self.a.axes(name)
         other = unlike_axes(axes, self.b.axes(name))
@@ -335,17 +337,17 @@ class Pair:
         shapes = [side.record.arrays[name].shape for side in (self.a, self.b)]
         for axis, n_a, n_b in zip(axes, *shapes, strict=True):
             if axis not in _BY_TOKENS and axis not in ("batch", "head") and n_a != n_b:
-                return Unlike(f"{axis} {n_a} against {n_b}")
+                return NotComparable(f"{axis} {n_a} against {n_b}")
         is_for_all = name in FOR_ALL_HEADS and all(shape[axes.index("head")] == 1 for shape in shapes)
         if "head" in axes and not is_for_all:
             n_a, n_b = (side.record.config.n_heads for side in (self.a, self.b))
             if n_a != n_b:
-                return Unlike(f"{n_a} heads against {n_b}")
+                return NotComparable(f"{n_a} heads against {n_b}")
             if not {*self.a.heads} & {*self.b.heads}:
-                return Unlike("other heads were looked at", departs=False)
+                return NotComparable("other heads were looked at", departs=False)
         return None
 
-    def _survey_layout(self, name: str, axes: Sequence[str]) -> Unlike | None:
+    def _survey_layout(self, name: str, axes: Sequence[str]) -> NotComparable | None:
         """Blocks, distances, spans and chosen cells must be the same ones: they are what was asked, not what was found."""
         a, b = (side.record.survey for side in (self.a, self.b))
         if name not in _SURVEYED or a is None or b is None:
@@ -362,13 +364,13 @@ class Pair:
         has_same_tokens = all(text.is_same for text in (*self.queries, *self.keys))
         moved = {"asked query", "corner query"} & {*axes} and not has_same_tokens and "its places hold other tokens"
         why = next((said for axis, said in unlike.items() if said and axis in axes), moved)
-        return Unlike(why, departs=False) if why else None
+        return NotComparable(why, departs=False) if why else None
 
-    def cells(self, name: str, sequence: int) -> tuple[Axis, ...]:
+    def cells(self, name: str, sequence: int) -> tuple[MatchedAxis, ...]:
         """The axes of one sequence's cells that belong together, those of `layout` that are alike."""
         return tuple(self._axes(name, sequence))
 
-    def _axes(self, name: str, sequence: int) -> Iterator[Axis]:
+    def _axes(self, name: str, sequence: int) -> Iterator[MatchedAxis]:
         sides, axes = (self.a, self.b), self.a.axes(name)
         sizes = [side.record.arrays[name].shape for side in sides]
         for place, axis in enumerate(axes):
@@ -386,16 +388,16 @@ class Pair:
             else:
                 yield _same(axis, n_a)
 
-    def _tokens(self, axis: str, sequence: int, n_a: int, n_b: int) -> Axis:
+    def _tokens(self, axis: str, sequence: int, n_a: int, n_b: int) -> MatchedAxis:
         first_a, first_b = (_first(side.record, axis, sequence) for side in (self.a, self.b))
         text = (self.queries if axis == "query" else self.keys)[sequence]
         if text.is_same and (n_a, first_a) == (n_b, first_b):  # padding too
             columns = np.arange(n_a)
-            return Axis(axis, columns, columns, columns - first_a, columns - first_b)
+            return MatchedAxis(axis, columns, columns, columns - first_a, columns - first_b)
         names_a, names_b = _places(text)
-        return Axis(axis, names_a + first_a, names_b + first_b, names_a, names_b)
+        return MatchedAxis(axis, names_a + first_a, names_b + first_b, names_a, names_b)
 
-    def _blocks(self, axis: str, sequence: int) -> Axis:
+    def _blocks(self, axis: str, sequence: int) -> MatchedAxis:
         """Blocks of which every token stands in the same column of both."""
         survey = self.a.record.survey
         assert survey is not None, "only a survey has blocks"
@@ -406,19 +408,19 @@ class Pair:
         kept[columns.a[columns.a == columns.b]] = True
         starts = np.arange(0, max(lengths), survey.block)
         found = np.flatnonzero(np.logical_and.reduceat(kept, starts))
-        return Axis(axis, found, found, found, found)
+        return MatchedAxis(axis, found, found, found, found)
 
-    def _heads(self, n_a: int, n_b: int) -> Axis:
+    def _heads(self, n_a: int, n_b: int) -> MatchedAxis:
         if n_a == n_b == 1:
             is_one = len(self.a.heads) == len(self.b.heads) == 1
             heads = np.array(self.a.heads if is_one else [_ALL_HEADS])
-            return Axis("head", np.zeros(1, int), np.zeros(1, int), heads, heads)
+            return MatchedAxis("head", np.zeros(1, int), np.zeros(1, int), heads, heads)
         common = [head for head in self.a.heads if head in self.b.heads]
         places = [
             np.array([side.heads.index(head) for head in common]) * (n > 1)
             for side, n in ((self.a, n_a), (self.b, n_b))
         ]
-        return Axis("head", places[0], places[1], np.array(common), np.array(common))
+        return MatchedAxis("head", places[0], places[1], np.array(common), np.array(common))
 
 
 _ALL_HEADS = -1
@@ -437,9 +439,9 @@ def _places(text: TextDifference) -> tuple[Array, Array]:
     return places[:, 0], places[:, 1]
 
 
-def _same(axis: str, size: int) -> Axis:
+def _same(axis: str, size: int) -> MatchedAxis:
     index = np.arange(size)
-    return Axis(axis, index, index, index, index)
+    return MatchedAxis(axis, index, index, index, index)
 
 
 # ---------------------------------------------------------------------------------------------- whose tokens are whose

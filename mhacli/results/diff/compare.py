@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from mhacli.results.diff.arrays import (
     ORDER,
+    NotComparable,
     Pair,
     RecordAxes,
-    Unlike,
     aligned,
     aligned_texts,
     compared_site,
@@ -21,17 +21,17 @@ from mhacli.results.diff.arrays import (
 )
 from mhacli.results.diff.result import (
     Differences,
+    DiffLocation,
     HeadChange,
     LayerDifference,
-    Place,
     Setting,
     SiteDifference,
+    SiteStatus,
     StatisticChange,
-    Status,
     TextDifference,
 )
-from mhacli.results.record.heads import STATISTICS, HeadStatistics
-from mhacli.results.record.record import InspectedLayer, Record, Step, Values
+from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics
+from mhacli.results.record.record import InspectedLayer, Record, Step, TensorSummary
 from mhacli.spec.tolerances import TOLERANCES
 
 
@@ -401,22 +401,22 @@ def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool,
     return _compared_values(row, a.values, b.values, tolerance)
 
 
-def _unlike(a: Step, b: Step, has_same_tokens: bool) -> Unlike | None:
+def _unlike(a: Step, b: Step, has_same_tokens: bool) -> NotComparable | None:
     """What is other in the axes and sizes of a step; other tokens excuse other lengths."""
     if a.axes != b.axes:
         return unlike_axes(a.axes, b.axes)
     if len(a.shape) != len(b.shape):
-        return Unlike(f"{len(a.shape)} axes against {len(b.shape)}")
+        return NotComparable(f"{len(a.shape)} axes against {len(b.shape)}")
     sizes = zip(a.axes, a.shape, b.shape, strict=False)
     parts = [
         f"{axis} {n_a} against {n_b}"
         for axis, n_a, n_b in sizes
         if n_a != n_b and (has_same_tokens or axis not in _TOKEN_AXES)
     ]
-    return Unlike(", ".join(parts)) if parts else None
+    return NotComparable(", ".join(parts)) if parts else None
 
 
-def _compared_values(row: SiteDifference, a: Values, b: Values, tolerance: float) -> SiteDifference:
+def _compared_values(row: SiteDifference, a: TensorSummary, b: TensorSummary, tolerance: float) -> SiteDifference:
     """All numbers where the trace holds them, else the extremes and moments."""
     is_whole = a.numbers is not None and b.numbers is not None and len(a.numbers) == len(b.numbers)
     pairs = [*zip(*(_numbers(v, is_whole) for v in (a, b)), strict=True)]
@@ -425,7 +425,7 @@ def _compared_values(row: SiteDifference, a: Values, b: Values, tolerance: float
     n_broken = max(n_gone, abs(a.n_nan - b.n_nan), abs(a.n_inf - b.n_inf))
     place, largest = max(known, key=lambda item: item[1], default=(0, 0.0))
     magnitude = max((abs(x) for pair in pairs for x in pair if x is not None), default=0.0)
-    status: Status = "within" if tolerance > 0 and largest <= tolerance * magnitude else "beyond"
+    status: SiteStatus = "within" if tolerance > 0 and largest <= tolerance * magnitude else "beyond"
     return replace(
         row,
         seen="numbers" if is_whole else "extremes",
@@ -440,17 +440,17 @@ def _compared_values(row: SiteDifference, a: Values, b: Values, tolerance: float
     )
 
 
-def _numbers(values: Values, is_whole: bool) -> Sequence[float | None]:
+def _numbers(values: TensorSummary, is_whole: bool) -> Sequence[float | None]:
     if is_whole:
         return values.numbers or ()
     return [getattr(values, name) for name in _EXTREMES]
 
 
-def _place(flat: int, row: SiteDifference) -> Place:
+def _place(flat: int, row: SiteDifference) -> DiffLocation:
     """Where a number of a small tensor stands, counted along its axes."""
     indices: list[int] = []
     for size in reversed(row.shape_a or ()):
         flat, index = divmod(flat, size)
         indices.insert(0, index)
     axes = tuple("sequence" if axis == "batch" else axis for axis in row.axes)
-    return Place(axes, tuple(indices), tuple(indices))
+    return DiffLocation(axes, tuple(indices), tuple(indices))

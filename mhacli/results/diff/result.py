@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["identical", "within", "beyond", "shape", "skipped"]
+SiteStatus = Literal["identical", "within", "beyond", "shape", "skipped"]
 """Of what both records hold: the same numbers to the last bit, within the tolerance, beyond it, of another shape, or not
 comparable for a reason that is no fault of theirs (`why`)."""
-Seen = Literal["array", "numbers", "extremes", "shape"]
+ComparedBy = Literal["array", "numbers", "extremes", "shape"]
 """What was compared: an array that both keep, the numbers that a trace tells of a small tensor, the extremes and moments that it
 tells of any, or the shape alone."""
-Change = Literal["replaced", "only A", "only B"]
+TokenChangeKind = Literal["replaced", "only A", "only B"]
 AFTER_SCORES = ("max_score", "lse")
 OF_PATTERN = (
     "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
@@ -40,7 +40,7 @@ class Setting:
 class TokenChange:
     """Neighbouring tokens that have no equal in the other text; `begin` … `end` are places in either, the end left out."""
 
-    change: Change
+    change: TokenChangeKind
     a_begin: int
     a_end: int
     b_begin: int
@@ -102,13 +102,13 @@ class TextDifference:
         a = b = 0
         for match in (*self.matches, Match(self.n_a, self.n_b, 0)):
             if (a, b) != (match.a, match.b):
-                kind: Change = "only B" if a == match.a else "only A" if b == match.b else "replaced"
+                kind: TokenChangeKind = "only B" if a == match.a else "only A" if b == match.b else "replaced"
                 yield TokenChange(kind, a, match.a, b, match.b)
             a, b = match.a + match.length, match.b + match.length
 
 
 @dataclass(frozen=True)
-class Place:
+class DiffLocation:
     """Where a number stands: the words of its axes, and its index on each of them in A and in B. Queries and keys count the
     tokens of their text, so padding lies outside of it; heads have their numbers; blocks of tokens count from the first."""
 
@@ -137,8 +137,8 @@ class SiteDifference:
     """
 
     site: str
-    seen: Seen
-    status: Status
+    seen: ComparedBy
+    status: SiteStatus
     axes: tuple[str, ...]
     shape_a: tuple[int, ...] | None
     shape_b: tuple[int, ...] | None
@@ -149,7 +149,7 @@ class SiteDifference:
     n_only_b: int = 0
     largest: float | None = None
     magnitude: float | None = None
-    at: Place | None = None
+    at: DiffLocation | None = None
     why: str = ""
     heads: tuple[HeadLargest, ...] = ()
     told: tuple[Setting, ...] = ()
@@ -174,7 +174,7 @@ class SiteDifference:
 
 @dataclass(frozen=True)
 class StatisticChange:
-    """A statistic of a head that is not the same, as `mhacli.results.record.heads` names it; None where there is none."""
+    """A statistic of a head that differs, by its name in `STATISTICS`; None where a record has no value."""
 
     name: str
     a: float | None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.results.record.arrays import Array, are_read
-from mhacli.results.record.heads import STATISTICS, HeadStatistics
+from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics
 from mhacli.spec.tolerances import TOLERANCES
 
 if TYPE_CHECKING:

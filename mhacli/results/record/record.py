@@ -16,7 +16,7 @@ from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
 from mhacli.results.record.arrays import Array, Prefixed
-from mhacli.results.record.heads import HeadStatistics, Survey
+from mhacli.results.record.head_statistics import HeadsSummary, HeadStatistics
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import TokenSequence
@@ -32,7 +32,7 @@ class Record:
     """One run, whole.
 
     `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
-    shapes of `mhacli.results.record.heads.survey_shapes`; else it is keyed by site, plus `allowed`
+    shapes of `mhacli.results.record.head_statistics.survey_shapes`; else it is keyed by site, plus `allowed`
     `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands
     beside the sequence's own tokens, on the side that the config says: `first_query` and `first_key` tell where those begin.
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
@@ -57,7 +57,7 @@ class Record:
     routes: tuple[RouteCheck, ...] = ()
     cell: Cell | None = None
     decoding: DecodeSummary | None = None
-    survey: Survey | None = None
+    survey: HeadsSummary | None = None
     model: Model | None = None
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
@@ -199,7 +199,7 @@ class Model:
 class InspectedLayer:
     """One attention of a checkpoint.
 
-    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`Rung` in
+    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`InterceptionLevel` in
     `mhacli.adapters.hf.capture`).
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
     take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
@@ -225,7 +225,7 @@ class InspectedLayer:
     verified: bool
     unverified: tuple[str, ...]
     self_check: SelfCheck
-    survey: Survey
+    survey: HeadsSummary
     call: int = 1
     extras: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"omit_empty": True})
 
@@ -281,8 +281,8 @@ class Step:
     bytes: int
     time_s: float | None = None
     view_of: str | None = None
-    parameters: tuple[Parameter, ...] = ()
-    values: Values | None = None
+    parameters: tuple[WeightShape, ...] = ()
+    values: TensorSummary | None = None
     cache: CacheStep | None = None
     built: bool = True
     operation: str = ""
@@ -440,7 +440,7 @@ class OwnModule:
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorSummary:
     """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
 
     `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
@@ -457,7 +457,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class WeightShape:
     """A weight that a site uses, by its name on disk."""
 
     name: str

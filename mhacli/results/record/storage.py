@@ -26,7 +26,7 @@ from mhacli.results.record.record import SCHEMA, Record, layer_prefix
 from mhacli.spec.sites import SITES
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.heads import Survey
+    from mhacli.results.record.head_statistics import HeadsSummary
     from mhacli.results.record.record import Cell, Step
     from mhacli.spec.config import Config
     from mhacli.spec.facts import Facts
@@ -137,8 +137,8 @@ def _is_inside(cell: Cell, record: Record) -> bool:
     return is_placed and len(cell.scores_row) == len(cell.pattern_row) == n_keys
 
 
-def _is_survey(survey: Survey, record: Record) -> bool:
-    from mhacli.results.record.heads import Corner
+def _is_survey(survey: HeadsSummary, record: Record) -> bool:
+    from mhacli.results.record.head_statistics import Corner
 
     facts, heads = record.facts, [head.head for head in record.heads]
     are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
@@ -231,11 +231,11 @@ def _shapes(record: Record) -> _Shapes:
     return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
 
 
-def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
-    from mhacli.results.record.heads import FOR_ALL_HEADS, survey_shapes
+def _shapes_of_survey(survey: HeadsSummary, record: Record) -> _Shapes:
+    from mhacli.results.record.head_statistics import FOR_ALL_HEADS, summary_shapes
 
     facts = record.facts
-    shapes = survey_shapes(
+    shapes = summary_shapes(
         survey,
         batch=facts.batch,
         n_heads=len(record.heads),
@@ -251,7 +251,7 @@ def _shapes_of_survey(survey: Survey, record: Record) -> _Shapes:
 
 
 def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable[str]:
-    from mhacli.results.record.heads import MATRICES, OPTIONAL
+    from mhacli.results.record.head_statistics import MATRICES, OPTIONAL
 
     yield from (name for name in shapes if name not in OPTIONAL)
     if any(name in held for name in MATRICES):  # without their mask nobody knows which cells are there

@@ -38,8 +38,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from mhacli.adapters.hf import capture
 from mhacli.adapters.hf.capture import Call, KernelWatch, ScoredCall, SoftmaxCall, captured, unknown_keywords
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.heads import Wanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import Record
 
 OF_EACH_RUNG = {
@@ -277,7 +277,7 @@ def test_what_is_computed_of_a_call_is_no_attention_of_the_model() -> None:
     with captured(model, take, batch=2):
         model(ids_of(2, Q_LEN))
     names = [f"one.layers.{n}.self_attn" for n in range(3)] + [f"other.h.{n}.self_attention" for n in range(3)]
-    assert [(call.name, call.rung) for call in calls] == [
+    assert [(call.name, call.level) for call in calls] == [
         (name, "registry" if name.startswith("one") else "softmax") for name in names
     ]
 
@@ -297,7 +297,7 @@ def found_in(model: Any, *layers: int, **more: Tensor) -> Record:
     """What the study finds of a model that reads two texts: of some layers, or of all."""
     inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
     inputs = ModelInputs(inputs.sequences, inputs.context, inputs.side, inputs.keywords | more)
-    wanted = ModelWanted(Wanted(), layers=tuple((None, layer) for layer in layers) or None)
+    wanted = CheckpointRunRequest(HeadsRequest(), layers=tuple((None, layer) for layer in layers) or None)
     run = CheckpointRun(loaded_of(model), inputs, wanted)
     run.run()
     return run.record()
@@ -369,7 +369,7 @@ def with_large_scores(size: float) -> Any:
 def test_shares_of_scores_that_float32_rounds_away_are_those_of_float64(size: float) -> None:
     model, seen = with_large_scores(size), []
     inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
-    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), keep=("pattern",)))
+    run = CheckpointRun(loaded_of(model), inputs, CheckpointRunRequest(HeadsRequest(), keep=("pattern",)))
     run.on_layer = lambda call, sight: seen.append((call.q.clone(), call.k.clone(), call.scale))
     run.run()
     found = run.record()
@@ -508,7 +508,7 @@ def test_a_softmax_is_seen_however_it_is_called(
         assert torch.equal(model(*rows), plain)
     (call,) = calls
     assert isinstance(call, SoftmaxCall)
-    assert (call.name, call.rung, call.implementation, call.unknown) == ("attention", "softmax", "eager", ())
+    assert (call.name, call.level, call.implementation, call.unknown) == ("attention", "softmax", "eager", ())
     q, k, v = (tensor.double().numpy() for tensor in rows)
     scores = q @ k.swapaxes(-1, -2)
     shares = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
@@ -545,7 +545,7 @@ def test_torchs_own_attention_is_seen_with_all_that_it_was_given(
         out = model(q, k, v)
     (call,) = calls
     assert isinstance(call, ScoredCall)
-    assert (call.rung, call.unknown, call.causal) == ("sdpa", (), bool(choices.get("is_causal")))
+    assert (call.level, call.unknown, call.causal) == ("sdpa", (), bool(choices.get("is_causal")))
     assert call.scale == choices.get("scale", 0.5)
     assert torch.equal(call.z, out)
     pattern = matrices_of(call)["pattern"].numpy()

@@ -15,7 +15,7 @@ from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import shares_of
-from mhacli.attention.tiled.tiles import Shares
+from mhacli.attention.tiled.tiles import PatternTiles
 
 BATCH, N_HEADS, N_KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 5, 7, 11, 13
 LOWEST = torch.finfo(torch.float32).min
@@ -37,7 +37,7 @@ def scored(normal: Callable[..., Tensor]) -> Make:
             layer=0,
             kind="self",
             part=0,
-            rung="registry",
+            level="registry",
             implementation="sdpa",
             q=q,
             k=k,
@@ -91,7 +91,7 @@ def bias_of(attention: AttentionResult) -> Tensor | None:
     return torch.stack([torch.stack(row) for row in planes])
 
 
-def all_shares(pattern: Shares) -> np.ndarray:
+def all_shares(pattern: PatternTiles) -> np.ndarray:
     """The pattern as it is asked for tile by tile."""
     batch, head, query, key = pattern.shape
     rows = [[shares_of(pattern, (b, h), range(query), range(key)) for h in range(head)] for b in range(batch)]
@@ -275,7 +275,7 @@ def written(scored: Make) -> Callable[..., SoftmaxCall]:
             layer=0,
             kind="self",
             part=0,
-            rung="softmax",
+            level="softmax",
             implementation="eager",
             scores=scores,
             pattern=scores.softmax(dim=-1),

@@ -26,10 +26,10 @@ from mhacli.adapters.hf import load as library
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.adapters.hf.tokenizer import first_tokens, load_tokenizer, require_ids, require_texts
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.errors import MhaError
 from mhacli.io import memory
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.spans import Message
@@ -462,7 +462,7 @@ def trained() -> Record:
     loaded = load(folder)
     tokenizer = load_tokenizer(loaded.checkpoint)
     inputs = make_inputs(loaded.model, [tokenizer.sequence(SENTENCE)], None, tokenizer.side, tokenizer.pad_id or 0)
-    run = CheckpointRun(loaded, inputs, ModelWanted(Wanted(), keep=("pattern",)))
+    run = CheckpointRun(loaded, inputs, CheckpointRunRequest(HeadsRequest(), keep=("pattern",)))
     run.run()
     return run.record()
 

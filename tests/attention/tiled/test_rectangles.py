@@ -16,8 +16,8 @@ from mhacli.attention.tiled.tiles import (
     CPU_TILES,
     DEVICE_TILES,
     PENALTY,
-    Hidden,
-    Rectangle,
+    MaskedColumns,
+    TileRegion,
     TileShape,
     hide,
     indices,
@@ -95,21 +95,21 @@ VISIBLE = {name: written_out(rule) for name, (_, rule) in MASKS.items()}
 
 
 @cache
-def all_of(name: str, shape: TileShape, queries: range = range(Q_LEN), keys: range = range(K_LEN)) -> list[Rectangle]:
+def all_of(name: str, shape: TileShape, queries: range = range(Q_LEN), keys: range = range(K_LEN)) -> list[TileRegion]:
     return list(rectangles.rectangles(queries, keys, MASKS[name][0], shape, LIKE))
 
 
-def everywhere(name: str) -> Iterator[tuple[TileShape, Rectangle]]:
+def everywhere(name: str) -> Iterator[tuple[TileShape, TileRegion]]:
     """The rectangles of every shape of tiles."""
     return ((shape, rectangle) for shape in SHAPES for rectangle in all_of(name, shape))
 
 
-def corner(rectangle: Rectangle) -> tuple[slice, slice]:
+def corner(rectangle: TileRegion) -> tuple[slice, slice]:
     queries, keys, _ = rectangle
     return slice(queries.start, queries.stop), slice(keys.start, keys.stop)
 
 
-def strips(rectangle: Rectangle, grain: int) -> Iterator[tuple[slice, slice]]:
+def strips(rectangle: TileRegion, grain: int) -> Iterator[tuple[slice, slice]]:
     """The parts of a rectangle that the mask is asked about at once."""
     rows, columns = corner(rectangle)
     for start in range(columns.start, columns.stop, grain):
@@ -276,7 +276,7 @@ def test_a_tile_is_hidden_by_the_plane_of_its_own_sequence_and_head() -> None:
                 (penalty[:1, :1], penalty[0, 0]),
             ):
                 tile = torch.ones(2, 5, dtype=torch.float64)
-                hide(tile, [Hidden(slice(1, 3), own)], (b, h))
+                hide(tile, [MaskedColumns(slice(1, 3), own)], (b, h))
                 assert torch.equal(tile[:, 1:3], 1 + expected)
                 assert (tile[:, [0, 3, 4]] == 1).all()
 
@@ -285,7 +285,10 @@ def test_several_penalties_hide_each_its_own_columns() -> None:
     tile = torch.zeros(1, 5)
     hide(
         tile,
-        [Hidden(slice(0, 1), torch.full((1, 1, 1, 1), -2.0)), Hidden(slice(3, 5), torch.full((1, 1, 1, 2), -3.0))],
+        [
+            MaskedColumns(slice(0, 1), torch.full((1, 1, 1, 1), -2.0)),
+            MaskedColumns(slice(3, 5), torch.full((1, 1, 1, 2), -3.0)),
+        ],
         (1, 1),
     )
     assert tile.tolist() == [[-2.0, 0.0, 0.0, -3.0, -3.0]]

@@ -16,17 +16,17 @@ from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.conditions import matcher
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
 from mhacli.attention.tiled.statistics import (
+    ColumnSums,
     Distance,
     Entropy,
     Lifted,
     Marked,
-    Mass,
     Matched,
     Peak,
     Profile,
-    Received,
+    RowSquareSums,
+    RowSums,
     SameLabel,
-    Squares,
     StatisticsRequest,
     summarise,
 )
@@ -106,7 +106,9 @@ def test_what_is_said_of_queries_is_what_loops_over_the_cells_say(
     normal: Normal, name: str, q_len: int, k_len: int, tiles: TileShape
 ) -> None:
     pattern = masked(normal, name, q_len, k_len)
-    mass, entropy, squares, peak, distance = (kind(pattern) for kind in (Mass, Entropy, Squares, Peak, Distance))
+    mass, entropy, squares, peak, distance = (
+        kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)
+    )
     marks = torch.arange(BATCH * k_len).reshape(BATCH, k_len) % 5 == 2
     marked = Marked(pattern, marks)
     reduced(pattern, mass, entropy, squares, peak, distance, marked)
@@ -143,7 +145,7 @@ def test_what_keys_receive_and_the_maps_are_what_loops_over_the_cells_say(
     normal: Normal, name: str, q_len: int, k_len: int, tiles: TileShape
 ) -> None:
     pattern = masked(normal, name, q_len, k_len)
-    found = {block: Received(pattern, block) for block in BLOCKS}
+    found = {block: ColumnSums(pattern, block) for block in BLOCKS}
     reduced(pattern, *found.values())
     shares = pattern.pattern.numpy()
     for block, received in found.items():
@@ -240,9 +242,11 @@ BY_HAND = ([1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25])
 
 def test_by_hand_three_queries() -> None:
     pattern = pattern_of(*BY_HAND)
-    mass, entropy, squares, peak, distance = (kind(pattern) for kind in (Mass, Entropy, Squares, Peak, Distance))
+    mass, entropy, squares, peak, distance = (
+        kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)
+    )
     marked = Marked(pattern, torch.tensor([[True, False, True]]))
-    received, profile = Received(pattern, 2), Profile(pattern)
+    received, profile = ColumnSums(pattern, 2), Profile(pattern)
     reduced(pattern, mass, entropy, squares, peak, distance, marked, received, profile)
     ln2, ln3 = math.log(2), math.log(3)
     assert mass.per_query.flatten().tolist() == [1, 1, 1]
@@ -295,7 +299,7 @@ def test_what_queries_give_keys_receive_and_maps_and_profiles_hold_the_same(
     normal: Normal, name: str, tiles: TileShape
 ) -> None:
     pattern = masked(normal, name, 19, 19)
-    received, profile, mass = Received(pattern, 4), Profile(pattern), Mass(pattern)
+    received, profile, mass = ColumnSums(pattern, 4), Profile(pattern), RowSums(pattern)
     reduced(pattern, received, profile, mass)
     n_queries = visible_of(name, 19, 19).any(axis=-1).sum(axis=-1)
     near(mass.per_query, visible_of(name, 19, 19).any(axis=-1))
@@ -313,7 +317,7 @@ def test_what_queries_give_keys_receive_and_maps_and_profiles_hold_the_same(
 def test_uniform_attention_has_the_entropy_and_the_squares_of_its_keys(name: str, tiles: TileShape) -> None:
     counts = torch.from_numpy(visible_of(name, 19, 23).sum(axis=-1)).double()
     pattern = uniform(counts, 23, MASKS[name])
-    entropy, squares, peak, mass = (kind(pattern) for kind in (Entropy, Squares, Peak, Mass))
+    entropy, squares, peak, mass = (kind(pattern) for kind in (Entropy, RowSquareSums, Peak, RowSums))
     reduced(pattern, entropy, squares, peak, mass)
     near(mass.per_query, counts > 0)
     near(entropy.per_query, counts.clamp(min=1).log())
@@ -326,7 +330,7 @@ def test_a_query_of_one_key_has_no_entropy_and_its_peak_is_0(normal: Normal, tin
     q, k = (normal(1, 2, 13, 3, std=30, dtype=torch.float32) for _ in "qk")
     scores = Scores(q, k, scale=1.0, allowed=masks.window(0, 0))
     pattern = VirtualPattern(scores, (q * k).sum(dim=-1))
-    entropy, distance, peak, squares = (kind(pattern) for kind in (Entropy, Distance, Peak, Squares))
+    entropy, distance, peak, squares = (kind(pattern) for kind in (Entropy, Distance, Peak, RowSquareSums))
     reduced(pattern, entropy, distance, peak, squares)
     assert entropy.per_query.min() >= 0
     rounding = 2.0**-23 * scores_of(q, k).abs().max()  # of a float32 as large as the scores
@@ -353,8 +357,8 @@ def test_results_have_the_dtype_of_the_maths_and_sums_over_all_queries_float64(d
     q, k = torch.zeros(1, 2, 3, 5, dtype=dtype), torch.zeros(1, 2, 7, 5, dtype=dtype)
     pattern = VirtualPattern(Scores(q, k, scale=1.0), torch.full((1, 2, 3), math.log(7), dtype=dtype))
     marks, labels = torch.ones(1, 7, dtype=torch.bool), torch.zeros(1, 7, dtype=torch.int64)
-    per_query = [kind(pattern) for kind in (Mass, Entropy, Squares, Peak, Distance)] + [Marked(pattern, marks)]
-    received, profile = Received(pattern, 2), Profile(pattern)
+    per_query = [kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)] + [Marked(pattern, marks)]
+    received, profile = ColumnSums(pattern, 2), Profile(pattern)
     of_heads = [
         SameLabel(pattern, labels[:, :3], labels, shift=None),
         Matched(pattern, [lambda q, k: k[None] >= 0 * q[:, None]]),
@@ -447,10 +451,10 @@ def test_summarise_puts_every_statistic_under_its_name(normal: Normal, tiny: Non
     found = summarise(pattern, asked, told.append)
     assert sum(told) == n_cells(pattern)
     own = {
-        "mass": Mass(pattern), "entropy": Entropy(pattern), "squares": Squares(pattern), "peak": Peak(pattern),
+        "mass": RowSums(pattern), "entropy": Entropy(pattern), "squares": RowSquareSums(pattern), "peak": Peak(pattern),
         "distance": Distance(pattern), "first": Marked(pattern, first), "leading": Marked(pattern, leading),
     }  # fmt: skip
-    received, profile = Received(pattern, 4), Profile(pattern)
+    received, profile = ColumnSums(pattern, 4), Profile(pattern)
     duplicate = SameLabel(pattern, tokens, tokens, shift=0)
     induction = SameLabel(pattern, tokens, before, shift=1)
     further = [Matched(pattern, rule) for rule in rules]

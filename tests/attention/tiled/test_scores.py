@@ -25,7 +25,7 @@ from mhacli.attention.tiled.scores import (
     tensor_bias,
     uniform,
 )
-from mhacli.attention.tiled.tiles import PENALTY, Grid, Rectangle, Shares, TileShape, visible_keys
+from mhacli.attention.tiled.tiles import PENALTY, Grid, PatternTiles, TileRegion, TileShape, visible_keys
 
 Normal = Callable[..., Tensor]
 TILES = [TileShape(4, 7, 3), TileShape(8, 4, 2)]
@@ -64,7 +64,7 @@ def cells_of(name: str, batch: int = BATCH, heads: int = HEADS, q_len: int = Q_L
     return cells
 
 
-def all_rectangles(pattern: Grid) -> list[Rectangle]:
+def all_rectangles(pattern: Grid) -> list[TileRegion]:
     _, _, n_queries, n_keys = pattern.shape
     shape = rectangles.tile_shape(pattern.like.device)
     return list(rectangles.rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like))
@@ -75,7 +75,7 @@ class Whole(NamedTuple):
     shares: np.ndarray
 
 
-def gathered(pattern: Shares) -> Whole:
+def gathered(pattern: PatternTiles) -> Whole:
     """Every tile put in its place. What no rectangle holds stays 0, and log2 of it −∞. Tiles come in used memory."""
     log2, shares = np.full(pattern.shape, -np.inf), np.zeros(pattern.shape)
     for rectangle in all_rectangles(pattern):
@@ -437,5 +437,5 @@ def test_both_ways_of_having_shares_answer_to_the_same_questions(normal: Normal)
     q, k, _ = heads(normal)
     scores = Scores(q, k, scale=1.0)
     assert isinstance(scores, Grid)
-    assert isinstance(VirtualPattern(scores, torch.zeros(BATCH, HEADS, Q_LEN, dtype=torch.float64)), Shares)
-    assert isinstance(ComputedPattern(torch.zeros(1, 1, 1, 1)), Shares)
+    assert isinstance(VirtualPattern(scores, torch.zeros(BATCH, HEADS, Q_LEN, dtype=torch.float64)), PatternTiles)
+    assert isinstance(ComputedPattern(torch.zeros(1, 1, 1, 1)), PatternTiles)

@@ -17,7 +17,7 @@ from mhacli.checkpoints.families import (
     require_fitting_heads,
 )
 from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.head_counts import Sizes, sizes_of
+from mhacli.checkpoints.head_counts import ProjectionSizes, sizes_of
 from mhacli.checkpoints.tensor_names import (
     chosen_stack,
     find_layer,
@@ -29,10 +29,10 @@ from mhacli.checkpoints.tensor_names import (
 )
 from mhacli.errors import MhaError, UsageError
 
-GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=7, d_model=11, d_input=13)
-FUSED_GROUPED = Sizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=5, d_model=11, d_input=13)
-SAME = Sizes(n_heads=8, n_kv_heads=8, d_head=5, d_v=5, d_model=11, d_input=13)
-ONE = Sizes(n_heads=6, n_kv_heads=1, d_head=5, d_v=5, d_model=11, d_input=13)
+GROUPED = ProjectionSizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=7, d_model=11, d_input=13)
+FUSED_GROUPED = ProjectionSizes(n_heads=6, n_kv_heads=2, d_head=5, d_v=5, d_model=11, d_input=13)
+SAME = ProjectionSizes(n_heads=8, n_kv_heads=8, d_head=5, d_v=5, d_model=11, d_input=13)
+ONE = ProjectionSizes(n_heads=6, n_kv_heads=1, d_head=5, d_v=5, d_model=11, d_input=13)
 
 
 def sizes_for(layout):
@@ -100,7 +100,7 @@ def test_ours_computes_what_the_layout_computes_by_its_own_formula(name, biases)
     ],
 )
 def test_by_hand_two_heads_are_cut_out_of_a_fused_matrix(order, rows):
-    layout, sizes = LAYOUTS[order], Sizes(2, 2, 2, 2, 4, 3)
+    layout, sizes = LAYOUTS[order], ProjectionSizes(2, 2, 2, 2, 4, 3)
     tensors = tensors_of(layout, sizes)
     fused, bias = tensors[layout.qkv[0]], tensors[layout.qkv_bias[0]]
     matrix = fused.T if layout.transposed else fused
@@ -111,17 +111,17 @@ def test_by_hand_two_heads_are_cut_out_of_a_fused_matrix(order, rows):
 
 
 def test_by_hand_groups_and_blocks_are_cut_out_of_a_fused_matrix():
-    grouped = Sizes(4, 2, 1, 1, 4, 3)  # each of two kv heads: two queries, a key, a value
+    grouped = ProjectionSizes(4, 2, 1, 1, 4, 3)  # each of two kv heads: two queries, a key, a value
     tensors = {"query_key_value.weight": torch.arange(8.0)[:, None].expand(8, 3), "dense.weight": torch.zeros(4, 4)}
     ours = to_ours(tensors, LAYOUTS["falcon-new-decoder"], grouped)
     assert [ours[f"{part}_proj.weight"][:, 0].tolist() for part in "qkv"] == [[0, 1, 4, 5], [2, 6], [3, 7]]
-    blocks = Sizes(4, 4, 2, 2, 8, 3)  # four blocks of one head each: q, v, k
+    blocks = ProjectionSizes(4, 4, 2, 2, 8, 3)  # four blocks of one head each: q, v, k
     tensors = {"qkv_proj.weight": torch.arange(24.0)[:, None].expand(24, 3), "out_proj.weight": torch.zeros(8, 8)}
     ours = to_ours(tensors, LAYOUTS["codegen"], blocks)
     assert ours["q_proj.weight"][:, 0].tolist() == [0, 1, 6, 7, 12, 13, 18, 19]
     assert ours["v_proj.weight"][:, 0].tolist() == [2, 3, 8, 9, 14, 15, 20, 21]
     assert ours["k_proj.weight"][:, 0].tolist() == [4, 5, 10, 11, 16, 17, 22, 23]
-    one = Sizes(3, 1, 1, 1, 3, 2)  # multi-query: the queries, one key, one value
+    one = ProjectionSizes(3, 1, 1, 1, 3, 2)  # multi-query: the queries, one key, one value
     tensors = {"query_key_value.weight": torch.arange(5.0)[:, None].expand(5, 2), "dense.weight": torch.zeros(3, 3)}
     ours = to_ours(tensors, LAYOUTS["falcon-multi-query"], one)
     assert [ours[f"{part}_proj.weight"][:, 0].tolist() for part in "qkv"] == [[0, 1, 2], [3], [4]]
@@ -150,7 +150,7 @@ def test_torch_s_own_module_gives_the_same_output(separate, normal):
         state |= dict(
             zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), state.pop("in_proj_weight").chunk(3), strict=True)
         )
-    layout, sizes = LAYOUTS["torch-separate" if separate else "torch"], Sizes(3, 3, 4, 4, 12, 12)
+    layout, sizes = LAYOUTS["torch-separate" if separate else "torch"], ProjectionSizes(3, 3, 4, 4, 12, 12)
     ours = to_ours(state, layout, sizes)
     rows = normal(1, 5, 12)
     expected, pattern = module(rows, rows, rows, average_attn_weights=False)
@@ -191,8 +191,9 @@ def test_a_layer_without_any_bias_stays_without():
     [
         ("gpt2", GROUPED, "layout gpt2 must have as many kv heads as heads, got 6 heads and 2 kv heads"),
         ("gpt_bigcode", GROUPED, "layout gpt_bigcode must have one kv head, got 2"),
-        ("llama", Sizes(6, 4, 5, 5, 11, 11), "layout llama must have a multiple of its 4 kv heads as heads, got 6 heads"),
-        ("codegen", Sizes(6, 6, 5, 5, 11, 11), "layout codegen must have a multiple of 4 heads, got 6"),
+        ("llama", ProjectionSizes(6, 4, 5, 5, 11, 11),
+         "layout llama must have a multiple of its 4 kv heads as heads, got 6 heads"),
+        ("codegen", ProjectionSizes(6, 6, 5, 5, 11, 11), "layout codegen must have a multiple of 4 heads, got 6"),
         (
             "falcon-new-decoder", GROUPED,
             "layout falcon-new-decoder must have values as wide as keys, got d_head 5 and d_v 7",
@@ -345,13 +346,13 @@ def test_shapes_and_heads_are_those_of_the_sizes():
     checkpoint = checkpoint_with("h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight")
     found = find_layer(checkpoint, LAYOUTS["gpt2"], 0)
     with pytest.raises(MhaError) as caught:
-        require_shapes(found, LAYOUTS["gpt2"], Sizes(2, 2, 3, 3, 6, 6), "m")
+        require_shapes(found, LAYOUTS["gpt2"], ProjectionSizes(2, 2, 3, 3, 6, 6), "m")
     assert caught.value.message == (
         "m must hold tensors of the sizes that its config says (2 heads, 2 kv heads, d_head 3, d_model 6); "
         "h.0.attn.c_attn.weight must be [6, 18], got [2, 2]; h.0.attn.c_proj.weight must be [6, 6], got [2, 2]"
     )
     with pytest.raises(MhaError, match="must have as many kv heads as heads"):
-        require_shapes(found, LAYOUTS["gpt2"], Sizes(2, 1, 3, 3, 6, 6), "m")
+        require_shapes(found, LAYOUTS["gpt2"], ProjectionSizes(2, 1, 3, 3, 6, 6), "m")
 
 
 def test_a_table_is_the_only_tensor_of_its_name():
@@ -380,7 +381,7 @@ def test_without_a_config_heads_and_shapes_give_the_sizes(name):
 # -------------------------------------------------------------------------------------------------- what a config says
 
 
-EIGHT = Sizes(4, 4, 8, 8, 32, 32)
+EIGHT = ProjectionSizes(4, 4, 8, 8, 32, 32)
 
 
 def said(config, stack="self", layer=0, sizes=EIGHT):

@@ -13,7 +13,7 @@ from support import families_made
 from mhacli.attention import masks
 from mhacli.attention.convert import to_family_file, to_layer_file
 from mhacli.attention.layer_file import new_attention
-from mhacli.checkpoints.conversion import Wanted, plan_conversion
+from mhacli.checkpoints.conversion import ConversionRequest, plan_conversion
 from mhacli.checkpoints.families import FAMILIES
 from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.checkpoints.mha_weights import read_layer_file
@@ -40,7 +40,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(("name", "stack"), families_made.LAYERS)
 def test_queries_keys_and_values_are_those_of_the_real_module(name, stack, saved):
     folder = saved(name)
-    plan = plan_conversion(read_checkpoint(str(folder)), Wanted(layer=1, stack=stack))
+    plan = plan_conversion(read_checkpoint(str(folder)), ConversionRequest(layer=1, stack=stack))
     assert plan.layout.name in (name, *(FAMILIES[families_made.CASES[name].family].layout,))
     ours, sizes = load(to_layer_file(plan).content), plan.sizes
     seen = families_made.observed(families_made.model_of(name), families_made.CASES[name].modules[stack], sizes.n_heads)
@@ -59,7 +59,7 @@ def test_queries_keys_and_values_are_those_of_the_real_module(name, stack, saved
 @pytest.mark.parametrize(("name", "stack"), families_made.LAYERS)
 def test_a_layer_goes_to_a_file_of_ours_and_back_bit_for_bit(name, stack, saved, tmp_path):
     folder = saved(name)
-    plan = plan_conversion(read_checkpoint(str(folder)), Wanted(layer=1, stack=stack))
+    plan = plan_conversion(read_checkpoint(str(folder)), ConversionRequest(layer=1, stack=stack))
     (tmp_path / "layer.safetensors").write_bytes(to_layer_file(plan).content)
     source = read_layer_file(str(tmp_path / "layer.safetensors"), {})
     back = load(to_family_file(source, plan.layout, plan.found.prefix).content)
@@ -81,7 +81,7 @@ EXPRESSED = [
 
 @pytest.mark.parametrize(("name", "stack"), EXPRESSED)
 def test_the_pattern_of_a_text_is_that_of_the_real_module_with_its_positions_mask_and_scale(name, stack, saved):
-    plan = plan_conversion(read_checkpoint(str(saved(name))), Wanted(layer=1, stack=stack))
+    plan = plan_conversion(read_checkpoint(str(saved(name))), ConversionRequest(layer=1, stack=stack))
     config, n = plan.config, plan.sizes.n_heads
     model = families_made.model_of(name)
     seen = families_made.observed(model, families_made.CASES[name].modules[stack], n, length=7)
@@ -98,7 +98,7 @@ def test_the_pattern_of_a_text_is_that_of_the_real_module_with_its_positions_mas
 @pytest.mark.parametrize("name", families_made.CASES)
 def test_whoever_is_not_held_whole_is_told_so(name, saved):
     for stack in families_made.CASES[name].modules:
-        plan = plan_conversion(read_checkpoint(str(saved(name))), Wanted(layer=1, stack=stack))
+        plan = plan_conversion(read_checkpoint(str(saved(name))), ConversionRequest(layer=1, stack=stack))
         words = ("learned ones is not taken", "comes after the output", "tokenizer.json", "embedd", "is left out")
         missing = [note for note in plan.notes if not any(word in note for word in words)]
         assert bool(missing) == ((name, stack) not in EXPRESSED and stack != "cross"), missing
@@ -119,7 +119,7 @@ def test_whoever_is_not_held_whole_is_told_so(name, saved):
     ],
 )
 def test_place_0_of_learned_positions_is_the_row_that_the_model_reads_first(name, stack, table, skipped, saved):
-    plan = plan_conversion(read_checkpoint(str(saved(name))), Wanted(layer=1, stack=stack))
+    plan = plan_conversion(read_checkpoint(str(saved(name))), ConversionRequest(layer=1, stack=stack))
     found = load(to_layer_file(plan).content)["embed_positions.weight"]
     expected = load_file(saved(name) / "model.safetensors")[table].reshape(-1, found.shape[1])[skipped:]
     assert plan.config.max_positions == len(expected)

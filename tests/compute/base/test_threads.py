@@ -18,8 +18,8 @@ from support.model_families import ids_of, loaded_of, made, sequence_of
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.base.devices import one_thread, shared_out
 from mhacli.compute.checkpoint import run as checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.heads import Wanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.results.record.head_statistics import HeadsRequest
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -113,7 +113,7 @@ def looked_at(threads: int, n_tokens: int, heads: tuple[int, ...] | None) -> tup
                "intermediate_size": 32, "vocab_size": 99, "head_dim": 8}  # fmt: skip
     model = made("llama", grouped)
     inputs = make_inputs(model, [sequence_of(ids_of(1, n_tokens)[0].tolist())], None, "right", 0)
-    wanted = ModelWanted(Wanted(heads=heads), keep=())
+    wanted = CheckpointRunRequest(HeadsRequest(heads=heads), keep=())
     run = CheckpointRun(loaded_of(model), inputs, wanted)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

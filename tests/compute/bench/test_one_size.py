@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import attend, masks
-from mhacli.attention.backends import Prepared, Projected, prepare
+from mhacli.attention.backends import HeadTensors, Prepared, prepare
 from mhacli.attention.fused import only
 from mhacli.compute.bench import run as contest
 from mhacli.compute.bench import run as study
 from mhacli.compute.bench import timing as ceilings
-from mhacli.compute.bench.run import MemoryUse, Options, SizeBenchmark, bench
+from mhacli.compute.bench.run import BenchOptions, MemoryUse, SizeBenchmark, bench
 from mhacli.compute.bench.timing import Timed, WallClock, measure_peak
 from mhacli.errors import MhaError
-from mhacli.results.bench.result import Ceiling, Row, read_benchmark
+from mhacli.results.bench.result import BenchRow, MachinePeak, read_benchmark
 from mhacli.results.bench.workload import Direction, Sweep, Workload
 
 
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 SIZE = Workload(2, 6, 6, 8, 13, 13, "float32", False, "forward")
 ON_CPU = ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights")
 Seconds = Callable[[str, int, int], float]
-Maker = Callable[[Workload, Projected], Prepared]
+Maker = Callable[[Workload, HeadTensors], Prepared]
 
 
 class Stage:
@@ -56,7 +56,7 @@ class Stage:
         self.calls: list[str] = []
         self.rounds: list[list[str]] = []
 
-    def prepare(self, backend: str, work: Workload, heads: Projected, seed: int) -> Prepared:
+    def prepare(self, backend: str, work: Workload, heads: HeadTensors, seed: int) -> Prepared:
         if backend in self.makers:
             made = self.makers[backend](work, heads)
         else:
@@ -87,7 +87,7 @@ class Stage:
 
 def held(
     stage: Stage, backends: Sequence[str], monkeypatch: pytest.MonkeyPatch, work: Workload = SIZE, repeat: int = 7
-) -> tuple[dict[str, Row], Any]:
+) -> tuple[dict[str, BenchRow], Any]:
     """The rows by backend, and the control."""
     monkeypatch.setattr(contest, "prepare", stage.prepare)
     found = SizeBenchmark(work, CPU, stage, seed=3, most_flops=math.inf, fresh=None)
@@ -156,13 +156,13 @@ def test_a_row_says_which_kernel_ran_and_whether_a_fused_one_was_hoped_for(
 
 
 def test_what_ran_the_unfused_kernel_where_torch_could_choose_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unfused(work: Workload, heads: Projected) -> Prepared:
+    def unfused(work: Workload, heads: HeadTensors) -> Prepared:
         return replace(prepare("sdpa", work, heads, 3), around=partial(only, "math"))
 
-    def eager(work: Workload, heads: Projected) -> Prepared:
+    def eager(work: Workload, heads: HeadTensors) -> Prepared:
         return prepare("explicit", work, heads, 3)
 
-    def nothing(work: Workload, heads: Projected) -> Prepared:
+    def nothing(work: Workload, heads: HeadTensors) -> Prepared:
         return Prepared(heads, lambda: heads[2] + 0)
 
     rows, _ = held(Stage(sdpa=unfused, compiled=eager, flash=nothing), ["sdpa", "compiled", "flash"], monkeypatch)
@@ -172,7 +172,7 @@ def test_what_ran_the_unfused_kernel_where_torch_could_choose_is_a_fallback(monk
 
 
 def test_a_wrong_backend_is_seen_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(work: Workload, heads: Projected) -> Prepared:
+    def wrong(work: Workload, heads: HeadTensors) -> Prepared:
         return Prepared(heads, lambda: attend(*heads))  # causality dropped
 
     rows, _ = held(Stage(sdpa=wrong), ["explicit", "sdpa"], monkeypatch, replace(SIZE, causal=True))
@@ -182,7 +182,7 @@ def test_a_wrong_backend_is_seen_by_its_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_results_that_are_not_finite_are_told_and_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(work: Workload, heads: Projected) -> Prepared:
+    def broken(work: Workload, heads: HeadTensors) -> Prepared:
         return Prepared(heads, lambda: attend(*heads) * math.nan)
 
     rows, _ = held(Stage(sdpa=broken), ["sdpa"], monkeypatch)
@@ -270,7 +270,7 @@ def breaking(fault: Exception, at_call: int, *, is_in_backward: bool = False) ->
                 raise fault
             return gradient
 
-    def make(work: Workload, heads: Projected) -> Prepared:
+    def make(work: Workload, heads: HeadTensors) -> Prepared:
         def forward() -> Tensor:
             calls[0] += 1
             if calls[0] >= at_call and not is_in_backward:
@@ -428,7 +428,7 @@ def test_a_withdrawn_backend_is_no_rival(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates that were made up: the second measurement has the better copy."""
-    rates = iter([Ceiling("float32", 0.5, 10.0), Ceiling("float32", 0.25, 20.0)])
+    rates = iter([MachinePeak("float32", 0.5, 10.0), MachinePeak("float32", 0.25, 20.0)])
     monkeypatch.setattr(study, "measure_peak", lambda *_: next(rates))
 
 
@@ -439,7 +439,7 @@ def test_a_whole_run_of_small_sizes_comes_back_from_its_file(tmp_path: Path) -> 
         directions=("forward",),
     )  # fmt: skip
     told: list[tuple[float, str]] = []
-    options = Options(repeat=2, seed=7, command=("mha", "bench", "--x"))
+    options = BenchOptions(repeat=2, seed=7, command=("mha", "bench", "--x"))
     before = dict(os.environ)
     found = bench(sweep, "cpu", options, lambda share, doing: told.append((share, doing)))
     assert dict(os.environ) == before
@@ -455,7 +455,7 @@ def test_a_whole_run_of_small_sizes_comes_back_from_its_file(tmp_path: Path) -> 
     ]
     assert len(found.controls) == 4
     assert all(found.control(row) is not None for row in found.rows)
-    assert found.ceilings == (Ceiling("float32", 0.5, 20.0),)
+    assert found.ceilings == (MachinePeak("float32", 0.5, 20.0),)
     for row in found.rows:
         if row.status == "ok":
             assert row.median_s is not None
@@ -494,7 +494,7 @@ def test_the_surroundings_are_as_before_after_a_fault_too(was: str | None, monke
     monkeypatch.setattr(study, "SizeBenchmark", broken)
     monkeypatch.setattr(study, "_fresh_processes_on", lambda device: study.nullcontext())
     with pytest.raises(ZeroDivisionError):
-        bench(Sweep(backends=("explicit",), lengths=(5,)), "cpu", Options())
+        bench(Sweep(backends=("explicit",), lengths=(5,)), "cpu", BenchOptions())
     assert [os.environ.get(name) for name in names] == [was] * 2
     assert seen[1:] == ["99"]
     assert seen[0] != was
@@ -505,7 +505,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_measured(monkeypa
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(MhaError) as caught:
-        bench(Sweep(), "cuda", Options())
+        bench(Sweep(), "cuda", BenchOptions())
     assert caught.value.code == "no-device"
 
 

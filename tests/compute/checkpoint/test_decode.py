@@ -27,10 +27,10 @@ from support.model_families import (
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.checkpoint import decode as modeldecode
 from mhacli.compute.checkpoint.decode import decode_checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.record import storage
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import CacheStep, Record
 
 LAYER, BATCH, ITEM = 1, 2, 4
@@ -42,7 +42,7 @@ TOLERANCE = 5e-5
 
 def run_of(name: str, **wanted: Any) -> CheckpointRun:
     choices = {"layers": ((None, LAYER),), "keep": None, **wanted}
-    return CheckpointRun(loaded_of(tiny(name)), inputs_of(name), ModelWanted(Wanted(), **choices))
+    return CheckpointRun(loaded_of(tiny(name)), inputs_of(name), CheckpointRunRequest(HeadsRequest(), **choices))
 
 
 @functools.cache
@@ -200,7 +200,7 @@ def test_of_a_pair_only_the_decoder_decodes(kind: Any, name: str) -> None:
 def test_texts_of_different_lengths_are_refused() -> None:
     model = tiny("gpt2")
     inputs = make_inputs(model, [sequence_of([5, 6, 7]), sequence_of([8, 9])], None, "right", 0)
-    fault = refusal(CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), keep=None)))
+    fault = refusal(CheckpointRun(loaded_of(model), inputs, CheckpointRunRequest(HeadsRequest(), keep=None)))
     assert isinstance(fault, UsageError)
     assert fault.message == "decode must have texts of one length with --model, got different ones"
     assert fault.hint == "run them apart"

@@ -14,8 +14,8 @@ from support.heads_made import Texts, means, require_means
 from support.model_families import N_HEADS, PAIRS, calls_of, ids_of, loaded_of, matrices_of, sequence_of, tiny
 
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
-from mhacli.results.record.heads import Wanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.results.record.head_statistics import HeadsRequest
 
 LENGTHS, CONTEXTS = (4, 9, 1), (7, 9, 3)
 TOLERANCE, OF_T5 = 5e-6, 5e-5
@@ -68,7 +68,7 @@ def test_a_text_in_a_batch_has_the_rows_that_it_has_alone(name: str, side: Any) 
 
 @pytest.mark.parametrize(("name", "side"), CASES)
 def test_padding_counts_for_no_mean(name: str, side: Any) -> None:
-    wanted = ModelWanted(Wanted(), keep=("pattern",), layers=((None, 1),))
+    wanted = CheckpointRunRequest(HeadsRequest(), keep=("pattern",), layers=((None, 1),))
     run = CheckpointRun(loaded_of(tiny(name)), inputs_of_some(name, side, 0, 1, 2), wanted)
     run.run()
     together = run.record()
@@ -95,7 +95,7 @@ def test_each_kind_of_layer_leaves_out_the_padding_of_its_own_texts(name: str) -
     """The contexts are of one length here, and as long as the longest text: only the decoder's queries are padded."""
     contexts = [sequence_of(row) for row in texts((9, 9), 30)]
     inputs = make_inputs(tiny(name), [sequence_of(row) for row in texts((4, 9), 40)], contexts, "right", 0)
-    run = CheckpointRun(loaded_of(tiny(name)), inputs, ModelWanted(Wanted(), keep=("pattern",)))
+    run = CheckpointRun(loaded_of(tiny(name)), inputs, CheckpointRunRequest(HeadsRequest(), keep=("pattern",)))
     run.run()
     queries = {"encoder": 18, "decoder": 13, "cross": 13}
     for index, layer in enumerate(run.record().layers):

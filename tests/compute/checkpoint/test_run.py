@@ -46,10 +46,10 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.cli.shared.output import tell_notes
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.errors import MhaError
 from mhacli.results.record import storage
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import LayerWithout, Record
 
 TOLERANCE, OF_T5 = 2e-6, 5e-5  # T5 does not scale its scores, which are larger
@@ -119,7 +119,9 @@ def patterns_that_make_z(name: str) -> list[np.ndarray]:
 @functools.cache
 def record(name: str) -> Record:
     """What the study finds of a family."""
-    run = CheckpointRun(loaded_of(tiny(name)), inputs_of(name), ModelWanted(Wanted(), keep=("pattern", "z")))
+    run = CheckpointRun(
+        loaded_of(tiny(name)), inputs_of(name), CheckpointRunRequest(HeadsRequest(), keep=("pattern", "z"))
+    )
     run.run()
     return run.record()
 
@@ -140,13 +142,13 @@ def test_the_same_bits_come_out_of_a_model_that_is_watched(name: str) -> None:
 def test_every_attention_is_seen_by_the_path_that_the_family_runs(name: str) -> None:
     family, (calls, _, _) = FAMILIES[name], watched(name)
     assert len(calls) == len(sights_of(name))
-    assert {call.rung for call in calls} == {family.rung}
+    assert {call.level for call in calls} == {family.level}
     assert {call.implementation for call in calls} == {family.implementation}
     assert {getattr(call, "kernel", "softmax") for call in calls} == {family.kernel}
     assert {call.v.shape[1] for call in calls} == {family.n_kv_heads}
     assert {call.unknown for call in calls} == {()}
     assert {call.part for call in calls} == {0}
-    assert {type(call) for call in calls} == {SoftmaxCall if family.rung == "softmax" else ScoredCall}
+    assert {type(call) for call in calls} == {SoftmaxCall if family.level == "softmax" else ScoredCall}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -175,7 +177,7 @@ def test_a_query_sees_the_keys_that_its_family_says_and_no_other_gets_a_share(na
         assert (np.isneginf(matrices["scores"].numpy()) == ~cells).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if FAMILIES[name].rung != "softmax"])
+@pytest.mark.parametrize("name", [name for name in ALL if FAMILIES[name].level != "softmax"])
 def test_scores_are_those_whose_softmax_is_the_pattern_and_qk_is_the_plain_product(name: str) -> None:
     for call, matrices in zip(*watched(name)[:2], strict=True):
         k = call.k.double().repeat_interleave(N_HEADS // call.k.shape[1], dim=1)
@@ -261,7 +263,7 @@ def test_the_study_verifies_every_layer_and_numbers_it(name: str) -> None:
     assert found.model.without == ()
     for layer, pattern in zip(found.layers, expected(name), strict=True):
         assert (layer.n_heads, layer.n_kv_heads) == (N_HEADS, FAMILIES[name].n_kv_heads)
-        assert layer.captured_by == FAMILIES[name].rung
+        assert layer.captured_by == FAMILIES[name].level
         assert pattern.shape[1] == N_HEADS
 
 
@@ -297,7 +299,7 @@ def test_a_layer_says_its_mask_softcap_bias_and_sinks(
 
 
 def test_every_rung_is_used_by_some_family() -> None:
-    assert {family.rung for family in FAMILIES.values()} == {"registry", "module", "sdpa", "softmax"}
+    assert {family.level for family in FAMILIES.values()} == {"registry", "module", "sdpa", "softmax"}
 
 
 @pytest.mark.parametrize(("name", "positions"), [
@@ -316,7 +318,7 @@ def test_the_model_says_how_its_tokens_know_their_place(name: str, positions: st
 
 def found_in(model: Any, **wanted: Any) -> Record:
     inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
-    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), **wanted))
+    run = CheckpointRun(loaded_of(model), inputs, CheckpointRunRequest(HeadsRequest(), **wanted))
     run.run()
     return run.record()
 
@@ -372,7 +374,7 @@ def test_such_layers_are_told_beside_those_that_can_be_shown() -> None:
     sizes = {"attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
     model, sequences = made("led", {**HALVES, **sizes}), sequences_of(ids_of(2, Q_LEN))
     inputs = make_inputs(model, sequences, sequences_of(ids_of(2, K_LEN)), "right", 0)
-    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted()))
+    run = CheckpointRun(loaded_of(model), inputs, CheckpointRunRequest(HeadsRequest()))
     run.run()
     found = run.record()
     assert found.model is not None
@@ -484,7 +486,9 @@ def test_a_model_of_16_bits_is_verified_within_their_rounding(name: str, dtype: 
 
 
 def test_one_kind_of_layer_can_be_asked_for() -> None:
-    run = CheckpointRun(loaded_of(tiny("t5")), inputs_of("t5"), ModelWanted(Wanted(), layers=(("cross", 1), (None, 0))))
+    run = CheckpointRun(
+        loaded_of(tiny("t5")), inputs_of("t5"), CheckpointRunRequest(HeadsRequest(), layers=(("cross", 1), (None, 0)))
+    )
     run.run()
     assert [(layer.kind, layer.layer) for layer in run.record().layers] == [
         ("encoder", 0), ("decoder", 0), ("cross", 0), ("cross", 1),
@@ -492,7 +496,9 @@ def test_one_kind_of_layer_can_be_asked_for() -> None:
 
 
 def test_a_layer_that_is_not_there_is_refused_with_those_that_are() -> None:
-    run = CheckpointRun(loaded_of(tiny("llama")), inputs_of("llama"), ModelWanted(Wanted(), layers=((None, 7),)))
+    run = CheckpointRun(
+        loaded_of(tiny("llama")), inputs_of("llama"), CheckpointRunRequest(HeadsRequest(), layers=((None, 7),))
+    )
     with pytest.raises(MhaError) as caught:
         run.run()
     assert caught.value.message == "layer must be one of those with attention, 0, 1, 2, got 7"
@@ -500,7 +506,9 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 def test_one_head_alone_is_said_to_be_the_same_as_among_all() -> None:
-    run = CheckpointRun(loaded_of(tiny("gpt_oss")), inputs_of("gpt_oss"), ModelWanted(Wanted(heads=(2,))))
+    run = CheckpointRun(
+        loaded_of(tiny("gpt_oss")), inputs_of("gpt_oss"), CheckpointRunRequest(HeadsRequest(heads=(2,)))
+    )
     run.run()
     assert all(layer.verified for layer in run.record().layers)  # with the values of its own group
     whole = record("gpt_oss")

@@ -35,12 +35,12 @@ from support.model_families import (
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.inputs import make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, ModelWanted
+from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record import storage
-from mhacli.results.record.heads import Wanted
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import AttentionKind, Record
 
 BATCH, LAYER = 2, 1
@@ -106,7 +106,7 @@ def albert() -> Any:
 
 
 def run_of(name: str, kind: AttentionKind | None = None, layer: int = LAYER) -> CheckpointRun:
-    return CheckpointRun(loaded_of(tiny(name)), inputs_of(name), ModelWanted(Wanted(), ((kind, layer),)))
+    return CheckpointRun(loaded_of(tiny(name)), inputs_of(name), CheckpointRunRequest(HeadsRequest(), ((kind, layer),)))
 
 
 @functools.cache
@@ -221,7 +221,7 @@ def test_a_record_of_a_walk_is_of_that_layer_alone_and_survives_its_file(tmp_pat
 
 
 def test_without_a_choice_the_first_layer_is_walked_and_without_values_no_numbers_are_told() -> None:
-    run = CheckpointRun(loaded_of(tiny("gpt2")), inputs_of("gpt2"), ModelWanted(Wanted()))
+    run = CheckpointRun(loaded_of(tiny("gpt2")), inputs_of("gpt2"), CheckpointRunRequest(HeadsRequest()))
     record = walk_checkpoint(run)
     assert record.layers[0].name == "h.0.attn"
     assert {step.values for step in record.trace} == {None}
@@ -373,7 +373,7 @@ def test_places_of_a_text_padded_on_the_left_count_its_own_tokens() -> None:
     long, short = sequence_of([5, 6, 7, 8, 9, 10]), sequence_of([11, 12, 13])
     both = make_inputs(model, (long, short), None, "left", 0)
     alone = make_inputs(model, (short,), None, "left", 0)
-    wanted = ModelWanted(Wanted(), ((None, LAYER),))
+    wanted = CheckpointRunRequest(HeadsRequest(), ((None, LAYER),))
     padded = walk_checkpoint(CheckpointRun(loaded_of(model), both, wanted), place=CellIndex(1, 2, 2, 1)).cell
     single = walk_checkpoint(CheckpointRun(loaded_of(model), alone, wanted), place=CellIndex(0, 2, 2, 1)).cell
     assert padded is not None
@@ -426,7 +426,7 @@ def test_a_layer_of_a_list_that_is_run_again_is_walked() -> None:
     )
     run_plain(model, {"input_ids": ids_of(2, Q_LEN)})
     inputs = make_inputs(model, sequences_of(ids_of(2, Q_LEN)), None, "right", 0)
-    run = CheckpointRun(loaded_of(model), inputs, ModelWanted(Wanted(), layers=(("self", 3),)))
+    run = CheckpointRun(loaded_of(model), inputs, CheckpointRunRequest(HeadsRequest(), layers=(("self", 3),)))
     record = walk_checkpoint(run, values=True)
     assert (record.layers[0].layer, record.layers[0].name) == (3, "L_module.layers.1.self_attn")
     assert record.trace[0].values is not None

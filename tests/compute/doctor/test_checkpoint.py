@@ -23,7 +23,7 @@ from transformers import AttentionInterface, masking_utils
 
 from mhacli.compute.doctor import checkpoint as modeldoctor
 from mhacli.compute.doctor.checkpoint import MEANINGS, ORDER, check_begin, examine_checkpoint, rows_of, widened
-from mhacli.compute.doctor.comparisons import distance, eager_in_place, implementation_of, numbered, shaken_parts
+from mhacli.compute.doctor.consistency_checks import distance, eager_in_place, implementation_of, numbered, shaken_parts
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Report
 

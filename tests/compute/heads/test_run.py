@@ -26,11 +26,12 @@ from mhacli.compute import heads as study
 from mhacli.compute.base.head_statistics import block_of
 from mhacli.compute.base.setup import make_setup
 from mhacli.compute.heads import head_groups, prepare_heads
-from mhacli.compute.layer.run import Options, inspect
+from mhacli.compute.layer.run import RecordingOptions, inspect
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.layer import BASE_BYTES, facts_of, foresee_heads, layer_request
+from mhacli.requests.layer import facts_of, layer_request
+from mhacli.requests.memory import BASE_BYTES, predict_heads_memory
 from mhacli.results.record import storage
-from mhacli.results.record.heads import PER_QUERY, Averages, Corner, Kept, Wanted, with_kind
+from mhacli.results.record.head_statistics import PER_QUERY, Averages, Corner, HeadsRequest, Kept, with_kind
 from mhacli.spec.conditions import parse_pattern
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -57,7 +58,7 @@ CONDITIONS = (
 
 
 def looked(encoded, config, **wanted):
-    run = prepare_heads(layer_request(encoded, config), Wanted(**wanted))
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest(**wanted))
     run.run()
     return run.record()
 
@@ -203,7 +204,9 @@ def require_cells(record, pattern, allowed):
 def test_run_and_heads_say_the_same_of_every_head(case, bias_file):
     config = case.config(bias_file)
     encoded = encoded_of(case, config)
-    require_same(looked(encoded, config).heads, inspect(encoded, config, options=Options(repeat=1)).heads, 1e-11)
+    require_same(
+        looked(encoded, config).heads, inspect(encoded, config, options=RecordingOptions(repeat=1)).heads, 1e-11
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -212,7 +215,9 @@ def test_run_and_heads_say_the_same_in_narrower_numbers(dtype):
     config = case.config(dtype=dtype)
     encoded = encoded_of(case, config)
     tolerance = {"float32": 1e-5}.get(dtype, 0.05)
-    require_same(looked(encoded, config).heads, inspect(encoded, config, options=Options(repeat=1)).heads, tolerance)
+    require_same(
+        looked(encoded, config).heads, inspect(encoded, config, options=RecordingOptions(repeat=1)).heads, tolerance
+    )
 
 
 NAMING = ("sink", "previous", "diagonal", "induction", "duplicate", "at_offset", "near")
@@ -284,7 +289,7 @@ def test_a_text_of_many_tiles_agrees_with_its_pattern(choices):
     encoded = encode(texts, config)
     queries = (0, 511, 512, 1099)  # at the edges of tiles
     record = looked(encoded, config, kept=Kept(queries=queries, top=5, corner=Corner(500, 30, 240, 40)))
-    whole = inspect(encoded, config, options=Options(repeat=1, keep=("pattern", "scores")))
+    whole = inspect(encoded, config, options=RecordingOptions(repeat=1, keep=("pattern", "scores")))
     tolerance = 1e-11 if config.dtype == "float64" else 2e-5
     require_same(record.heads, whole.heads, tolerance)
     pattern = whole.arrays["pattern"].astype(np.float64)
@@ -362,7 +367,7 @@ def test_one_query_over_a_longer_context():
     config = long_config(dtype="float64").resolved()
     encoded = encode(["cat"], config, context=["the cat sat on the cat mat"])
     record = looked(encoded, config)
-    whole = inspect(encoded, config, options=Options(repeat=1))
+    whole = inspect(encoded, config, options=RecordingOptions(repeat=1))
     require_same(record.heads, whole.heads, 1e-12)
     pattern = whole.arrays["pattern"]
     for h, head in enumerate(record.heads):
@@ -524,7 +529,7 @@ def test_by_hand_the_groups_of_heads_that_share_a_pass(heads, group, most, group
 def test_progress_rises_from_nothing_to_all(monkeypatch):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run, told = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 2))), []
+    run, told = prepare_heads(layer_request(encoded, config), HeadsRequest(heads=(0, 2))), []
     run.run(lambda share, doing: told.append((share, doing)))
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
@@ -537,7 +542,7 @@ def test_progress_rises_from_nothing_to_all(monkeypatch):
 def test_what_is_finished_when_it_is_interrupted_is_told_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run = prepare_heads(layer_request(encoded, config), Wanted(kept=Kept((1,), 2, Corner(0, 2, 0, 2))))
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest(kept=Kept((1,), 2, Corner(0, 2, 0, 2))))
 
     def tell(share, doing):
         if doing == "head 2":
@@ -558,7 +563,7 @@ def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not
     """After Ctrl-C the worker goes on for a moment beside the main thread, which tells what is finished."""
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
     encoded, config = small(causal=True)
-    run = prepare_heads(layer_request(encoded, config), Wanted())
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest())
     run.run()
     last, steps = run.results.pop(), study.profile_steps
 
@@ -574,11 +579,11 @@ def test_heads_that_are_finished_while_the_record_is_made_are_in_it_whole_or_not
 
 def test_a_prediction_is_about_the_whole_run():
     encoded, config = small(causal=True)
-    run = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 1)))
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest(heads=(0, 1)))
     prediction = run.predict()
     assert prediction.seconds > 0
     assert prediction.full_bytes == 2 * 10 * 10 * 8
-    assert prediction.peak_bytes == run.peak_bytes == foresee_heads(facts_of(encoded, config), run.wanted)
+    assert prediction.peak_bytes == run.peak_bytes == predict_heads_memory(facts_of(encoded, config), run.wanted)
 
 
 def test_by_hand_the_seconds_that_a_run_is_predicted_to_take(monkeypatch):
@@ -586,7 +591,7 @@ def test_by_hand_the_seconds_that_a_run_is_predicted_to_take(monkeypatch):
     monkeypatch.setattr(study, "perf_counter", lambda: 0.5 * next(clock))
     monkeypatch.setattr(study, "_SAMPLE_LEN", 5)
     encoded, config = small(causal=True)
-    run = prepare_heads(layer_request(encoded, config), Wanted(heads=(0, 1)))
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest(heads=(0, 1)))
     # half a second for 5 × 5 cells; 10 × 10 of two heads and of uniform attention
     assert run.predict().seconds == pytest.approx(0.5 * 3 * 100 / 25)
 
@@ -669,7 +674,7 @@ def test_the_worst_of_all_heads_is_what_a_check_tells(monkeypatch):
 def test_training_is_refused():
     encoded, config = small(dropout=0.5, train=True)
     with pytest.raises(UsageError) as caught:
-        prepare_heads(layer_request(encoded, config), Wanted())
+        prepare_heads(layer_request(encoded, config), HeadsRequest())
     assert caught.value.message == ("train must be off in heads: dropout acts on patterns, which are never built")
     assert caught.value.hint == "leave it out"
 
@@ -677,13 +682,13 @@ def test_training_is_refused():
 def test_a_run_in_which_nothing_is_allowed_says_nothing_of_its_heads(tmp_path):
     save_file({"bias": torch.full((10, 10), -torch.inf)}, tmp_path / "b.st")
     encoded, config = small(score_bias=str(tmp_path / "b.st"))
-    run = prepare_heads(layer_request(encoded, config), Wanted())
+    run = prepare_heads(layer_request(encoded, config), HeadsRequest())
     run.predict()
     run.run()
     for head in run.record().heads:
         assert (head.entropy, head.sink, head.max_score, head.max_score_at) == (None, None, None, None)
         assert (head.sinks, head.largest, head.window_50) == ((), (), None)
-    assert [head.entropy for head in inspect(encoded, config, options=Options(repeat=1)).heads] == [None] * 4
+    assert [head.entropy for head in inspect(encoded, config, options=RecordingOptions(repeat=1)).heads] == [None] * 4
 
 
 def test_a_head_that_sees_nothing_among_heads_that_do_has_no_numbers(tmp_path):
@@ -699,7 +704,7 @@ def test_a_head_that_sees_nothing_among_heads_that_do_has_no_numbers(tmp_path):
             assert getattr(of, field.name) == ((None,) if field.name == "patterns" else None) or field.name == "offset"
     assert (blind.max_score, blind.max_score_at, blind.sinks, blind.largest) == (None, None, (), ())
     assert record.self_check.ok
-    whole = inspect(encoded, config, options=Options(repeat=1)).heads
+    whole = inspect(encoded, config, options=RecordingOptions(repeat=1)).heads
     assert (whole[2].entropy, whole[2].window_90, whole[2].max_score) == (None, None, None)
 
 
@@ -709,13 +714,15 @@ def test_a_first_part_without_a_visible_cell_can_be_predicted(monkeypatch, tmp_p
     bias[:3] = -torch.inf
     save_file({"bias": bias}, tmp_path / "b.st")
     encoded, config = small(score_bias=str(tmp_path / "b.st"))
-    assert prepare_heads(layer_request(encoded, config), Wanted()).predict().seconds > 0
+    assert prepare_heads(layer_request(encoded, config), HeadsRequest()).predict().seconds > 0
 
 
 def test_random_rows_are_looked_at_like_tokens():
     config = Config(random=(3, 7), positions="none", device="cpu", dtype="float64").resolved()
     encoded = encode([], config)
-    require_same(looked(encoded, config).heads, inspect(encoded, config, options=Options(repeat=1)).heads, 1e-12)
+    require_same(
+        looked(encoded, config).heads, inspect(encoded, config, options=RecordingOptions(repeat=1)).heads, 1e-12
+    )
 
 
 def test_numbers_that_are_not_finite_are_refused_unless_allowed(monkeypatch):
@@ -730,7 +737,7 @@ def test_numbers_that_are_not_finite_are_refused_unless_allowed(monkeypatch):
 
     monkeypatch.setattr(study, "make_setup", broken)
     with pytest.raises(MhaError) as caught:
-        prepare_heads(layer_request(encoded, config), Wanted())
+        prepare_heads(layer_request(encoded, config), HeadsRequest())
     assert caught.value.message == "queries, keys and values must be finite in float64, got 10 NaN or Inf"
     assert caught.value.hint == "--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway"
     assert caught.value.code == "not-finite"
@@ -824,15 +831,18 @@ def facts_for(n_tokens, **choices):
 
 @pytest.mark.parametrize("choices", [{}, {"positions": "rope"}, {"dtype": "bfloat16", "n_kv_heads": 2}])
 def test_the_predicted_memory_grows_with_the_length_and_not_with_its_square(choices):
-    sizes = [foresee_heads(facts_for(n, **choices), Wanted(), 1 << 50) for n in (8_000, 32_000, 128_000, 512_000)]
+    sizes = [
+        predict_heads_memory(facts_for(n, **choices), HeadsRequest(), 1 << 50)
+        for n in (8_000, 32_000, 128_000, 512_000)
+    ]
     for one, four in pairwise(sizes):
         assert one < four < 4.5 * one
     assert (sizes[-1] - BASE_BYTES) / (sizes[-2] - BASE_BYTES) == pytest.approx(4, rel=0.2)  # it does grow
 
 
 def test_fewer_heads_take_less_memory():
-    assert foresee_heads(facts_for(64_000), Wanted(heads=(0,)), 1 << 50) < foresee_heads(
-        facts_for(64_000), Wanted(), 1 << 50
+    assert predict_heads_memory(facts_for(64_000), HeadsRequest(heads=(0,)), 1 << 50) < predict_heads_memory(
+        facts_for(64_000), HeadsRequest(), 1 << 50
     )
 
 
@@ -840,7 +850,7 @@ def test_fewer_heads_take_less_memory():
 def test_what_does_not_fit_is_refused_with_the_longest_text_that_does(choices):
     facts, have = facts_for(2_000_000, **choices), 1000 * MIB
     with pytest.raises(MhaError) as caught:
-        foresee_heads(facts, Wanted(), have)
+        predict_heads_memory(facts, HeadsRequest(), have)
     error = caught.value
     assert error.message.startswith(
         "attention of 2000000 × 2000000 tokens, 8 heads, batch 1, must fit in memory: it needs "
@@ -848,16 +858,16 @@ def test_what_does_not_fit_is_refused_with_the_longest_text_that_does(choices):
     assert error.message.endswith(", and 1000.0 MiB is available")
     assert error.code == "out-of-memory"
     n = int(error.hint.removeprefix("--max-tokens ").split()[0])
-    assert foresee_heads(facts_for(n, **choices), Wanted(), have) <= 0.8 * have
+    assert predict_heads_memory(facts_for(n, **choices), HeadsRequest(), have) <= 0.8 * have
     with pytest.raises(MhaError):
-        foresee_heads(facts_for(n + 1000, **choices), Wanted(), have)
+        predict_heads_memory(facts_for(n + 1000, **choices), HeadsRequest(), have)
 
 
 def test_the_study_refuses_before_a_tensor_is_made(monkeypatch):
     monkeypatch.setattr(study, "free_bytes", lambda device: 10 * MIB)
     monkeypatch.setattr(study, "make_setup", lambda *_, **__: pytest.fail("nothing may be made"))
     with pytest.raises(MhaError) as caught:
-        prepare_heads(layer_request(*small()), Wanted())
+        prepare_heads(layer_request(*small()), HeadsRequest())
     assert caught.value.code == "out-of-memory"
 
 
@@ -873,7 +883,7 @@ def test_what_is_asked_for_cell_by_cell_is_foreseen_too(kept, monkeypatch):
     config = Config(n_heads=8, d_model=64, causal=True, device="cpu").resolved()
     encoded = encode(["a " * 8000], config)
     with pytest.raises(MhaError) as caught:
-        prepare_heads(layer_request(encoded, config), Wanted(kept=kept))
+        prepare_heads(layer_request(encoded, config), HeadsRequest(kept=kept))
     assert caught.value.code == "out-of-memory"
 
 
@@ -881,7 +891,7 @@ def test_what_is_asked_for_cell_by_cell_is_foreseen_too(kept, monkeypatch):
 def test_sixteen_bits_pass_their_checks(dtype):
     config = Config(causal=True, dtype=dtype, device="cpu").resolved()
     run = prepare_heads(
-        layer_request(encode(["the cat sat on the mat and saw the dog " * 20], config), config), Wanted()
+        layer_request(encode(["the cat sat on the mat and saw the dog " * 20], config), config), HeadsRequest()
     )
     run.run()
     record = run.record()
@@ -891,7 +901,7 @@ def test_sixteen_bits_pass_their_checks(dtype):
 
 def test_scores_too_large_for_their_dtype_are_refused_with_their_heads():
     config = Config(scale=1e36, device="cpu").resolved()
-    run = prepare_heads(layer_request(encode(["a b c d"], config), config), Wanted())
+    run = prepare_heads(layer_request(encode(["a b c d"], config), config), HeadsRequest())
     with pytest.raises(MhaError) as caught:
         run.run()
     assert caught.value.code == "not-finite"

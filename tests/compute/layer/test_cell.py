@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.layer import trace as study
-from mhacli.compute.layer.run import Options, weights_content
+from mhacli.compute.layer.run import RecordingOptions, weights_content
 from mhacli.requests.layer import CellIndex, layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -24,7 +24,7 @@ TEXTS = ("the cat | sat on the | mat a", "a mat | sat")
 CONTEXTS = ("on | mat the | a cat", "the sat cat a on | mat")
 POSITIONS = ("none", "sinusoidal", "learned", "rope", "rope-interleaved", "alibi")
 PLACES = (CellIndex(0, 0, 4, 2), CellIndex(0, 5, 3, 3), CellIndex(1, 3, 2, 0), CellIndex(1, 2, 1, 2))
-QUICK = Options(repeat=1, keep=("scores", "qk", "pattern", "z", "q", "k", "v"))
+QUICK = RecordingOptions(repeat=1, keep=("scores", "qk", "pattern", "z", "q", "k", "v"))
 
 
 @pytest.fixture(autouse=True)

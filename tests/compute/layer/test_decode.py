@@ -14,7 +14,7 @@ from mhacli.attention.layer import ConcatCache, PreallocatedCache
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.cli.app import main
 from mhacli.compute.layer import decode as study
-from mhacli.compute.layer.run import Options, inspect, weights_content
+from mhacli.compute.layer.run import RecordingOptions, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import decodable, layer_request
 from mhacli.results.record.record import SelfCheck
@@ -27,7 +27,7 @@ CHOICES = {
 }  # fmt: skip
 TEXTS = ("the cat | sat on the | mat a", "a mat | sat")
 CACHES = ("none", "concat", "preallocated")
-QUICK = Options(repeat=1)
+QUICK = RecordingOptions(repeat=1)
 time_caches = study.time_caches
 
 
@@ -224,7 +224,7 @@ def test_what_is_shown_must_keep_its_own_tolerance_which_is_the_stricter_one(mon
 def test_a_step_that_is_not_finite_fails_the_self_check(monkeypatch):
     full = PreallocatedCache.extended
     monkeypatch.setattr(PreallocatedCache, "extended", lambda state, k, v: full(state, k, v * torch.nan))
-    record = decoded(options=Options(repeat=1, allow_nonfinite=True))
+    record = decoded(options=RecordingOptions(repeat=1, allow_nonfinite=True))
     assert record.trace[0].cache.max_abs_difference is None
     assert (record.self_check.ok, record.self_check.max_abs_error) == (False, None)
     with pytest.raises(MhaError) as caught:

@@ -17,7 +17,7 @@ from support.variant_cases import (
 )
 
 from mhacli.compute.layer import trace as study
-from mhacli.compute.layer.trace import MAX_BLOCKS, MAX_CELLS, survey_mask
+from mhacli.compute.layer.trace import MAX_BLOCKS, MAX_CELLS, summarise_mask
 from mhacli.errors import MhaError
 from mhacli.render.run.view import mask_document
 from mhacli.requests.layer import layer_request
@@ -27,7 +27,7 @@ from mhacli.text.encode import Encoded, encode
 
 def surveyed(texts=TEXTS, context=(), **choices):
     config = Config(**{"device": "cpu"} | choices).resolved()
-    return survey_mask(layer_request(encode(texts, config, context=context), config))
+    return summarise_mask(layer_request(encode(texts, config, context=context), config))
 
 
 def long_text(*lengths, **choices):
@@ -83,11 +83,11 @@ def test_a_context_has_its_own_axis(packed, padding):
 
 def test_by_hand_the_density_of_causal_masks_and_windows():
     encoded, config = long_text(100, causal=True)
-    assert survey_mask(layer_request(encoded, config)).masks[0].density == 0.505  # 5050 of 10,000
+    assert summarise_mask(layer_request(encoded, config)).masks[0].density == 0.505  # 5050 of 10,000
     encoded, config = long_text(100, window=(3, 0))
-    assert survey_mask(layer_request(encoded, config)).masks[0].n_visible == 1 + 2 + 3 + 97 * 4
+    assert summarise_mask(layer_request(encoded, config)).masks[0].n_visible == 1 + 2 + 3 + 97 * 4
     encoded, config = long_text(100, window=(0, 0), sink=2)
-    assert survey_mask(layer_request(encoded, config)).masks[0].n_visible == 100 * 3 - 2
+    assert summarise_mask(layer_request(encoded, config)).masks[0].n_visible == 100 * 3 - 2
 
 
 def test_the_rules_are_told_in_words():
@@ -105,7 +105,9 @@ def test_the_rules_are_told_in_words():
 def test_blocks_of_a_long_text_add_up_to_the_counts_of_its_queries(length, block):
     window = (37, 0)
     encoded, config = long_text(length, length - 5, window=window, causal=True, padding="left")
-    for own, of_sequence in zip((length, length - 5), survey_mask(layer_request(encoded, config)).masks, strict=True):
+    for own, of_sequence in zip(
+        (length, length - 5), summarise_mask(layer_request(encoded, config)).masks, strict=True
+    ):
         first, n_blocks = length - own, -(-length // block)
         cells = [[int(first <= j and i - 37 <= j <= i and i >= first) for j in range(length)] for i in range(length)]
         assert of_sequence.block == block
@@ -134,7 +136,7 @@ def asked(monkeypatch, encoded, config):
         return answer
 
     monkeypatch.setattr(study, "make_mask", spied)
-    return survey_mask(layer_request(encoded, config)), sizes
+    return summarise_mask(layer_request(encoded, config)), sizes
 
 
 @pytest.mark.parametrize(("lengths", "choices"), [((4_500,), {}), ((2_500, 2_000, 1_500), {"sink": 4})])
@@ -162,13 +164,13 @@ def test_longer_texts_and_larger_batches_are_asked_for_one_row_of_blocks_at_a_ti
 
     monkeypatch.setattr(study, "make_mask", lambda *_: answer)
     with pytest.raises(Enough):
-        survey_mask(layer_request(encoded, config))
+        summarise_mask(layer_request(encoded, config))
 
 
 def test_more_cells_than_anyone_waits_for_are_refused_before_the_first():
     encoded, config = long_text(*(20_000,) * 43, window=(8, 0))
     with pytest.raises(MhaError) as caught:
-        survey_mask(layer_request(encoded, config))
+        summarise_mask(layer_request(encoded, config))
     n_cells = 43 * 20_000**2
     assert n_cells > MAX_CELLS == 2**34
     assert caught.value.message == (f"a mask must have at most 17,179,869,184 cells to be drawn, got {n_cells:,}")

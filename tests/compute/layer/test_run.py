@@ -15,7 +15,7 @@ from mhacli.attention.routes import ROUTES
 from mhacli.checkpoints.mha_weights import read_layer_file
 from mhacli.compute.base import setup
 from mhacli.compute.base.taps import largest_difference
-from mhacli.compute.layer.run import Options, inspect, weights_content
+from mhacli.compute.layer.run import RecordingOptions, inspect, weights_content
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import layer_request
 from mhacli.results.record import storage
@@ -39,7 +39,7 @@ def config_with(**choices):
 
 
 def record_of(text, config=CONFIG, *, context=(), keep=SITES, **options):
-    return inspect(text, config, context=context, options=Options(repeat=1, keep=keep, **options))
+    return inspect(text, config, context=context, options=RecordingOptions(repeat=1, keep=keep, **options))
 
 
 def padded_ids(sequences):
@@ -154,7 +154,7 @@ def test_a_padded_sequence_has_the_numbers_that_it_has_alone(dtype, context):
     for b, text in enumerate(TEXTS):
         alone = inspect(
             encode([text], config, context=context[b : b + 1], vocabulary=known), config,
-            options=Options(repeat=1, keep=SITES),
+            options=RecordingOptions(repeat=1, keep=SITES),
         )  # fmt: skip
         n, n_keys = len(alone.sequences[0].ids), len(alone.keys[0].ids)
         for name in ("pattern", "z", "out"):
@@ -305,7 +305,7 @@ def test_products_too_large_for_sixteen_bits_name_their_heads(heads, named, tmp_
 
 def test_numbers_that_are_not_finite_are_shown_when_allowed(tmp_path):
     source = overflowing_file(tmp_path / "large.safetensors", [1])
-    record = inspect("a b c", source=source, options=Options(repeat=1, allow_nonfinite=True))
+    record = inspect("a b c", source=source, options=RecordingOptions(repeat=1, allow_nonfinite=True))
     assert np.isinf(record.arrays["qk"][0, 1]).all()
     assert np.isfinite(record.arrays["qk"][0, [0, 2]]).all()
     assert np.isnan(record.arrays["pattern"][0, 1]).all()
@@ -339,6 +339,6 @@ def test_an_output_that_is_not_finite_where_it_should_be_fails_the_comparison():
 
 def test_a_site_that_the_run_does_not_pass_cannot_be_kept():
     with pytest.raises(UsageError) as caught:
-        inspect("a b", Config(positions="none"), options=Options(keep=("pattern", "qkv")))
+        inspect("a b", Config(positions="none"), options=RecordingOptions(keep=("pattern", "qkv")))
     assert caught.value.message == "keep must name sites that this run passes, got qkv"
     assert caught.value.hint == ("it has ids embed x q_proj q k_proj k v_proj v qk scores pattern z concat out")

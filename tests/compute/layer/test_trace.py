@@ -13,7 +13,7 @@ from support import oracle
 from mhacli.attention.routes import ROUTES
 from mhacli.compute.base import setup
 from mhacli.compute.base.taps import summarise
-from mhacli.compute.layer.run import Options, weights_content
+from mhacli.compute.layer.run import RecordingOptions, weights_content
 from mhacli.compute.layer.trace import walk
 from mhacli.errors import UsageError
 from mhacli.requests.layer import CellIndex, layer_request
@@ -23,7 +23,7 @@ from mhacli.text.encode import encode
 CONFIG = Config(d_model=6, n_heads=4, n_kv_heads=2, d_head=3, d_v=2, dtype="float64", device="cpu", init="uniform")
 TEXTS = ["the cat sat on the mat", "a cat"]
 CONTEXT = ["some other words", "words that are some other"]
-QUICK = Options(repeat=1)
+QUICK = RecordingOptions(repeat=1)
 
 
 def walked(texts=TEXTS, context=(), config=CONFIG, **how):
@@ -234,7 +234,10 @@ def test_random_rows_and_a_bias_of_a_file_cost_what_is_done_with_them(route, pos
 @pytest.mark.parametrize("context", [(), CONTEXT])
 def test_shapes_dtypes_and_bytes_are_those_of_the_tensors(route, context):
     record = walked(context=context, config=Config(**{**vars(CONFIG), "dtype": "float16"}), route=route)
-    encoded, options = encode(TEXTS, record.config, context=context), Options(repeat=1, keep=tuple(steps(record)))
+    encoded, options = (
+        encode(TEXTS, record.config, context=context),
+        RecordingOptions(repeat=1, keep=tuple(steps(record))),
+    )
     kept = walk(layer_request(encoded, record.config, options=options), route=route)
     assert record.trace[0].site == "ids"
     for site, step in steps(record).items():
@@ -362,7 +365,8 @@ def test_keys_of_a_place_are_counted_in_the_context():
 def test_values_summarise_every_tensor_and_are_absent_unless_asked_for():
     assert all(step.values is None for step in walked().trace)
     record = walk(
-        layer_request(encode(TEXTS, CONFIG), CONFIG, options=Options(repeat=1, keep=("out", "pattern"))), values=True
+        layer_request(encode(TEXTS, CONFIG), CONFIG, options=RecordingOptions(repeat=1, keep=("out", "pattern"))),
+        values=True,
     )
     for site in ("out", "pattern"):
         found, array = steps(record)[site].values, record.arrays[site]

@@ -24,7 +24,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg import wrapped
 from mhacli.render.figures.walk import PLACES, sources_of
-from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import LayerWithout, Step
 from mhacli.spec.sites import SITES
 

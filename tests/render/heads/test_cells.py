@@ -16,7 +16,7 @@ from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import mask_view, run_view
 from mhacli.results.diff.compare import compare
 from mhacli.results.mask import SequenceMask
-from mhacli.results.record.heads import Corner, Kept, Wanted
+from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
 
 WIDTH = 100
 LONG = tuple(f"t{i}" for i in range(60))
@@ -32,7 +32,7 @@ def run(words=LONG, **options):
 
 def heads(text, **options):
     kept = Kept(corner=Corner(2, 6, 0, 8))
-    record = surveyed(text, causal=True, n_heads=2, d_model=6, wanted=Wanted(kept=kept))
+    record = surveyed(text, causal=True, n_heads=2, d_model=6, wanted=HeadsRequest(kept=kept))
     return heads_view(record, ViewOptions(**options), Screen(WIDTH, True))
 
 

@@ -14,7 +14,7 @@ from mhacli.render.base.cells import FORBIDDEN, levels
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadPattern, head_map, largest_of_maps, sink_places
-from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HeadStatistics, Sink
 
 LONG = ("the", "cat", "sat", "on", "a", "red", "mat")
 SHORT = ("the", "dog", "ran")

@@ -29,8 +29,8 @@ from mhacli.render.base.selection import places_of
 from mhacli.render.heads.heatmap import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view
-from mhacli.requests.layer import BASE_BYTES
-from mhacli.results.record.heads import SORTS, Averages, Corner, Kept, Sink, Wanted, in_order
+from mhacli.requests.memory import BASE_BYTES
+from mhacli.results.record.head_statistics import SORTS, Averages, Corner, HeadsRequest, Kept, Sink, in_order
 from mhacli.results.record.record import SelfCheck
 from mhacli.spec.conditions import parse_pattern
 
@@ -50,7 +50,7 @@ def records(tmp_path_factory):
     numbers = np.zeros((4, 13, 13), np.float32)
     numbers[1, 2:, 0], numbers[2, 3] = -np.inf, -np.inf
     bias.write_bytes(save({"bias": numbers}))
-    small = surveyed(CAT, causal=True, wanted=Wanted(kept=KEPT, patterns=PATTERNS))
+    small = surveyed(CAT, causal=True, wanted=HeadsRequest(kept=KEPT, patterns=PATTERNS))
     hostile = replace(small.sequences[0], tokens=HOSTILE)
     survey = replace(
         small.survey, kernel="\x1b[2J[red]", patterns=("\u202e", "[/b]"),
@@ -58,15 +58,15 @@ def records(tmp_path_factory):
     )  # fmt: skip
     return {
         "small": small,
-        "batch": surveyed(CAT, "a dog", wanted=Wanted(kept=KEPT)),
+        "batch": surveyed(CAT, "a dog", wanted=HeadsRequest(kept=KEPT)),
         "left": surveyed(CAT, "a dog", causal=True, padding="left"),
-        "context": surveyed("the cat", context=[CAT], wanted=Wanted(kept=Kept((1,), 3, Corner(0, 2, 4, 6)))),
+        "context": surveyed("the cat", context=[CAT], wanted=HeadsRequest(kept=Kept((1,), 3, Corner(0, 2, 4, 6)))),
         "documents": surveyed("a b c d | e f g | h i j k", documents="|", causal=True),
         "many": surveyed(" ".join([CAT] * 4), n_heads=18, d_model=18, causal=True),
-        "masks of heads": surveyed(CAT, score_bias=str(bias), wanted=Wanted(kept=KEPT)),
+        "masks of heads": surveyed(CAT, score_bias=str(bias), wanted=HeadsRequest(kept=KEPT)),
         "hostile": replace(small, sequences=(hostile,), survey=survey),
         "one": surveyed("alone"),
-        "some heads": surveyed(CAT, wanted=Wanted(heads=(1, 3))),
+        "some heads": surveyed(CAT, wanted=HeadsRequest(heads=(1, 3))),
     }
 
 
@@ -271,7 +271,9 @@ def test_the_receivers_of_heads_with_masks_of_their_own_are_measured_by_these(re
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_largest_key_of_a_row_of_a_corner_is_named_though_its_column_is_hidden(width):
-    record = surveyed(" ".join([CAT] * 8), n_heads=1, d_model=4, wanted=Wanted(kept=Kept(corner=Corner(2, 6, 3, 90))))
+    record = surveyed(
+        " ".join([CAT] * 8), n_heads=1, d_model=4, wanted=HeadsRequest(kept=Kept(corner=Corner(2, 6, 3, 90)))
+    )
     cells = record.arrays["corner"].copy()
     places = [40 + row for row in range(6)]
     cells[0, 0, range(6), places] = 0.75
@@ -309,7 +311,9 @@ def test_a_corner_of_another_text_has_its_own_names(records):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_a_corner_hides_is_counted(width):
-    record = surveyed(" ".join([CAT] * 8), n_heads=1, d_model=4, wanted=Wanted(kept=Kept(corner=Corner(2, 60, 3, 90))))
+    record = surveyed(
+        " ".join([CAT] * 8), n_heads=1, d_model=4, wanted=HeadsRequest(kept=Kept(corner=Corner(2, 60, 3, 90)))
+    )
     lines = view(record, width)
     assert any(re.search(r"⋮ 20 \(--all\)", line) for line in lines)
     header = next(line for line in lines if line.startswith("query ") and "sink" not in line).split()
@@ -339,7 +343,7 @@ def test_queries_say_what_they_looked_at_in_every_head(records):
 
 def test_shares_that_are_no_numbers_are_neither_forbidden_nor_nothing():
     kept = Kept((1, 2), 2, Corner(0, 3, 0, 5))
-    record = surveyed(CAT, n_heads=2, d_model=4, causal=True, wanted=Wanted(kept=kept))
+    record = surveyed(CAT, n_heads=2, d_model=4, causal=True, wanted=HeadsRequest(kept=kept))
     assert "?" not in "".join(drawn(heads_view(record, ViewOptions(), Screen(120, False)), 120))
     for name, index in (("entropy", (0, 1, 1)), ("corner", (0, 1, 1)), ("top_shares", (0, 1, 0))):
         record.arrays[name][index] = np.nan

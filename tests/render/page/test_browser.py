@@ -20,7 +20,7 @@ from support.records import make_record, walked, with_sinks
 from mhacli.render.base.colours import RAMP
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.page.document import page
-from mhacli.results.record.heads import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import Record
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -17,7 +17,7 @@ from mhacli.render.base.colours import ramp_colour
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.heads.view import strongest_keys
 from mhacli.render.page.document import page
-from mhacli.results.record.heads import Corner, Kept, Wanted
+from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
 
 MEGABYTE = 1_048_576
 LONG, SHORT = "the cat sat on the red mat and ran off to see a dog", "a dog ran by"
@@ -67,7 +67,7 @@ def tables(record, section, **options):
 
 def looked_at(kept, *texts, **choices):
     choices = {"d_model": 66} | choices
-    return surveyed(*(texts or (LONG, SHORT)), wanted=Wanted(kept=kept, command=("mha", "heads")), **choices)
+    return surveyed(*(texts or (LONG, SHORT)), wanted=HeadsRequest(kept=kept, command=("mha", "heads")), **choices)
 
 
 def words_of(row):

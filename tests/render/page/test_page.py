@@ -26,7 +26,7 @@ from mhacli.render.page.html import tag, text
 from mhacli.render.page.maps import coded, decoded
 from mhacli.render.page.payload import Fineness, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
-from mhacli.results.record.heads import HeadStatistics, Kept, Sink, Wanted
+from mhacli.results.record.head_statistics import HeadsRequest, HeadStatistics, Kept, Sink
 from mhacli.results.record.record import Generated, LayerWithout, OwnModule
 from mhacli.spec.config import Config
 
@@ -270,7 +270,7 @@ def test_a_pair_of_texts_gives_each_kind_of_layer_its_own():
 
 def test_blocks_of_a_look_at_heads_are_carried_as_they_are():
     record = surveyed(
-        "the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2, wanted=Wanted(kept=Kept((3, 170), 2))
+        "the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2, wanted=HeadsRequest(kept=Kept((3, 170), 2))
     )
     block = record.survey.block
     found, source = content(record)

@@ -25,7 +25,7 @@ from mhacli.render.reports.bench import (
     ratio_text,
     size_text,
 )
-from mhacli.results.bench.result import Benchmark, Ceiling, Row, compare, read_benchmark
+from mhacli.results.bench.result import Benchmark, BenchRow, MachinePeak, compare, read_benchmark
 
 WIDTHS = [40, 80, 120, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)
@@ -53,7 +53,7 @@ def table_of(benchmark: Benchmark, width: int = WIDE) -> list[list[str]]:
     return [line.split() for line in lines[begins:ends]]
 
 
-def contest(*changed: Row) -> Benchmark:
+def contest(*changed: BenchRow) -> Benchmark:
     """Three backends that ran and one that could not, slowest first."""
     rows = [
         made_row("explicit", [0.004, 0.004, 0.004], ratio=4.0, ratio_low=3.9, ratio_high=4.25),
@@ -185,7 +185,7 @@ def test_on_a_wide_screen_every_number_is_there() -> None:
             made_row(
                 "sdpa", [0.001, 0.002, 0.004], n_calls=3, first_s=0.75, ratio=1.5, ratio_low=1.25, ratio_high=1.75,
                 extra_bytes=3 << 20, max_error=3.2e-7, mean_error=4.6e-8, workload=SQUARE,
-                ceiling=Ceiling("float32", 1e-5, 1e3),
+                ceiling=MachinePeak("float32", 1e-5, 1e3),
             )
         )
     )  # fmt: skip
@@ -258,7 +258,7 @@ def test_numbers_are_never_cut_to_make_room(backend: str, status: str, width: in
 @widths
 def test_the_head_tells_the_machine_and_its_ceilings(width: int) -> None:
     about = {"device": "cuda:0", "device_name": "H200", "driver": "550.1", "device_asked": "auto"}
-    ceilings = [CEILING, Ceiling("bfloat16", 812.34, 4321.0)]
+    ceilings = [CEILING, MachinePeak("bfloat16", 812.34, 4321.0)]
     words = words_of(made_benchmark(made_row("sdpa", [0.5]), ceilings=ceilings, environment=about), width)
     head = "mha 0.1.0 bench · cuda:0 (auto) · H200 · driver 550.1 · 3 threads of 7 cores · torch 2.9.1 · load 0.5 at the start"
     for part in [*head.split(" · "), "seed 0"]:
@@ -280,7 +280,7 @@ ALWAYS = (
     "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",
     "error: the largest, against float64",
 )
-NEEDED: list[tuple[str, Row, dict[str, Any]]] = [
+NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
     ("! not a fused kernel", made_row("sdpa", EIGHT, ran="math", is_fallback=True), {}),
     ("torch-mha projects its inputs and its result too", made_row("torch-mha-weights", EIGHT, ran="unfused"), {}),
     (

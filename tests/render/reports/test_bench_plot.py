@@ -19,7 +19,7 @@ from support.processes import obeyed_or_hidden
 from mhacli.errors import MhaError
 from mhacli.render.reports import bench as plot
 from mhacli.render.reports.bench import MAX_FAMILIES, about, family_name, page, require_plots, svg
-from mhacli.results.bench.result import Benchmark, Ceiling, read_benchmark
+from mhacli.results.bench.result import Benchmark, MachinePeak, read_benchmark
 from mhacli.results.bench.workload import BACKENDS, Workload
 
 LENGTHS = (8, 16, 64)
@@ -234,7 +234,7 @@ def test_the_ceiling_is_the_slower_of_the_product_and_the_copy_at_every_length(r
 
 def test_each_dtype_has_its_own_ceiling() -> None:
     sizes = [*works(), *works(dtype="float64")]
-    run = replace(run_of(*sizes), ceilings=(CEILING, Ceiling("float64", CEILING.matmul_tflops, 1.0)))
+    run = replace(run_of(*sizes), ceilings=(CEILING, MachinePeak("float64", CEILING.matmul_tflops, 1.0)))
     single, double = (line(left, "this machine's ceiling")[1] for left, _ in drawn(run))
     assert [b / a for a, b in zip(single, double, strict=True)] == pytest.approx([40.0] * 3)
 

@@ -11,7 +11,7 @@ from support.processes import obeyed_or_hidden
 
 from mhacli.render.base.options import Screen
 from mhacli.render.reports.doctor import doctor_view
-from mhacli.results.doctor import Device, HealthCheck, Kernel, Library, Numerics, Patient, Report
+from mhacli.results.doctor import Device, ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
 
 EVIL = "x\x1b[31m\u202e[/b]"
 ABOUT = (("mha", "0.1.0"), ("python", "3.11"), ("platform", "Linux"), ("threads", "2"), ("torch", "2.13"))
@@ -22,7 +22,7 @@ CHECKS = (
                 meaning="One of the two is wrong.", advice="load the other"),
     HealthCheck("bos", None, "the template writes it too", 2, 1, is_caution=True, advice="add_special_tokens=False"),
 )  # fmt: skip
-MODEL = Patient(
+MODEL = ExaminedModel(
     f"./{EVIL}", "abc", "gpt2", "GPT2Model", 12_345, "bfloat16", ("F32",), "sdpa", "cpu", (9, 4), 12, "8 × x"
 )
 KERNELS = (

@@ -5,7 +5,7 @@ from support.records import CAT, drawn, make_sequence
 
 from mhacli.render.base.options import Screen
 from mhacli.render.run.view import mask_view
-from mhacli.results.mask import MaskSurvey, SequenceMask
+from mhacli.results.mask import MaskSummary, SequenceMask
 from mhacli.spec.config import Config
 
 WIDTHS = [40, 80, 200]
@@ -31,7 +31,7 @@ def survey_of(*texts, masks, rules=(), context=None, **choices):
     vocabulary = sorted({token for text in (*texts, *(context or ())) for token in text})
     sequences = tuple(make_sequence(text, vocabulary) for text in texts)
     keys = None if context is None else tuple(make_sequence(text, vocabulary) for text in context)
-    return MaskSurvey(Config(**choices).resolved(), sequences, keys, rules, tuple(masks))
+    return MaskSummary(Config(**choices).resolved(), sequences, keys, rules, tuple(masks))
 
 
 def drawing(lines):

@@ -7,7 +7,7 @@ from support.records import drawn, make_record, walked
 
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import closing, step_blocks
-from mhacli.results.record.record import Parameter, Step, Timing, Values
+from mhacli.results.record.record import Step, TensorSummary, Timing, WeightShape
 
 WIDTHS = [40, 80, 200]
 
@@ -48,7 +48,7 @@ STEP = Step(
     bytes=840,
     time_s=1.5e-5,
     view_of="q_proj",
-    parameters=(Parameter("q_proj.weight", (21, 64)), Parameter("q_proj.bias", (21,))),
+    parameters=(WeightShape("q_proj.weight", (21, 64)), WeightShape("q_proj.bias", (21,))),
 )
 
 
@@ -112,14 +112,14 @@ def with_values(values, shape=(2, 3), site="z"):
 
 
 def test_values_show_extremes_moments_and_what_is_not_finite():
-    values = Values(-1.5, 2.0, 0.25, 0.5, (1, 0, 8), 3, 2)
+    values = TensorSummary(-1.5, 2.0, 0.25, 0.5, (1, 0, 8), 3, 2)
     text = said(sites_of(with_values(values))[0])
     assert "-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN · 2 Inf" in text
 
 
 def test_minus_infinity_in_scores_is_a_mask_and_no_accident():
     numbers = (1.0, None, 0.5, 0.25, 1e-7, 123456.0)
-    values = Values(0.0, 1.0, 0.5, 0.5, (1,), 0, 1, numbers)
+    values = TensorSummary(0.0, 1.0, 0.5, 0.5, (1,), 0, 1, numbers)
     text = said(sites_of(with_values(values, site="scores"))[0])
     assert "1 × −∞, not allowed" in text
     assert "1 −∞ 0.5000 0.2500 0.0000 123456" in text
@@ -129,7 +129,7 @@ def test_minus_infinity_in_scores_is_a_mask_and_no_accident():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_numbers_that_a_row_leaves_out_are_counted(width):
     numbers = tuple(float(i) for i in range(80))
-    (block,) = sites_of(with_values(Values(0, 79, 39.5, 23, (1,), 0, 0, numbers), (2, 40)), width)
+    (block,) = sites_of(with_values(TensorSummary(0, 79, 39.5, 23, (1,), 0, 0, numbers), (2, 40)), width)
     rows = [line.split() for line in block if re.fullmatch(r" +(\d+ +)+(… \d+ more|\d+)", line)]
     assert len(rows) == 2
     for number, row in enumerate(rows):
@@ -140,7 +140,9 @@ def test_the_numbers_that_a_row_leaves_out_are_counted(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_small_tensor_is_shown_whole_where_it_fits(width):
-    (block,) = sites_of(with_values(Values(0, 5, 2.5, 1, (1,), 0, 0, (0.0, 1.0, 2.0, 3.0, 4.5, -5.25)), (2, 3)), width)
+    (block,) = sites_of(
+        with_values(TensorSummary(0, 5, 2.5, 1, (1,), 0, 0, (0.0, 1.0, 2.0, 3.0, 4.5, -5.25)), (2, 3)), width
+    )
     assert [line.split() for line in block[-2:]] == [["0", "1", "2"], ["3", "4.5000", "-5.2500"]]
 
 
@@ -150,7 +152,7 @@ def test_totals_count_each_copy_and_each_parameter_once():
         trace=(
             STEP,
             replace(STEP, layout="copy"),
-            replace(STEP, layout="copy", flops=4, parameters=(Parameter("o", (3,)),)),
+            replace(STEP, layout="copy", flops=4, parameters=(WeightShape("o", (3,)),)),
         ),
         timings={"total": Timing(1, (0.1, 0.2, 0.3), 0.2, 0.1)},
     )

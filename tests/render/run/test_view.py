@@ -16,7 +16,7 @@ from mhacli.render.run.view import (
     shape_trace,
     timing_table,
 )
-from mhacli.results.record.heads import HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import SelfCheck, Step, Timing
 
 WIDTHS = [40, 80, 200]

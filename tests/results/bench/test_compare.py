@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import EXIT_USAGE, UsageError
-from mhacli.results.bench.result import Ceiling, Change, compare, parse_rule, too_slow
+from mhacli.results.bench.result import MachinePeak, TimeChange, compare, parse_rule, too_slow
 
 seconds = st.floats(1e-6, 1e3)
 triples = st.tuples(seconds, seconds, seconds)
 
 
-def only_change(now: Any, then: Any) -> Change:
+def only_change(now: Any, then: Any) -> TimeChange:
     (change,) = compare(now, then, "then.json").changes
     return change
 
@@ -180,8 +180,8 @@ def test_every_difference_of_the_machines_is_told() -> None:
 )
 def test_a_machine_of_another_speed_is_told(factors: tuple[float, float], told: list[str]) -> None:
     matmul, copy = factors
-    now = Ceiling("float32", CEILING.matmul_tflops * matmul, CEILING.copy_gb_per_s * copy)
-    ceilings = [now, Ceiling("float64", 1.0, 1.0)]
+    now = MachinePeak("float32", CEILING.matmul_tflops * matmul, CEILING.copy_gb_per_s * copy)
+    ceilings = [now, MachinePeak("float64", 1.0, 1.0)]
     found = compare(made_benchmark(ceilings=ceilings), made_benchmark(), "then.json").warnings
     assert list(found) == [f"{words}: a busier or other machine" for words in told]
 

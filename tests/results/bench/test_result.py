@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import MhaError
-from mhacli.results.bench.result import Benchmark, Ceiling, Row, compare, read_benchmark, workload_of
+from mhacli.results.bench.result import Benchmark, BenchRow, MachinePeak, compare, read_benchmark, workload_of
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 
 FULL = made_benchmark(
@@ -25,7 +25,7 @@ FULL = made_benchmark(
     made_row("torch-mha", [1e-9, 1e-9, 2e-9], workload=size(n_kv_heads=9, causal=True, direction="both")),
     made_row("explicit", [3.0], workload=size(dtype="bfloat16"), max_error=None, reason="results are not finite"),
     controls=[made_control(0.9, 1.1), made_control(workload=size(dtype="bfloat16"), backend="explicit")],
-    ceilings=[CEILING, Ceiling("bfloat16", 1 / 3, 1e-3)],
+    ceilings=[CEILING, MachinePeak("bfloat16", 1 / 3, 1e-3)],
     environment={"driver": "550.54", "load_average": None, "device_name": "A ⟨device⟩ \u2028"},
     sweep=Sweep(
         ("explicit",), (2,), (9,), (3,), (11,), (5, 7), ("float32", "bfloat16"), True, ("forward", "both"), False
@@ -117,24 +117,24 @@ def test_by_hand_what_a_document_says_of_a_row() -> None:
 
 
 def test_by_hand_the_least_time_and_what_sets_it() -> None:
-    ceiling = Ceiling("float32", matmul_tflops=2.0, copy_gb_per_s=10.0)
+    ceiling = MachinePeak("float32", matmul_tflops=2.0, copy_gb_per_s=10.0)
     assert ceiling.floor_s(4 * 10**12, 5 * 10**9) == (2.0, "compute")
     assert ceiling.floor_s(10**12, 5 * 10**9) == (0.5, "compute")
     assert ceiling.floor_s(10**11, 5 * 10**9) == (0.5, "memory")
 
 
 def test_the_better_of_two_measurements_is_taken_rate_by_rate() -> None:
-    one, other = Ceiling("float16", 2.0, 10.0), Ceiling("float16", 1.0, 30.0)
-    assert one.or_higher(other) == other.or_higher(one) == Ceiling("float16", 2.0, 30.0)
+    one, other = MachinePeak("float16", 2.0, 10.0), MachinePeak("float16", 1.0, 30.0)
+    assert one.or_higher(other) == other.or_higher(one) == MachinePeak("float16", 2.0, 30.0)
     assert one.or_higher(one) == one
 
 
 def test_a_row_under_a_ceiling_has_its_share_of_what_could_be() -> None:
     bare = made_row("sdpa", [0.5], limit=None, share_of_peak=None)
     flops, moved = expected_flops("sdpa", SIZE), expected_moved_bytes("sdpa", SIZE)
-    compute_bound = bare.under(Ceiling("float32", matmul_tflops=flops / 1e11, copy_gb_per_s=1e12))
+    compute_bound = bare.under(MachinePeak("float32", matmul_tflops=flops / 1e11, copy_gb_per_s=1e12))
     assert (compute_bound.limit, compute_bound.share_of_peak) == ("compute", pytest.approx(0.2))
-    memory_bound = bare.under(Ceiling("float32", matmul_tflops=1e9, copy_gb_per_s=moved / 1e8))
+    memory_bound = bare.under(MachinePeak("float32", matmul_tflops=1e9, copy_gb_per_s=moved / 1e8))
     assert (memory_bound.limit, memory_bound.share_of_peak) == ("memory", pytest.approx(0.2))
     assert made_row("cudnn").under(CEILING) == made_row("cudnn")
 
@@ -301,5 +301,5 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_row_that_did_not_run_needs_no_times(tmp_path: Path) -> None:
-    kept: Row = read_benchmark(written(tmp_path, FULL.to_json())).rows[2]
+    kept: BenchRow = read_benchmark(written(tmp_path, FULL.to_json())).rows[2]
     assert (kept.status, kept.median_s, kept.samples_s) == ("unsupported", None, ())

@@ -18,8 +18,8 @@ from mhacli.results.diff.arrays import aligned
 from mhacli.results.diff.compare import by_size, compare
 from mhacli.results.diff.result import Differences, Match, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.heads import Corner, Kept, Wanted
-from mhacli.results.record.record import OwnModule, Record, Values
+from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
+from mhacli.results.record.record import OwnModule, Record, TensorSummary
 from mhacli.spec.tolerances import TOLERANCES
 
 TEXT = ("the", "cat", "sat", "on", "it")
@@ -422,18 +422,18 @@ def test_each_kind_of_layer_of_a_pair_is_matched_by_the_texts_that_it_reads() ->
 
 def test_of_heads_that_were_looked_at_those_are_compared_that_both_have() -> None:
     text = " ".join(TEXT * 8)
-    a, b = (surveyed(text, causal=True, wanted=Wanted(heads=heads)) for heads in ((0, 2, 3), (3, 1, 0)))
+    a, b = (surveyed(text, causal=True, wanted=HeadsRequest(heads=heads)) for heads in ((0, 2, 3), (3, 1, 0)))
     found = compare(a, b, tolerance=0)
     assert found.verdict == "agree"
     assert {one.head for one in site(found, "map").heads} == {0, 3}
-    none = compare(a, surveyed(text, causal=True, wanted=Wanted(heads=(1,))))
+    none = compare(a, surveyed(text, causal=True, wanted=HeadsRequest(heads=(1,))))
     assert site(none, "map").status == "skipped"
 
 
 def test_parts_of_patterns_that_were_asked_for_are_compared_only_where_they_are_the_same() -> None:
     text = " ".join(TEXT * 3)
     kept = [Kept(queries=(query,), top=2, corner=Corner(0, 3, corner, 2)) for query, corner in ((4, 0), (4, 0), (5, 1))]
-    a, same, other = (surveyed(text, causal=True, wanted=Wanted(kept=one)) for one in kept)
+    a, same, other = (surveyed(text, causal=True, wanted=HeadsRequest(kept=one)) for one in kept)
     assert site(compare(a, same), "corner").status == "identical"
     for name in ("corner", "top_shares"):
         assert site(compare(a, other), name).status == "skipped"
@@ -488,7 +488,7 @@ def test_numbers_of_a_trace_are_compared_where_arrays_were_not_kept() -> None:
     a = walked(make_record(TEXT))
     a = replace(a, arrays={name: array for name, array in a.arrays.items() if name != "out"})
 
-    def with_values(values: Values) -> Record:
+    def with_values(values: TensorSummary) -> Record:
         return replace(a, trace=(*a.trace[:-1], replace(a.trace[-1], values=values)))
 
     values = a.trace[-1].values

@@ -21,7 +21,7 @@ TEXT = "the cat sat on the mat and the dog ran"
 REDUCER = '''class Cubes:
     """`Σ_k p³` of each query."""
 
-    def __init__(self, pattern: Shares) -> None:
+    def __init__(self, pattern: PatternTiles) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -29,7 +29,7 @@ REDUCER = '''class Cubes:
         self.per_query[tile.place][tile.rows] += tile.shares.pow(3).sum(dim=1)
 
 
-class Squares:
+class RowSquareSums:
 '''
 ROW = """    Statistic(
         field="cubes", unit="weight", heading="Σp³", words="sum of cubes", legend="Σp³ sum of cubes", meaning="mean of Σp³",
@@ -38,7 +38,7 @@ ROW = """    Statistic(
         field="offset","""
 EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
     "attention/tiled/statistics.py": (
-        ("class Squares:\n", REDUCER),
+        ("class RowSquareSums:\n", REDUCER),
         ("    squares: PerQuery\n", "    squares: PerQuery\n    cubes: PerQuery\n"),
         ("    distance, received, profile = Distance",
          "    cubes = Cubes(pattern)\n    distance, received, profile = Distance"),
@@ -50,7 +50,7 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
         ('        "distance": mean_over(wide["distance"], seen),\n',
          '        "distance": mean_over(wide["distance"], seen),\n        "cubes": mean_over(wide["cubes"], seen),\n'),
     ),
-    "results/record/heads.py": (
+    "results/record/head_statistics.py": (
         ("    near: float | None = None\n", "    near: float | None = None\n    cubes: float | None = None\n"),
         ('    Statistic(\n        field="offset",', ROW),
     ),

@@ -18,8 +18,9 @@ from mhacli.adapters.hf.inputs import make_inputs, outputs_of
 from mhacli.adapters.hf.load import Loaded
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
+from mhacli.io.progress import Progress
 from mhacli.results.doctor import HealthCheck
-from mhacli.spec.config import Side
+from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.tolerances import TOLERANCES
 
@@ -45,17 +46,17 @@ _IN_THE_WAY: Mapping[str, Sequence[tuple[str, str]]] = {
 class Reference:
     """Each row in a pass of its own, and what is put down to rounding."""
 
-    rows: tuple[Row, ...]
-    alone: Seen
-    tolerance: Tolerance
+    rows: tuple[ModelText, ...]
+    alone: PassOutputs
+    tolerance: RoundingTolerance
 
 
-class Battery:
+class ConsistencyChecks:
     """The comparisons of a loaded checkpoint, in the dtype that it is in. `why_not_causal` is None where later tokens must not
     be seen; `side` is that on which its tokenizer pads."""
 
     def __init__(
-        self, passes: Passes, rows: Sequence[Row], *, why_not_causal: str | None, side: Side, seed: int
+        self, passes: Passes, rows: Sequence[ModelText], *, why_not_causal: str | None, side: PaddingSide, seed: int
     ) -> None:
         self.passes, self.why_not_causal, self.side, self.seed = passes, why_not_causal, side, seed
         self.dtype = passes.loaded.dtype
@@ -66,7 +67,7 @@ class Battery:
                 shaken.append(passes.alone(rows))
         self.reference = Reference(tuple(rows), alone, tolerance_of(alone, shaken, self.dtype))
 
-    def checks(self, tell: Callable[[float, str], None]) -> list[HealthCheck]:
+    def checks(self, tell: Progress) -> list[HealthCheck]:
         """All of them, each on its own: one that the model's code refuses says so, and one that an earlier failure would fail
         too is not asked."""
         asked: dict[str, Callable[[], HealthCheck]] = {
@@ -100,7 +101,7 @@ class Battery:
         """The same text twice."""
         again = self.passes.alone(self.reference.rows)
         still = self.reference.alone
-        most = Tolerance(_repeats(self.dtype), {one.key: _repeats(self.dtype) for one in still.attentions})
+        most = RoundingTolerance(_repeats(self.dtype), {one.key: _repeats(self.dtype) for one in still.attentions})
         return self._judged(
             "repeat", [(again, still)], "the same text twice gives the same", "the same text gives something else", most
         )
@@ -138,7 +139,7 @@ class Battery:
         """Rows filled up on the right against each alone."""
         return self._padding("right-padding", "right")
 
-    def _padding(self, name: str, side: Side) -> HealthCheck:
+    def _padding(self, name: str, side: PaddingSide) -> HealthCheck:
         rows = self.reference.rows
         lengths = {len(row.tokens.ids) for row in rows} | {len(row.context.ids) for row in rows if row.context}
         if len(lengths) < 2:
@@ -206,7 +207,12 @@ class Battery:
     # ------------------------------------------------------------------------------------------------------------ shared
 
     def _judged(
-        self, name: str, pairs: Sequence[tuple[Seen, Seen]], agrees: str, differs: str, most: Tolerance | None = None
+        self,
+        name: str,
+        pairs: Sequence[tuple[PassOutputs, PassOutputs]],
+        agrees: str,
+        differs: str,
+        most: RoundingTolerance | None = None,
     ) -> HealthCheck:
         """The verdict on pairs that must be the same, the largest distance, and the first attention where they part."""
         allowed = most or self.reference.tolerance
@@ -227,11 +233,11 @@ class Battery:
         return HealthCheck(name, False, message, known, allowed.result, where)
 
     @staticmethod
-    def _of_first(seen: Seen) -> Seen:
+    def _of_first(seen: PassOutputs) -> PassOutputs:
         """The first row alone."""
-        return Seen(seen.rows[:1], tuple(replace(one, rows=one.rows[:1]) for one in seen.attentions))
+        return PassOutputs(seen.rows[:1], tuple(replace(one, rows=one.rows[:1]) for one in seen.attentions))
 
-    def _exchanged(self, row: Row, place: int) -> Any:
+    def _exchanged(self, row: ModelText, place: int) -> Any:
         """The row's tokens with another one in a place: one of the other texts, which is no padding."""
         ids = list(row.tokens.ids)
         others = {i for other in self.reference.rows for i in other.tokens.ids} - {ids[place], self.passes.pad_id}
@@ -239,7 +245,7 @@ class Battery:
         ids[place] = random.Random(self.seed + place).choice(sorted(others)) if others else fallback
         return numbered(ids)
 
-    def _stepwise(self, row: Row, prompt_len: int) -> Seen | None:
+    def _stepwise(self, row: ModelText, prompt_len: int) -> PassOutputs | None:
         """A row read through the cache that the model makes, its first tokens at once; None where it makes none."""
         model = self.passes.model
         context = None if row.context is None else [row.context]
@@ -257,7 +263,7 @@ class Battery:
                 return None
             span = [(0, end - start)]
             seen = [seen_of(call, span) for call, kind in calls if kind != "encoder"]
-            parts.append(Seen(by_row(result_of(outputs), span), tuple(one for one in seen if one is not None)))
+            parts.append(PassOutputs(by_row(result_of(outputs), span), tuple(one for one in seen if one is not None)))
         return end_to_end(parts)
 
 
@@ -307,11 +313,11 @@ TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "
 none came beyond 0.7 in float32 and 0.5 in 16 bits, whose parts are shaken by twice their rounding; faults lie at thousands."""
 
 Keywords = Mapping[str, Any]
-Rows = tuple[Float[Tensor, "token width"], ...]
+TokenOutputs = tuple[Float[Tensor, "token width"], ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelText:
     """A text, with what the encoder reads in a model of two halves."""
 
     tokens: TokenSequence
@@ -319,12 +325,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class SeenAttention:
+class AttentionOutputs:
     """What one attention gave each real token: the heads' results side by side, row by row. `label` says which layer it is."""
 
     label: str
     name: str
-    rows: Rows
+    rows: TokenOutputs
 
     @property
     def key(self) -> tuple[str, str]:
@@ -333,16 +339,16 @@ class SeenAttention:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PassOutputs:
     """What a pass gave each real token of each row, on the CPU: the logits, or else the output of the last layer; and the
     same of its attentions, in the order of execution."""
 
-    rows: Rows
-    attentions: tuple[SeenAttention, ...]
+    rows: TokenOutputs
+    attentions: tuple[AttentionOutputs, ...]
 
-    def cut(self, start: int, end: int) -> Seen:
+    def cut(self, start: int, end: int) -> PassOutputs:
         """Tokens `start` to `end` of every row."""
-        return Seen(
+        return PassOutputs(
             tuple(row[start:end] for row in self.rows),
             tuple(replace(one, rows=tuple(row[start:end] for row in one.rows)) for one in self.attentions),
         )
@@ -354,7 +360,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class RoundingTolerance:
     """What is put down to rounding: for the result, and for each attention."""
 
     result: float
@@ -378,7 +384,7 @@ class Passes:
         """Whether it has an encoder and a decoder."""
         return bool(self.loaded.config.is_encoder_decoder)
 
-    def together(self, rows: Sequence[Row], side: Side = "right") -> Seen:
+    def together(self, rows: Sequence[ModelText], side: PaddingSide = "right") -> PassOutputs:
         """All rows in one pass, padded on a side where their lengths differ."""
         texts = [row.tokens for row in rows]
         context = [row.context for row in rows if row.context is not None] or None
@@ -387,9 +393,9 @@ class Passes:
         spans = [_span(texts, text, side) for text in texts]
         read = [_span(context, text, "right") for text in context] if context else spans
         attentions = [seen_of(call, read if kind == "encoder" else spans) for call, kind in calls]
-        return Seen(by_row(result_of(outputs), spans), tuple(one for one in attentions if one is not None))
+        return PassOutputs(by_row(result_of(outputs), spans), tuple(one for one in attentions if one is not None))
 
-    def alone(self, rows: Sequence[Row]) -> Seen:
+    def alone(self, rows: Sequence[ModelText]) -> PassOutputs:
         """Each row in a pass of its own."""
         return side_by_side([self.together([row]) for row in rows])
 
@@ -416,48 +422,48 @@ def result_of(outputs: Mapping[str, Any]) -> Float[Tensor, "row token width"]:
     return next(tensor for tensor in outputs.values() if isinstance(tensor, Tensor) and tensor.ndim == 3)
 
 
-def _span(texts: Sequence[TokenSequence], text: TokenSequence, side: Side) -> tuple[int, int]:
+def _span(texts: Sequence[TokenSequence], text: TokenSequence, side: PaddingSide) -> tuple[int, int]:
     """The columns of a text's tokens among others."""
     longest, n = max(len(other.ids) for other in texts), len(text.ids)
     return (0, n) if side == "right" else (longest - n, longest)
 
 
-def by_row(found: Float[Tensor, "row token width"], spans: Sequence[tuple[int, int]]) -> Rows:
+def by_row(found: Float[Tensor, "row token width"], spans: Sequence[tuple[int, int]]) -> TokenOutputs:
     """The numbers of each row's tokens, which stand in these columns, on the CPU."""
     wide = torch.promote_types(found.dtype, torch.float32)
     return tuple(row[start:end].to(wide).cpu() for row, (start, end) in zip(found, spans, strict=True))
 
 
-def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> SeenAttention | None:
+def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> AttentionOutputs | None:
     """None where the heads' results were not seen, or are not those of the tokens."""
     label, call = named
     if call.z is None or call.z.shape[0] != len(spans) or call.z.shape[2] < max(end for _, end in spans):
         return None
-    return SeenAttention(label, call.title, by_row(call.z.transpose(1, 2).flatten(2), spans))
+    return AttentionOutputs(label, call.title, by_row(call.z.transpose(1, 2).flatten(2), spans))
 
 
-def side_by_side(passes: Sequence[Seen]) -> Seen:
+def side_by_side(passes: Sequence[PassOutputs]) -> PassOutputs:
     """Passes of different rows as one."""
     shared = zip(*(one.attentions for one in passes), strict=False)
     attentions = tuple(replace(same[0], rows=tuple(row for one in same for row in one.rows)) for same in shared)
-    return Seen(tuple(row for one in passes for row in one.rows), attentions)
+    return PassOutputs(tuple(row for one in passes for row in one.rows), attentions)
 
 
-def end_to_end(passes: Sequence[Seen]) -> Seen:
+def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
     """Passes over neighbouring tokens of the same rows as one."""
 
-    def joined(parts: Sequence[Rows]) -> Rows:
+    def joined(parts: Sequence[TokenOutputs]) -> TokenOutputs:
         return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
 
     shared = zip(*(one.attentions for one in passes), strict=False)
     attentions = tuple(replace(same[0], rows=joined([one.rows for one in same])) for same in shared)
-    return Seen(joined([one.rows for one in passes]), attentions)
+    return PassOutputs(joined([one.rows for one in passes]), attentions)
 
 
 # ------------------------------------------------------------------------------------------------------------ how far apart
 
 
-def distance(ours: Rows, theirs: Rows) -> float:
+def distance(ours: TokenOutputs, theirs: TokenOutputs) -> float:
     """The largest difference that one token's numbers make, as a length, over the usual length of theirs. Infinite where
     only one of two numbers is finite, NaN where none is.
 
@@ -478,10 +484,10 @@ def distance(ours: Rows, theirs: Rows) -> float:
     return 0.0 if worst == 0 else worst / usual if usual else math.inf
 
 
-def tolerance_of(reference: Seen, shaken: Sequence[Seen], dtype: str) -> Tolerance:
+def tolerance_of(reference: PassOutputs, shaken: Sequence[PassOutputs], dtype: str) -> RoundingTolerance:
     """From what the numbers moved when every part of the model was shaken by one step of rounding."""
 
-    def of(moved: Sequence[Rows], still: Rows) -> float:
+    def of(moved: Sequence[TokenOutputs], still: TokenOutputs) -> float:
         known = [found for found in (distance(rows, still) for rows in moved) if math.isfinite(found)]
         return max([CEILING[dtype], *(TIMES_SHAKEN[dtype] * found for found in known)])
 
@@ -489,10 +495,10 @@ def tolerance_of(reference: Seen, shaken: Sequence[Seen], dtype: str) -> Toleran
     attentions = {
         one.key: of([rows[one.key] for rows in by_key if one.key in rows], one.rows) for one in reference.attentions
     }
-    return Tolerance(of([one.rows for one in shaken], reference.rows), attentions)
+    return RoundingTolerance(of([one.rows for one in shaken], reference.rows), attentions)
 
 
-def first_departure(ours: Seen, theirs: Seen, tolerance: Tolerance) -> SeenAttention | None:
+def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingTolerance) -> AttentionOutputs | None:
     """The first attention whose results are farther apart than rounding explains; None where none is."""
     others = {one.key: one.rows for one in theirs.attentions}
     for own in ours.attentions:

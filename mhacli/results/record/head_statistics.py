@@ -369,7 +369,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HeadsRequest:
     """What to find out beyond the config: which `heads` (None: all), the user's `patterns`, how many first tokens are
     looked at as sinks and from which share any key is one, and what to keep cell by cell."""
 
@@ -383,7 +383,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Survey:
+class HeadsSummary:
     """How heads were looked at without their matrices.
 
     `block` queries and keys make a cell of the maps; `steps` are the upper ends of the distances in the profile; `patterns`
@@ -403,8 +403,8 @@ class Survey:
     kept: Kept = Kept()
 
 
-def survey_shapes(
-    survey: Survey, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
+def summary_shapes(
+    survey: HeadsSummary, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
 ) -> Mapping[str, tuple[int, ...]]:
     """The arrays of a record of heads and their shapes; a head axis of 1 holds for all in `visible` and `uniform_…`.
 

@@ -14,7 +14,7 @@ from support.records import with_sinks
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
 from mhacli.results.record import storage
-from mhacli.results.record.heads import (
+from mhacli.results.record.head_statistics import (
     CERTAIN_ENOUGH,
     FOR_ALL_HEADS,
     NEAR,
@@ -27,15 +27,15 @@ from mhacli.results.record.heads import (
     Averages,
     Check,
     Corner,
+    HeadsRequest,
+    HeadsSummary,
     HeadStatistics,
     Kept,
     Sink,
-    Survey,
-    Wanted,
     in_order,
     is_sink,
     require_order,
-    survey_shapes,
+    summary_shapes,
     with_kind,
 )
 from mhacli.spec.conditions import parse_pattern
@@ -243,7 +243,7 @@ def test_what_a_word_means(word, meaning):
 
 # ------------------------------------------------------------------------------------------------------------ shapes
 
-SURVEY = Survey(
+SURVEY = HeadsSummary(
     block=4, steps=(0, 1, 2, 4, 8), patterns=(), sink_tokens=4, sink_share=0.1, kernel="tiles", checks=(), peak_bytes=1,
     full_bytes=2,
 )  # fmt: skip
@@ -252,7 +252,7 @@ SIZES = {"batch": 2, "n_heads": 3, "q_len": 7, "k_len": 11, "d_v": 5}
 
 def test_by_hand_the_shapes_of_the_arrays():
     rows = (2, 3, 7)
-    assert survey_shapes(SURVEY, **SIZES) == {
+    assert summary_shapes(SURVEY, **SIZES) == {
         **dict.fromkeys(("entropy", "participation", "distance", "sink", "max_score", "lse"), rows),
         "received": (2, 3, 11),
         "map": (2, 3, 2, 3),
@@ -265,26 +265,26 @@ def test_by_hand_the_shapes_of_the_arrays():
         **dict.fromkeys(("qk", "scores", "pattern", "allowed"), (2, 3, 7, 11)),
         "strongest_key": rows,
     }
-    spans = survey_shapes(SURVEY, **SIZES, n_spans=4)
+    spans = summary_shapes(SURVEY, **SIZES, n_spans=4)
     assert {name: spans.pop(name) for name in ("span_mass", "uniform_span_mass")} == dict.fromkeys(
         ("span_mass", "uniform_span_mass"), (2, 3, 4, 4)
     )
-    assert spans == survey_shapes(SURVEY, **SIZES)
-    assert set(PER_QUERY) | set(OPTIONAL) | set(FOR_ALL_HEADS) <= survey_shapes(SURVEY, **SIZES, n_spans=1).keys()
+    assert spans == summary_shapes(SURVEY, **SIZES)
+    assert set(PER_QUERY) | set(OPTIONAL) | set(FOR_ALL_HEADS) <= summary_shapes(SURVEY, **SIZES, n_spans=1).keys()
 
 
 def test_by_hand_the_shapes_of_what_was_asked_for():
     kept = Kept(queries=(6, 0, 2, 5), top=6, corner=Corner(1, 2, 3, 8))
-    shapes = survey_shapes(replace(SURVEY, kept=kept), **SIZES)
-    assert shapes.keys() - survey_shapes(SURVEY, **SIZES).keys() == {"corner", "top_keys", "top_shares"}
+    shapes = summary_shapes(replace(SURVEY, kept=kept), **SIZES)
+    assert shapes.keys() - summary_shapes(SURVEY, **SIZES).keys() == {"corner", "top_keys", "top_shares"}
     assert shapes["corner"] == (2, 3, 2, 8)
     assert shapes["top_keys"] == shapes["top_shares"] == (2, 3, 4, 6)
-    many = survey_shapes(replace(SURVEY, kept=replace(kept, top=1000)), **SIZES)
+    many = summary_shapes(replace(SURVEY, kept=replace(kept, top=1000)), **SIZES)
     assert many["top_keys"] == (2, 3, 4, 11)
 
 
 def test_what_is_wanted_by_default_is_every_head_and_nothing_cell_by_cell():
-    wanted = Wanted()
+    wanted = HeadsRequest()
     assert (wanted.heads, wanted.kept, wanted.sink_tokens, wanted.sink_share) == (None, Kept(), 4, 0.1)
     assert (wanted.kept.queries, wanted.kept.top, wanted.kept.corner, wanted.kept.z) == ((), 0, None, False)
 
@@ -301,13 +301,13 @@ def records(tmp_path_factory):
     numbers = np.zeros((4, 6, 6), np.float32)
     numbers[1, 2:, 0], numbers[2, 3] = -np.inf, -np.inf
     bias.write_bytes(save({"bias": numbers}))
-    wanted = Wanted(kept=KEPT, patterns=(parse_pattern("k == q - 1"),), command=("mha", "heads"))
+    wanted = HeadsRequest(kept=KEPT, patterns=(parse_pattern("k == q - 1"),), command=("mha", "heads"))
     return {
         "plain": surveyed("the cat sat", causal=True),
         "padded": surveyed(*TEXTS, causal=True, wanted=wanted),
         "left": surveyed(*TEXTS, padding="left", dtype="float64"),
-        "context": surveyed("a cat", context=["the cat sat on"], wanted=Wanted(kept=Kept(z=True))),
-        "some heads": surveyed(TEXTS[0], wanted=Wanted(heads=(1, 3), kept=KEPT)),
+        "context": surveyed("a cat", context=["the cat sat on"], wanted=HeadsRequest(kept=Kept(z=True))),
+        "some heads": surveyed(TEXTS[0], wanted=HeadsRequest(heads=(1, 3), kept=KEPT)),
         "masks of heads": surveyed(TEXTS[0], score_bias=str(bias), wanted=wanted),
         "one": surveyed("alone", dtype="bfloat16"),
     }
@@ -333,7 +333,7 @@ def test_a_saved_record_of_heads_comes_back_as_it_was(name, records, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_arrays_are_those_that_were_announced(name, records):
     record = records[name]
-    shapes = survey_shapes(
+    shapes = summary_shapes(
         record.survey, batch=len(record.sequences), n_heads=len(record.heads), q_len=record.facts.q_len,
         k_len=record.facts.k_len, d_v=record.config.d_v,
     )  # fmt: skip
@@ -481,10 +481,10 @@ def test_a_survey_of_huge_blocks_or_steps_takes_no_memory(records, tmp_path):
 
 
 def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
-    from mhacli.compute.layer.run import Options, inspect
+    from mhacli.compute.layer.run import RecordingOptions, inspect
     from mhacli.spec.config import Config
 
-    record = inspect("the cat sat on the cat", Config(causal=True, device="cpu"), options=Options(repeat=1))
+    record = inspect("the cat sat on the cat", Config(causal=True, device="cpu"), options=RecordingOptions(repeat=1))
     record.save(str(tmp_path / "r"))
     found = storage.load(str(tmp_path / "r"))
     assert found.heads == record.heads

@@ -1,0 +1,243 @@
+"""The memory that a run takes, predicted before the first tensor, and which arrays a record has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from mhacli.checkpoints.mha_weights import expected_shapes
+from mhacli.errors import MhaError, UsageError
+from mhacli.io import memory
+from mhacli.io.files import format_size
+from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES, WAVES_AT_ONCE
+
+DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
+"""What a record keeps where nothing else is said, the most wanted first."""
+BASE_BYTES = 300 << 20
+"""What python and torch take before the first tensor, with room."""
+VECTORS, TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
+"""Numbers per query and key that a look at a head keeps at most, and its buffers; the cells of a tile."""
+FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arrays to keep, those left out because they do not fit the limit, and the predicted peak in bytes."""
+
+    keep: tuple[str, ...]
+    not_kept: tuple[str, ...]
+    peak_bytes: int
+
+
+def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
+    """Which arrays fit into `keep_limit` bytes: all that were asked for, or else those of `DEFAULT_KEEP` that do.
+
+    Raises `UsageError` for a name that is no site, and `MhaError` when what was asked for does not fit.
+    """
+    if keep is None:
+        return _plan_default(facts, keep_limit)
+    for name in keep:
+        if name not in SITES:
+            raise UsageError(f"keep must name sites, got {name!r}", hint=f"sites: {' '.join(SITES)}")
+    keep = tuple(dict.fromkeys(keep))
+    total = sum(array_bytes(facts, name) for name in keep)
+    if total > keep_limit:
+        raise MhaError(
+            f"the arrays to keep ({', '.join(keep)}) must fit in {format_size(keep_limit)}, got {format_size(total)}",
+            hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern keeps less",
+            code="too-large",
+        )
+    return Plan(keep, (), _peak_bytes(facts, total))
+
+
+def plan_memory(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int) -> Plan:
+    """The plan of a run that fits in memory.
+
+    Raises `MhaError` where the predicted peak is more than 80 % of what is available, with both numbers and with the
+    largest lengths and heads that do fit; otherwise as `make_plan`.
+    """
+    _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, available)
+    return make_plan(facts, keep, keep_limit)
+
+
+def predict_heads_memory(facts: Facts, wanted: HeadsRequest, available: int | None = None) -> int:
+    """The predicted peak in bytes of a look at heads without their matrices. Raises `MhaError` as `plan_memory` does."""
+    have = memory.available_bytes() if available is None else available
+    _require_room(facts, lambda other: _heads_bytes(other, wanted), have)
+    return _heads_bytes(facts, wanted)
+
+
+def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
+    """Raises `MhaError` where more than 80 % of what is available is needed, with what does fit."""
+    if not memory.fits(needed(facts), have):
+        raise MhaError(
+            f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}, must "
+            f"fit in memory: it needs {format_size(needed(facts))}, and {format_size(have)} is available",
+            hint=_ways_out(facts, lambda other: memory.fits(needed(other), have)),
+            code="out-of-memory",
+        )
+
+
+def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
+    """The longest text and the most heads that fit, as options."""
+    longest = _longest_that_fits(
+        max(facts.q_len, facts.k_len),
+        lambda n: fits(replace(facts, q_len=min(n, facts.q_len), k_len=min(n, facts.k_len))),
+    )
+    shorter = f"--max-tokens {longest}" if facts.config.random is None else f"--random {facts.batch},{longest}"
+    ways = [f"{shorter} fits"] if longest else []
+    for n_heads in range(facts.config.n_heads - 1, 0, -1):
+        d_head, rest = divmod(facts.config.d_model, n_heads)
+        fewer = replace(facts.config, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_v=d_head)
+        is_odd = facts.config.positions in ROPE and d_head % 2
+        if not rest and not is_odd and fits(replace(facts, config=fewer)):
+            return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
+    return ways[0] if ways else "use a shorter text or a smaller --d-model"
+
+
+def _longest_that_fits(too_long: int, fits: Callable[[int], bool]) -> int:
+    """The largest length below `too_long` that fits, by bisection; 0 where none does."""
+    longest = 0
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        longest, too_long = (middle, too_long) if fits(middle) else (longest, middle)
+    return longest
+
+
+def array_bytes(facts: Facts, site: str) -> int:
+    """Bytes of a site's array in the record, where 16-bit numbers are widened to float32."""
+    n = 1
+    for size in SITES[site].shape_for(facts):
+        n *= size
+    return n * max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
+
+
+def _plan_default(facts: Facts, keep_limit: int) -> Plan:
+    kept: list[str] = []
+    total = 0
+    wanted = (*DEFAULT_KEEP, "dropped") if facts.config.train else DEFAULT_KEEP
+    for name in wanted:
+        if total + array_bytes(facts, name) <= keep_limit:
+            kept.append(name)
+            total += array_bytes(facts, name)
+    return Plan(tuple(kept), tuple(name for name in wanted if name not in kept), _peak_bytes(facts, total))
+
+
+def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
+    """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
+    item = ITEM_BYTES[facts.config.dtype]
+    matrices = facts.cells() * (item + 4 * max(FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
+    around = _added_bytes(facts) + _row_bytes(facts) + _drawn_bytes(facts) + _weight_bytes(facts)
+    return BASE_BYTES + kept_bytes + matrices + around
+
+
+def _row_bytes(facts: Facts) -> int:
+    """Rows on their way through the layer: what is read (content, sum, padding masked), projected, and put together."""
+    widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
+    read = (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * 3
+    return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
+
+
+def _heads_bytes(facts: Facts, wanted: HeadsRequest) -> int:
+    """A look at heads, at the fullest of its stages: rows are made, projected, and reduced to vectors.
+
+    Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞. What is kept cell
+    by cell is held as tensors, arrays, and while it is put together.
+    """
+    item, batch = ITEM_BYTES[facts.config.dtype], facts.batch
+    wide = max(FLOAT32_BYTES, item)
+    rows = batch * (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * item
+    queries = batch * facts.q_len * facts.size("head·d_head")
+    z = batch * facts.q_len * facts.size("head·d_v") * item
+    heads = queries * item + batch * facts.k_len * facts.size("kv_head·d_head+kv_head·d_v") * item
+    turned = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
+    n_heads, kept = facts.config.n_heads if wanted.heads is None else len(wanted.heads), wanted.kept
+    cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
+    cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
+    vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide
+    bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
+    masks = batch * _TILE_CELLS * (3 * wide if facts.padded else 0)
+    z *= 3 if kept.z else 1
+    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + masks + TILE_BYTES)
+    return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
+
+
+def _added_bytes(facts: Facts) -> int:
+    """What is added to scores: a bias, and distances with the whole numbers that they are made of."""
+    wide, has_bias = max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
+    added = 2 * facts.cells() * wide if has_bias else 0
+    if facts.config.positions == "alibi":
+        planes = (facts.batch if facts.own_places else 1) * facts.q_len * facts.k_len
+        added += planes * (facts.config.n_heads * wide + 2 * _INT64_BYTES)
+    return added
+
+
+def _drawn_bytes(facts: Facts) -> int:
+    """What is made in float64 and rounded, one after the other: random rows; waves with angles, sines and cosines."""
+    d_input, item = facts.size("d_input"), ITEM_BYTES[facts.config.dtype]
+    random = facts.batch * facts.q_len * d_input * _FLOAT64_BYTES if facts.config.random is not None else 0
+    if facts.config.positions != "sinusoidal":
+        return random
+    longest = max(facts.q_len, facts.k_len) if facts.cross else facts.q_len
+    waves = (facts.batch if facts.own_places else 1) * longest * d_input
+    return max(random, 2 * waves * item + min(waves, WAVES_AT_ONCE) * 5 * _FLOAT64_BYTES)
+
+
+def _weight_bytes(facts: Facts) -> int:
+    """The weights as float32 and in their dtype, and the float64 numbers that the largest of them is drawn from."""
+    counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
+    item = ITEM_BYTES[facts.config.dtype]
+    return sum(counts) * (FLOAT32_BYTES + (0 if item == FLOAT32_BYTES else item)) + 2 * 8 * max(counts)
+
+
+# ------------------------------------------------------------------------------------------------------- a checkpoint
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What the memory of a pass of a loaded checkpoint depends on.
+
+    `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
+    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides.
+    """
+
+    batch: int
+    length: int
+    d_model: int
+    d_inner: int
+    n_heads: int
+    item_bytes: int
+    holds_matrices: bool
+    kept_matrices: int
+    keep_limit: int
+    kept_cells: int = 0
+
+    def peak_bytes(self) -> int:
+        """What a pass takes beside the weights, at its fullest, layer by layer."""
+        cells = self.batch * self.length * self.length
+        rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
+        matrices = 4 * cells * self.n_heads * max(FLOAT32_BYTES, self.item_bytes) if self.holds_matrices else 0
+        vectors = self.batch * self.n_heads * self.length * 2 * VECTORS * FLOAT32_BYTES
+        kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * FLOAT32_BYTES)
+        made = 4 * cells * self.n_heads * FLOAT32_BYTES if kept else 0
+        cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * FLOAT32_BYTES
+        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + TILE_BYTES
+
+
+def predict_checkpoint_memory(facts: CheckpointFacts, available: int) -> int:
+    """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
+    `available`, with the longest text that fits."""
+    needed = facts.peak_bytes()
+    if memory.fits(needed, available):
+        return needed
+    longest = _longest_that_fits(facts.length, lambda n: memory.fits(replace(facts, length=n).peak_bytes(), available))
+    raise MhaError(
+        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in the "
+        f"{format_size(available)} that are available, got {format_size(needed)}",
+        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
+        code="out-of-memory",
+    )
