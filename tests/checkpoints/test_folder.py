@@ -7,6 +7,7 @@ import os
 import struct
 
 import pytest
+from support.tensor_files import tensors
 
 from mhacli.checkpoints.folder import StoredFile, read_bytes, read_checkpoint
 from mhacli.checkpoints.head_counts import HeadCounts, head_counts, sizes_of
@@ -14,17 +15,6 @@ from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 
 CONFIG = {"model_type": "llama", "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
-
-
-def tensors(**sizes):
-    """A safetensors file with a float32 vector of each size, whose numbers are its own name's bytes."""
-    header, body = {}, b""
-    for name, n in sizes.items():
-        more = (name[:1] * 4).encode() * n
-        header[name] = {"dtype": "F32", "shape": [n], "data_offsets": [len(body), len(body) + len(more)]}
-        body += more
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
 
 
 @pytest.fixture

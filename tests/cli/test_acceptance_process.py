@@ -84,6 +84,7 @@ def test_a_reader_that_takes_one_line_of_a_long_output_is_served_in_silence(
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(4)
 @bufferings
 @pytest.mark.parametrize("words", [*SHORT, *([w[0], "--json", *w[1:]] for w in SHORT), *HELP], ids=" ".join)
 def test_a_reader_that_takes_nothing_of_a_short_output_is_served_in_silence(
@@ -142,6 +143,7 @@ def test_a_full_device_is_told_after_computing(folder: Path, command: str, buffe
         attempt(folder, command, "a b", "--repeat", "1", code=1, says=["stdout", "No space left"], launch=launch)
 
 
+@pytest.mark.sampled(2)
 @forms
 @pytest.mark.parametrize("shell", [f"{SHELL} 2>&-", f"{SHELL} 2>/dev/full"], ids=["closed", "full"])
 def test_an_error_that_cannot_be_told_keeps_its_exit_code(folder: Path, shell: str, form: tuple[str, ...]) -> None:
@@ -186,6 +188,7 @@ def reached(folder: Path) -> Callable[[int], bool]:
     return lambda _: (folder / "modules" / "reached").exists()
 
 
+@pytest.mark.sampled(2)
 @SIGNALS
 @pytest.mark.parametrize("module", ["typer", "torch"])
 def test_a_signal_during_an_import_ends_the_process_at_once(
@@ -196,6 +199,7 @@ def test_a_signal_during_an_import_ends_the_process_at_once(
     assert answer == (code, b"", b"")
 
 
+@pytest.mark.sampled(1)
 @SIGNALS
 def test_a_signal_while_the_real_torch_is_loaded_ends_the_process_at_once(
     tmp_path: Path, number: int, code: int
@@ -515,6 +519,7 @@ def test_writers_on_one_path_leave_one_whole_file(tmp_path: Path) -> None:
 WIDE_TERMINAL = (80, 24)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("env", "terminal", "piped"),
     [
@@ -631,6 +636,7 @@ def test_a_home_that_is_unset_or_read_only_does_not_matter(folder: Path) -> None
 DELETED = f"mkdir gone; cd gone; rmdir ../gone; {SHELL}"
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_a_deleted_working_directory_does_not_matter_to_what_is_elsewhere(folder: Path, form: tuple[str, ...]) -> None:
     launch = Launch(shell=DELETED)
@@ -640,6 +646,7 @@ def test_a_deleted_working_directory_does_not_matter_to_what_is_elsewhere(folder
     attempt(folder, "run", "a", "--weights", "w", code=1, form=form, says=["w", "does not exist"], launch=launch)
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_a_file_in_a_deleted_working_directory_is_told(folder: Path, form: tuple[str, ...]) -> None:
     for words in (["vocab", "a", "--save", "v"], ["run", "a", "--save-weights", "v"], ["run", "a", "--html", "v"]):

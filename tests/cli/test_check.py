@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from render.reports.test_check import ALIKE, RIGHT, STATE, UNKNOWN, WRONG
 from support import processes
+from support.examinations import ALIKE, RIGHT, STATE, UNKNOWN, WRONG
 from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 
 from mhacli.adapters.usercode import process
@@ -226,6 +226,7 @@ def test_help_needs_no_torch_and_has_its_panels_in_order(tmp_path):
 # ----------------------------------------------------------------------------------------------------------------- processes
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_a_right_attention_is_right(tmp_path, form):
     (tmp_path / "mine.py").write_text(MINE)
@@ -255,6 +256,7 @@ def test_a_wrong_attention_is_named_with_its_line(tmp_path, form):
         )
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_an_attention_that_raises_on_import_is_told_with_its_line(tmp_path, form):
     (tmp_path / "mine.py").write_text(MINE.replace("import torch\n", "import torch\nprint(1 / 0)\n", 1))

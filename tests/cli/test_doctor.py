@@ -85,6 +85,7 @@ def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "\x1b[1;32mhealthy" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("surroundings", "check", "advice"),
     [

@@ -224,6 +224,7 @@ def ended(process, number):
     return shell_code(process.returncode), stdout.decode(), stderr.decode()
 
 
+@pytest.mark.full
 def test_a_signal_while_a_long_text_is_looked_at_ends_it(tmp_path):
     (tmp_path / "long.txt").write_text(STORY.read_text() * 4)
     before = state_of(tmp_path)

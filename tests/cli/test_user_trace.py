@@ -55,9 +55,17 @@ def mha(folder: Path, *words: str, columns: int = 80, **environment: str) -> sub
     )
 
 
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """A walk on 80 columns."""
+    return mha(tmp_path_factory.mktemp("walked"), "my.py:Attention")
+
+
 @pytest.mark.parametrize("columns", [40, 80, pytest.param(200, marks=pytest.mark.full)])
-def test_the_walk_names_axes_and_shows_each_line_beside_its_step(tmp_path: Path, columns: int) -> None:
-    done = mha(tmp_path, "my.py:Attention", columns=columns)
+def test_the_walk_names_axes_and_shows_each_line_beside_its_step(
+    walked: subprocess.CompletedProcess[str], tmp_path: Path, columns: int
+) -> None:
+    done = walked if columns == 80 else mha(tmp_path, "my.py:Attention", columns=columns)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= columns
     flat = " ".join(done.stdout.split())
@@ -67,10 +75,14 @@ def test_the_walk_names_axes_and_shows_each_line_beside_its_step(tmp_path: Path,
     assert "it printed: \\x1b[31mloud\\x1b[0m" in flat
 
 
-def test_colour_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
-    done = mha(tmp_path, "my.py:Attention", "--color", "always")
+def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for(
+    walked: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    done = mha(tmp_path, "my.py:Attention", "--color", "always", "--values")
     assert "\x1b[" in done.stdout
     assert "\x1b[31mloud" not in done.stdout
+    assert "mean " in done.stdout
+    assert "mean " not in walked.stdout
 
 
 def test_a_softmax_over_the_queries_is_said_twice_and_is_no_failure(tmp_path: Path) -> None:
@@ -80,7 +92,9 @@ def test_a_softmax_over_the_queries_is_said_twice_and_is_no_failure(tmp_path: Pa
     assert "! look at 14 pattern" in done.stdout
 
 
-def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(tmp_path: Path) -> None:
+def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(
+    walked: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
     (tmp_path / "no_torch").mkdir()
     (tmp_path / "no_torch" / "torch.py").write_text("import os\nos._exit(99)\n")
     done = mha(tmp_path, "my.py:Attention", "--json", "--save", "walk.safetensors")
@@ -90,22 +104,16 @@ def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(tmp_path: P
     pattern = next(step for step in document["trace"] if step["site"] == "pattern")
     assert pattern["axes"] == ["batch", "head", "query", "key"]
     assert (pattern["operation"], pattern["line"]) == ("softmax", 16)
-    drawn = mha(tmp_path, "my.py:Attention")
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(tmp_path / "no_torch")}
     words = [MHA, "show", str(tmp_path / "walk.safetensors")]
     shown = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout == drawn.stdout
+    assert shown.stdout == walked.stdout
     refused = subprocess.run(
         [*words, "--csv"], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith("mha: error: csv must be of a record with shares")
-
-
-def test_values_show_the_numbers_of_each_tensor(tmp_path: Path) -> None:
-    assert "mean " not in mha(tmp_path, "my.py:Attention").stdout
-    assert "mean " in mha(tmp_path, "my.py:Attention", "--values").stdout
 
 
 @pytest.mark.parametrize(

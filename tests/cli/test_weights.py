@@ -9,9 +9,9 @@ import struct
 import pytest
 import safetensors.torch
 import torch
-from checkpoints.test_folder import tensors
 from support import processes
 from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
+from support.tensor_files import tensors
 
 from mhacli.attention import convert
 from mhacli.checkpoints.families import LAYOUTS

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from render.figures.test_figures import FIVE, THREE, cells, images, of_tokens, shapes, texts
 from support.records import make_record
+from support.svg_read import FIVE, THREE, cells, images, of_tokens, shapes, texts
 
 from mhacli.errors import MhaError
 from mhacli.render.base.options import ViewOptions

@@ -139,32 +139,31 @@ def test_more_than_there_is_comes_back_as_out_of_memory(fresh: FreshProcesses) -
     assert fresh.memory_use("explicit", SMALL, 3).status == "ok"
 
 
-def test_a_copy_that_the_system_kills_is_out_of_memory_and_the_next_one_runs(begin_with: Begin) -> None:
-    begin_with(
-        "real = footprint.prepare\n"
-        "footprint.prepare = lambda name, *more: os.kill(os.getpid(), 9) if name == 'math' else real(name, *more)"
-    )
+TROUBLED = """
+real = footprint.prepare
+def prepare(name, *more):
+    if name == "math":
+        os.kill(os.getpid(), 9)
+    if name == "flash":
+        os._exit(7)
+    if name == "sdpa":
+        os.kill(os.getpid(), 15)
+    os.write(1, b"[1, 2]\\n")
+    print("noise", flush=True)
+    return real(name, *more)
+footprint.prepare = prepare
+"""
+
+
+def test_of_each_copy_its_end_is_told_and_the_next_one_runs_whatever_a_library_prints(begin_with: Begin) -> None:
+    begin_with(TROUBLED)
     with fresh_processes() as processes:
-        killed = processes.memory_use("math", SMALL, 3)
-        assert killed == MemoryUse("out-of-memory", None, "its own process ended with 9")
-        assert processes.memory_use("explicit", SMALL, 3).status == "ok"
-
-
-@pytest.mark.parametrize(("how", "ended"), [("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 15)", 15)])
-def test_a_copy_that_ends_otherwise_has_failed(begin_with: Begin, how: str, ended: int) -> None:
-    begin_with(f"footprint.prepare = lambda *more: {how}")
-    with fresh_processes() as processes:
-        found = processes.memory_use("explicit", SMALL, 3)
-    assert found == MemoryUse("failed", None, f"its own process ended with {ended}")
-
-
-def test_what_a_library_prints_does_not_come_between_the_answers(begin_with: Begin) -> None:
-    begin_with(
-        "real = footprint.prepare\n"
-        "footprint.prepare = lambda *more: (os.write(1, b'[1, 2]\\n'), print('noise', flush=True), real(*more))[2]"
-    )
-    with fresh_processes() as processes:
-        assert [processes.memory_use("explicit", SMALL, 3).status for _ in range(2)] == ["ok", "ok"]
+        backends = ("math", "explicit", "flash", "sdpa", "explicit")
+        killed, first, left, ended, second = (processes.memory_use(backend, SMALL, 3) for backend in backends)
+    assert killed == MemoryUse("out-of-memory", None, "its own process ended with 9")
+    assert left == MemoryUse("failed", None, f"its own process ended with {7 << 8}")
+    assert ended == MemoryUse("failed", None, "its own process ended with 15")
+    assert (first.status, second.status) == ("ok", "ok")
 
 
 def test_when_the_process_that_is_copied_has_ended_backends_run_all_the_same_unmeasured(begin_with: Begin) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from render.reports.test_check import RIGHT, drawn
 from support.attention_zoo import Case
+from support.examinations import RIGHT, drawn
 from support.examined import examined, written
 
 SOURCE = """

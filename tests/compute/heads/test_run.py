@@ -273,6 +273,7 @@ def long_config(**choices):
     ).resolved()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "choices",
     [

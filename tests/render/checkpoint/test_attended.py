@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from render.checkpoint.test_view import RECORDS, view
+from support.checkpoint_views import RECORDS, view
 from support.layers_made import layered
 
 from mhacli.results.record.record import Generated

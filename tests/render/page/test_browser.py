@@ -706,14 +706,14 @@ N_LONG = 512
 
 @pytest.fixture(scope="module")
 def many() -> Record:
-    """144 heads of 512 tokens, causal: more than a page takes cell by cell."""
+    """48 heads of 512 tokens, causal: more than a page takes cell by cell."""
     text = text_of(tuple(f"w{place}" for place in range(N_LONG - 2)), parts=())
-    made = layered(n_layers=12, n_heads=12, causal=True)
+    made = layered(n_layers=6, n_heads=8, causal=True)
     rng, allowed = np.random.default_rng(5), np.tri(N_LONG, dtype=bool)[None, None]
     of_few_tokens = ("entropy", "strongest_key", "scores", "visible", "participation")
     arrays = {name: array for name, array in made.arrays.items() if not name.endswith(of_few_tokens)}
-    for layer in range(12):
-        raised = rng.random((1, 12, N_LONG, N_LONG), dtype=np.float32) ** 20 * allowed
+    for layer in range(6):
+        raised = rng.random((1, 8, N_LONG, N_LONG), dtype=np.float32) ** 20 * allowed
         raised[..., 0] += 3
         arrays[f"layers.{layer}.pattern"] = raised / raised.sum(-1, keepdims=True)
         arrays[f"layers.{layer}.allowed"] = allowed
