@@ -81,14 +81,14 @@ class Viewer(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record that has no heads."""
-        return Overview(self.session) if self.session.gallery.places else self._walk()
+        return Overview(self.session) if self.session.head_table.places else self._walk()
 
     def on_mount(self) -> None:
         """Opens the head that was asked for."""
         self._running_loop = asyncio.get_running_loop()
         if self.ended_by is not None:  # before there was a loop to tell
             self.exit()
-        elif self._is_open and self.session.gallery.places and self.session.head().drawable is not None:
+        elif self._is_open and self.session.head_table.places and self.session.head().drawable is not None:
             from mhacli.viewer.head import HeadScreen
 
             self.push_screen(HeadScreen(self.session))

@@ -14,12 +14,12 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.render.base.cells import FORBIDDEN, WEIGHTS
-from mhacli.render.base.format import count_of, fitted, number_text, share_text
+from mhacli.render.base.format import count_of, fitted, number_text, weight_text
 from mhacli.render.heads.drawable import is_before_dropout
 from mhacli.text.escape import visible
-from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, Piece, flowed, heading, segments
+from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, StyledText, flowed, heading, segments
 from mhacli.viewer.panes.matrix import Matrix
-from mhacli.viewer.panes.tokens import Axis, Prompt, Search, Tokens, TopKeys, searched
+from mhacli.viewer.panes.tokens import Prompt, Search, SearchAxis, Tokens, TopKeys, searched
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
 from mhacli.viewer.screen import HEAD_KEYS, ViewerScreen, bindings, keys_line
 from mhacli.viewer.session import Session
@@ -138,7 +138,7 @@ class HeadScreen(ViewerScreen):
         self._draw_texts(picture)
 
     def _idle(self) -> tuple[str, ...]:
-        return () if len(self.session.gallery.rows) > 1 else ("layer",)
+        return () if len(self.session.head_table.rows) > 1 else ("layer",)
 
     def _draw_texts(self, picture: Picture) -> None:
         """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
@@ -150,7 +150,7 @@ class HeadScreen(ViewerScreen):
             picture.base.keys,
             picture.key_places(self.column),
             lambda place: row[picture.column_of(place)],
-            f"keys up to {share_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
+            f"keys up to {weight_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
         )
         self.queries_pane.show(
             picture.base.queries,
@@ -158,7 +158,7 @@ class HeadScreen(ViewerScreen):
             lambda place: column[picture.row_of(place)],
             f"key {picture.key_name(self.column)} is taken out"
             if is_taken
-            else f"queries up to {share_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
+            else f"queries up to {weight_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
         )
 
     def on_key(self) -> None:
@@ -233,7 +233,7 @@ class HeadScreen(ViewerScreen):
             at = columns.index(self.column) + step if self.column in columns else 0
             self.go(self.row, columns[min(len(columns) - 1, max(0, at))])
 
-    def _to_place(self, axis: Axis, place: int) -> None:
+    def _to_place(self, axis: SearchAxis, place: int) -> None:
         if self.picture is None:
             return
         if axis == "key":
@@ -329,7 +329,7 @@ class HeadScreen(ViewerScreen):
         if search.place is not None:
             self._to_place(search.axis, search.place)
 
-    def _searched(self, axis: Axis, typed: str) -> Search:
+    def _searched(self, axis: SearchAxis, typed: str) -> Search:
         assert self.picture is not None
         self.row, self.column = self._before
         text = self.picture.base.keys if axis == "key" else self.picture.base.queries
@@ -381,7 +381,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     share = _share(picture, cell)
     room = max(6, (width - sum(cell_len(text) for text, _ in share) - len("query   key   share ")) // 2)
     names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
-    first: list[Piece] = [
+    first: list[StyledText] = [
         ("query ", DIM),
         (names[0], BOLD),
         ("  key ", DIM),
@@ -395,28 +395,28 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
     if picture.hides_sinks:
         numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
-        numbers.append(("taken out", share_text(float(picture.base.sink_shares[row]), 4)))
+        numbers.append(("taken out", weight_text(float(picture.base.sink_shares[row]), 4)))
     if picture.base.learned is not None:
-        numbers.append(("learned sink", share_text(float(picture.base.learned[row]), 4)))
-    numbers.append(("row sum", share_text(picture.row_sum(row), 4)))
+        numbers.append(("learned sink", weight_text(float(picture.base.learned[row]), 4)))
+    numbers.append(("row sum", weight_text(picture.row_sum(row), 4)))
     second = [piece for word, number in numbers for piece in ((f"{word} ", DIM), (f"{number}  ", BOLD))]
     return [segments(first), segments(second)]
 
 
-def _share(picture: Picture, cell: tuple[int, int]) -> list[Piece]:
+def _share(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
     share = float(picture.base.shares[cell])
     if share == FORBIDDEN:
         return [("not allowed", WARNING)]
     if picture.is_taken[cell]:
         return [("taken out", WARNING), (f" (was {float(picture.whole.shares[cell]):.6g})", DIM)]
     exact = f" ({share:.6g})" if np.isfinite(share) and share > 0 else ""
-    return [(share_text(share, 4), BOLD), (exact, DIM)]
+    return [(weight_text(share, 4), BOLD), (exact, DIM)]
 
 
 def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
     """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
     shades = picture.at(zoom.factor)
-    parts: list[list[Piece]] = [
+    parts: list[list[StyledText]] = [
         [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]
     ]
     parts.append([(sink_words(picture), PLAIN)])

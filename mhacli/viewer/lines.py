@@ -14,9 +14,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
-from mhacli.render.base.format import fitted, share_text
+from mhacli.render.base.format import fitted, weight_text
 from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.viewer.gallery import GalleryHead
+from mhacli.viewer.head_table import TableHead
 
 Line = Sequence[Segment]
 PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
@@ -51,10 +51,10 @@ def ruled(title: str, width: int, *, focused: bool) -> Line:
 # --------------------------------------------------------------------------------------------------------------- heads
 
 
-Piece = tuple[str, Style]
+StyledText = tuple[str, Style]
 
 
-def kind_sign(said: HeadStatistics | None) -> Piece:
+def kind_sign(said: HeadStatistics | None) -> StyledText:
     """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
     if said is None:
         return "?", EMPTY
@@ -66,13 +66,13 @@ def kind_words(said: HeadStatistics | None) -> str:
     """The kind of a head, and how sure it is."""
     if said is None:
         return "nothing is said of it"
-    sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
+    sure = "" if said.certainty is None or said.kind == "mixed" else f" {weight_text(said.certainty, 2)}"
     return said.kind + sure
 
 
-def heading(head: GalleryHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
+def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
     """The first line: which head of which sequence, and what kind of head it is."""
-    parts: list[Piece] = [
+    parts: list[StyledText] = [
         (head.label, ACCENT),
         ("  ", PLAIN),
         kind_sign(head.statistics),
@@ -91,9 +91,9 @@ def heading(head: GalleryHead, sequence: int, *, failed: bool, doubtful: bool = 
     return segments(parts)
 
 
-def flowed(parts: Sequence[Sequence[Piece]], width: int, between: str = " · ") -> list[Line]:
+def flowed(parts: Sequence[Sequence[StyledText]], width: int, between: str = " · ") -> list[Line]:
     """The parts in lines that break between them."""
-    lines: list[list[Piece]] = [[]]
+    lines: list[list[StyledText]] = [[]]
     used = 0
     for part in parts:
         size = sum(cell_len(text) for text, _ in part)

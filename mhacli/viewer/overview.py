@@ -11,11 +11,11 @@ from textual.binding import BindingType
 from textual.containers import Container
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import check_text, count_of, fitted, share_text, short_text, token_text
+from mhacli.render.base.format import check_text, count_of, fitted, short_text, token_text, weight_text
 from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.gallery import GalleryHead
+from mhacli.viewer.head_table import TableHead
 from mhacli.viewer.lines import (
     ACCENT,
     BOLD,
@@ -24,7 +24,7 @@ from mhacli.viewer.lines import (
     WARNING,
     Line,
     Lines,
-    Piece,
+    StyledText,
     flowed,
     heading,
     kind_sign,
@@ -45,12 +45,12 @@ class Overview(ViewerScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        self.session, self.gallery = session, session.gallery
+        self.session, self.head_table = session, session.head_table
         self._message = ""
         self.top_line, self.numbers, self.legend, self.last = (
             Lines(id=name) for name in ("top", "numbers", "legend", "last")
         )
-        self.heads = HeadGrid(session.gallery, session.new_picture_of, colour=session.colour)
+        self.heads = HeadGrid(session.head_table, session.new_picture_of, colour=session.colour)
 
     def compose(self) -> ComposeResult:
         """The parts, from the top."""
@@ -111,28 +111,28 @@ class Overview(ViewerScreen):
         """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
         if self._has_pictures():
             return [segments([(self.session.scale_words(), DIM)])]
-        kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.gallery.places)]
+        kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]
         parts = [[kind_sign(self._first_of(kind)), (f" {kind}", PLAIN)] for kind in kinds]
         return flowed(parts, width, "  ")[:2]
 
     def _is_kind(self, place: tuple[int, int], kind: str) -> bool:
-        head = self.gallery.head_at(*place)
+        head = self.head_table.head_at(*place)
         return head is not None and head.statistics is not None and head.statistics.kind == kind
 
     def _first_of(self, kind: str) -> HeadStatistics | None:
-        head = next(self.gallery.head_at(*place) for place in self.gallery.places if self._is_kind(place, kind))
+        head = next(self.head_table.head_at(*place) for place in self.head_table.places if self._is_kind(place, kind))
         return None if head is None else head.statistics
 
     def action_move(self, way: str) -> None:
         """Another head."""
         row, column = self.session.place
-        places = self.gallery.places
+        places = self.head_table.places
         own = [c for r, c in places if r == row]
         to = {
             "left": (row, max((c for c in own if c < column), default=column)),
             "right": (row, min((c for c in own if c > column), default=column)),
             "home": (row, own[0]), "end": (row, own[-1]), "top": places[0], "bottom": places[-1],
-            "up": self.gallery.above((row, column), -1), "down": self.gallery.above((row, column), 1),
+            "up": self.head_table.above((row, column), -1), "down": self.head_table.above((row, column), 1),
         }  # fmt: skip
         if way in ("pageup", "pagedown"):
             page = max(1, self.heads.size.height - 3)
@@ -188,23 +188,23 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
         tokens = f"sequence {sequence} of 0–{len(record.sequences) - 1}: {tokens}"
     check = record.self_check
     words = " ".join(token_text(text, i) for i in range(min(40, len(text.tokens))))
-    parts: list[Piece] = [(name, ACCENT), (f"  {tokens}", BOLD)]
+    parts: list[StyledText] = [(name, ACCENT), (f"  {tokens}", BOLD)]
     parts += [] if check.ok else [(f"  self-check {check_text(check)}", WARNING)]
     parts += [("  contradicts itself: i tells", WARNING)] if doubtful else []
     used = sum(len(part) for part, _ in parts) + 2
     return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
 
 
-def _numbers_below(head: GalleryHead, width: int) -> list[Line]:
+def _numbers_below(head: TableHead, width: int) -> list[Line]:
     """The numbers of a head, one after the other, what uniform attention would give in brackets."""
-    parts: list[list[Piece]] = []
+    parts: list[list[StyledText]] = []
     for name, own, uniform in _told(head):
         parts.append([(f"{name} ", DIM), (own, BOLD), (f" ({uniform})" if uniform else "", DIM)])
     title = ruled(f"{head.label} · numbers (if uniform)", width, focused=False)
     return [title, *flowed(parts, width, "  ")]
 
 
-def _numbers_beside(head: GalleryHead, width: int) -> list[Line]:
+def _numbers_beside(head: TableHead, width: int) -> list[Line]:
     """The numbers of a head in columns, and the cells that stand out."""
     title = ruled(head.label, width, focused=False)
     lines: list[Line] = [title, heading(head, 0, failed=False), []]
@@ -217,7 +217,7 @@ def _numbers_beside(head: GalleryHead, width: int) -> list[Line]:
     return lines
 
 
-def _told(head: GalleryHead) -> Iterator[tuple[str, str, str]]:
+def _told(head: TableHead) -> Iterator[tuple[str, str, str]]:
     said = head.statistics
     if said is None:
         return
@@ -230,11 +230,11 @@ def _told(head: GalleryHead) -> Iterator[tuple[str, str, str]]:
 
 def _in_words(statistic: Statistic, number: float) -> str:
     if statistic.unit == "weight":
-        return share_text(number, 3)
+        return weight_text(number, 3)
     return f"{100 * number:.0f} %" if statistic.unit == "fraction" else short_text(number)
 
 
-def _standing_out(head: GalleryHead, width: int) -> Iterator[Line]:
+def _standing_out(head: TableHead, width: int) -> Iterator[Line]:
     assert head.statistics is not None
     record = head.record
     for cell in head.statistics.largest[:_MOST_CELLS]:
@@ -248,7 +248,7 @@ def _standing_out(head: GalleryHead, width: int) -> Iterator[Line]:
         yield segments(
             [
                 (fitted(said, max(8, width - 16)), PLAIN),
-                (f"  {share_text(cell.share, 3)}", BOLD),
+                (f"  {weight_text(cell.share, 3)}", BOLD),
                 (f" ×{short_text(cell.lift)}", DIM),
             ]
         )

@@ -19,7 +19,7 @@ from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.results.record.arrays import Array
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
-from mhacli.viewer.gallery import GalleryHead
+from mhacli.viewer.head_table import TableHead
 from mhacli.viewer.lines import BROKEN, segment
 
 ROW_SCHEMA = "mha.row/1"
@@ -44,7 +44,7 @@ class Shades:
 class Picture:
     """A head of a sequence. `base` is the map at its finest; `scale` and whether sinks are taken out hold at every zoom."""
 
-    head: GalleryHead
+    head: TableHead
     drawable: DrawableHead
     sequence: int
     scale: Scale
@@ -285,7 +285,7 @@ class Zoom:
         return self.lines(shape[0]) <= room[0] and self.columns(shape[1]) <= room[1]
 
 
-def ladder(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> tuple[Zoom, ...]:
+def zoom_levels(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> tuple[Zoom, ...]:
     """Every zoom of a map, the smallest picture first: blocks that all fit, then half as large ones, then single cells,
     wider and wider. With colour, cells that are one column wide share lines; without, blocks are two columns wide where
     those fit."""
@@ -306,7 +306,7 @@ def ladder(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> tu
 
 def fitting(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> Zoom:
     """The largest zoom at which all of a map fits."""
-    steps = ladder(shape, room, colour=colour)
+    steps = zoom_levels(shape, room, colour=colour)
     return next((zoom for zoom in reversed(steps) if zoom.fits(shape, room)), steps[0])
 
 

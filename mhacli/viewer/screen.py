@@ -14,7 +14,7 @@ from mhacli.viewer.lines import ACCENT, DIM, WARNING, Line, segments
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyBinding:
     """Keys that do one thing: as Textual calls them, what is done, how a reader sees them, and what it says of them. `short` is
     its word in the last line of a screen, empty for keys that only the help tells; `last` how they stand there, if otherwise."""
 
@@ -27,72 +27,76 @@ class Key:
 
 
 _CURSOR = (
-    Key("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
-    Key("down", "move('down')", "", ""),
-    Key("left", "move('left')", "", ""),
-    Key("right", "move('right')", "", ""),
-    Key("pageup", "move('pageup')", "PgUp PgDn", "a page up or down; with Shift, to the left or right"),
-    Key("pagedown", "move('pagedown')", "", ""),
-    Key("shift+pageup", "move('pageleft')", "", ""),
-    Key("shift+pagedown", "move('pageright')", "", ""),
-    Key("home", "move('home')", "Home End", "the first or last key of the row; with Ctrl, the first or last query"),
-    Key("end", "move('end')", "", ""),
-    Key("ctrl+home", "move('top')", "", ""),
-    Key("ctrl+end", "move('bottom')", "", ""),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
+    KeyBinding("down", "move('down')", "", ""),
+    KeyBinding("left", "move('left')", "", ""),
+    KeyBinding("right", "move('right')", "", ""),
+    KeyBinding("pageup", "move('pageup')", "PgUp PgDn", "a page up or down; with Shift, to the left or right"),
+    KeyBinding("pagedown", "move('pagedown')", "", ""),
+    KeyBinding("shift+pageup", "move('pageleft')", "", ""),
+    KeyBinding("shift+pagedown", "move('pageright')", "", ""),
+    KeyBinding(
+        "home", "move('home')", "Home End", "the first or last key of the row; with Ctrl, the first or last query"
+    ),
+    KeyBinding("end", "move('end')", "", ""),
+    KeyBinding("ctrl+home", "move('top')", "", ""),
+    KeyBinding("ctrl+end", "move('bottom')", "", ""),
 )
 _SHARED = (
-    Key("comma", "sequence(-1)", ", .", "the previous or next sequence"),
-    Key("full_stop", "sequence(1)", "", ""),
-    Key("s", "scale", "s", "how shades follow shares: linear, log, rank", "scale"),
-    Key("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
-    Key("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
-    Key("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
-    Key("question_mark", "app.help", "?", "this list", "help"),
-    Key("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back"),
-    Key("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
+    KeyBinding("comma", "sequence(-1)", ", .", "the previous or next sequence"),
+    KeyBinding("full_stop", "sequence(1)", "", ""),
+    KeyBinding("s", "scale", "s", "how shades follow shares: linear, log, rank", "scale"),
+    KeyBinding("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
+    KeyBinding("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
+    KeyBinding("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
+    KeyBinding("question_mark", "app.help", "?", "this list", "help"),
+    KeyBinding("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back"),
+    KeyBinding("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
 )
 GRID_KEYS = (
-    Key("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
-    Key("enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
+    KeyBinding(
+        "enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"
+    ),
 )
 OVERVIEW_KEYS = (*GRID_KEYS, *_CURSOR[1:], *_SHARED)
 HEAD_KEYS = (
     *_CURSOR,
-    Key("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
-    Key("shift+tab", "app.focus_previous", "", ""),
-    Key("h,right_square_bracket", "head(1)", "h  ]", "the next head", "head", "[ ]"),
-    Key("H,left_square_bracket", "head(-1)", "H  [", "the previous head"),
-    Key("l,right_curly_bracket", "layer(1)", "l  }", "the same head of the next layer", "layer", "{ }"),
-    Key("L,left_curly_bracket", "layer(-1)", "L  {", "the same head of the previous layer"),
-    Key("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
-    Key("minus", "zoom(-1)", "", ""),
-    Key("0", "zoom(0)", "", ""),
-    Key("slash", "jump", "/", "jump to a token by typing it, or to a place by its number", "find"),
-    Key("n", "match(1)", "n N", "the next or previous match"),
-    Key("N", "match(-1)", "", ""),
-    Key("t", "most(1)", "t T", "more or fewer of the strongest keys"),
-    Key("T", "most(-1)", "", ""),
-    Key("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
+    KeyBinding("tab", "app.focus_next", "Tab", "which part the arrows move in: matrix, list, keys, queries", "part"),
+    KeyBinding("shift+tab", "app.focus_previous", "", ""),
+    KeyBinding("h,right_square_bracket", "head(1)", "h  ]", "the next head", "head", "[ ]"),
+    KeyBinding("H,left_square_bracket", "head(-1)", "H  [", "the previous head"),
+    KeyBinding("l,right_curly_bracket", "layer(1)", "l  }", "the same head of the next layer", "layer", "{ }"),
+    KeyBinding("L,left_curly_bracket", "layer(-1)", "L  {", "the same head of the previous layer"),
+    KeyBinding("plus,equals_sign", "zoom(1)", "+ -", "larger or smaller cells; 0 so that all fit", "zoom"),
+    KeyBinding("minus", "zoom(-1)", "", ""),
+    KeyBinding("0", "zoom(0)", "", ""),
+    KeyBinding("slash", "jump", "/", "jump to a token by typing it, or to a place by its number", "find"),
+    KeyBinding("n", "match(1)", "n N", "the next or previous match"),
+    KeyBinding("N", "match(-1)", "", ""),
+    KeyBinding("t", "most(1)", "t T", "more or fewer of the strongest keys"),
+    KeyBinding("T", "most(-1)", "", ""),
+    KeyBinding("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
     *_SHARED,
 )
 TEXT_KEYS = (
-    Key("up", "read(-1)", "↑ ↓", "a line up or down", "scroll"),
-    Key("down", "read(1)", "", ""),
-    Key("pageup,b", "page(-1)", "PgUp PgDn", "a page up or down"),
-    Key("pagedown,space", "page(1)", "", ""),
-    Key("home,g", "edge(0)", "Home End", "the beginning or the end"),
-    Key("end,G", "edge(1)", "", ""),
+    KeyBinding("up", "read(-1)", "↑ ↓", "a line up or down", "scroll"),
+    KeyBinding("down", "read(1)", "", ""),
+    KeyBinding("pageup,b", "page(-1)", "PgUp PgDn", "a page up or down"),
+    KeyBinding("pagedown,space", "page(1)", "", ""),
+    KeyBinding("home,g", "edge(0)", "Home End", "the beginning or the end"),
+    KeyBinding("end,G", "edge(1)", "", ""),
     _SHARED[-2],
     _SHARED[-1],
 )
 
 
-def bindings(keys: tuple[Key, ...]) -> list[BindingType]:
+def bindings(keys: tuple[KeyBinding, ...]) -> list[BindingType]:
     """The keys as Textual takes them."""
     return [Binding(key.names, key.action, key.words, show=False) for key in keys]
 
 
-def last_line(keys: tuple[Key, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+def last_line(keys: tuple[KeyBinding, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """What the last line of a screen tells: keys, and a word for each."""
     return [(key.last or key.shown, key.short) for key in keys if key.short and key.short not in without]
 
@@ -114,7 +118,7 @@ class ViewerScreen(Screen[None]):
         return False
 
 
-def keys_line(keys: tuple[Key, ...], width: int, *, message: str = "", without: tuple[str, ...] = ()) -> Line:
+def keys_line(keys: tuple[KeyBinding, ...], width: int, *, message: str = "", without: tuple[str, ...] = ()) -> Line:
     """The last line of a screen: a message where there is one, else the main keys, as many as fit, `?` among them."""
     if message:
         return segments([(message, WARNING)])

@@ -12,7 +12,7 @@ from mhacli.results.record.arrays import are_read
 from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
-from mhacli.viewer.gallery import Gallery, GalleryHead, gallery
+from mhacli.viewer.head_table import HeadTable, TableHead, head_table
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
     from mhacli.viewer.picture import Picture
@@ -25,8 +25,8 @@ _LARGE = 1_000_000
 
 @dataclass(frozen=True)
 class ViewerOptions:
-    """How the viewer begins. `place` is a layer's row and a head's column in the gallery, None for the first, `is_open` whether
-    to look into it at once; `scale` None: linear for short texts, log for long ones and blocks."""
+    """How the viewer begins. `place` is a layer's row and a head's column in the table of heads, None for the first; `is_open`
+    opens that head at once; `scale` None: linear for short texts, log for long ones and blocks."""
 
     colour: bool = True
     scale: Scale | None = None
@@ -41,9 +41,9 @@ class Session:
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
         self.record, self.colour = record, options.colour
-        self.gallery: Gallery = gallery(record)
+        self.head_table: HeadTable = head_table(record)
         self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
-        self.place = options.place or next(iter(self.gallery.places), (0, 0))
+        self.place = options.place or next(iter(self.head_table.places), (0, 0))
         self._pictures: dict[tuple[object, ...], Picture] = {}
         self._contradicts: dict[bool, bool] = {}
 
@@ -54,9 +54,9 @@ class Session:
             self._contradicts[known] = bool(contradictions(self.record))
         return self._contradicts[known]
 
-    def head(self) -> GalleryHead:
+    def head(self) -> TableHead:
         """The head under the cursor."""
-        head = self.gallery.head_at(*self.place)
+        head = self.head_table.head_at(*self.place)
         assert head is not None, "the cursor stands on heads alone"
         return head
 
@@ -64,7 +64,7 @@ class Session:
         """Its picture; None where the record holds nothing to draw."""
         return self.picture_of(self.head())
 
-    def picture_of(self, head: GalleryHead) -> Picture | None:
+    def picture_of(self, head: TableHead) -> Picture | None:
         """The picture of a head; the last ones are kept."""
         key = (head, self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
@@ -77,7 +77,7 @@ class Session:
             self._pictures[key] = made
         return self._pictures[key]
 
-    def new_picture_of(self, head: GalleryHead) -> Picture | None:
+    def new_picture_of(self, head: TableHead) -> Picture | None:
         """The picture of a head, which is not kept."""
         from mhacli.viewer.picture import Picture
 
@@ -85,7 +85,7 @@ class Session:
             return None
         return Picture(head, head.drawable, self.sequence, self.scale_for(head), self.hides_sinks)
 
-    def scale_for(self, head: GalleryHead) -> Scale:
+    def scale_for(self, head: TableHead) -> Scale:
         """The scale of a head's picture: the one that was chosen, or that which fits it."""
         return scale_of(ViewOptions(map_scale=self.scale), [] if head.drawable is None else [head.drawable])
 
@@ -104,7 +104,7 @@ class Session:
         """What is drawn now, as lines for the page of origins."""
         from mhacli.viewer.picture import scale_range, sink_words
 
-        shown = self.picture() if self.gallery.places else None
+        shown = self.picture() if self.head_table.places else None
         if shown is None:
             return ()
         kept = [("not kept", ", ".join(map(visible, self.record.not_kept)))] if self.record.not_kept else []
@@ -119,11 +119,11 @@ class Session:
 
     def to_head(self, step: int) -> None:
         """The next or previous head."""
-        self.place = self.gallery.beside(self.place, step)
+        self.place = self.head_table.beside(self.place, step)
 
     def to_layer(self, step: int) -> bool:
         """The same head of another layer; False where there is none."""
-        before, self.place = self.place, self.gallery.above(self.place, step)
+        before, self.place = self.place, self.head_table.above(self.place, step)
         return self.place != before
 
     def to_sequence(self, step: int) -> bool:

@@ -19,14 +19,14 @@ from mhacli.results.record.record import Record
 from mhacli.viewer.lines import Line, Lines, Pane, ruled
 from mhacli.viewer.screen import GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 
-Draw = Callable[[int], Sequence[RenderableType]]
+PageContent = Callable[[int], Sequence[RenderableType]]
 """What is read, for a width."""
 
 
 class Page(Pane, can_focus=True):
     """A long text, of which a part is on the screen."""
 
-    def __init__(self, title: str, draw: Draw) -> None:
+    def __init__(self, title: str, draw: PageContent) -> None:
         super().__init__(id="page")
         self.title, self._draw, self.top = title, draw, 0
         self._whole: tuple[int, list[Line]] = (0, [])
@@ -66,7 +66,7 @@ class TextScreen(ViewerScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(TEXT_KEYS)
 
-    def __init__(self, title: str, draw: Draw) -> None:
+    def __init__(self, title: str, draw: PageContent) -> None:
         super().__init__()
         self._page = Page(title, draw)
         self._last = Lines(id="last")
@@ -103,7 +103,7 @@ def _drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
     return [line for block in blocks for line in console.render_lines(block, options, pad=False)]
 
 
-def walk_page(record: Record, *, colour: bool) -> Draw:
+def walk_page(record: Record, *, colour: bool) -> PageContent:
     """The walkthrough of a record; of a decoding its steps."""
 
     def draw(width: int) -> Sequence[RenderableType]:
@@ -120,7 +120,7 @@ def walk_page(record: Record, *, colour: bool) -> Draw:
     return draw
 
 
-def origin_page(record: Record, drawn: Sequence[tuple[str, str]]) -> Draw:
+def origin_page(record: Record, drawn: Sequence[tuple[str, str]]) -> PageContent:
     """What made the record, and what is drawn of it now: its scale, and what was taken out."""
 
     def draw(width: int) -> Sequence[RenderableType]:
@@ -152,7 +152,7 @@ _EXPLAINED = (
 )
 
 
-def help_page() -> Draw:
+def help_page() -> PageContent:
     """All keys, and what the mouse does."""
 
     def draw(width: int) -> Sequence[RenderableType]:

@@ -31,13 +31,13 @@ from textual.screen import Screen
 from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import LayerWithout, OwnModule, Record
 from mhacli.viewer.app import Viewer
-from mhacli.viewer.gallery import gallery
 from mhacli.viewer.head import HeadScreen
+from mhacli.viewer.head_table import head_table
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.panes.heads import HeadGrid
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.tokens import Tokens, bar, flow, matches
-from mhacli.viewer.picture import Zoom, fitting, ladder
+from mhacli.viewer.picture import Zoom, fitting, zoom_levels
 from mhacli.viewer.screen import HEAD_KEYS, OVERVIEW_KEYS, TEXT_KEYS
 from mhacli.viewer.session import ViewerOptions
 from mhacli.viewer.text import TextScreen
@@ -415,7 +415,7 @@ def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
     heads = tuple(replace(one, layer=0) if one.layer == 1 else one for one in record.heads)
 
     async def look(app: Viewer, pilot: Any) -> None:
-        entries = [app.session.gallery.head_at(row, 2) for row in (0, 1)]
+        entries = [app.session.head_table.head_at(row, 2) for row in (0, 1)]
         pictures = [app.session.picture_of(entry) for entry in entries]
         assert pictures[0] is not pictures[1]
         assert not np.array_equal(pictures[0].base.shares, pictures[1].base.shares)
@@ -665,7 +665,7 @@ def test_the_cursor_stays_on_its_tokens_from_head_to_head_and_while_the_screen_c
 
 def test_a_gallery_has_a_row_for_layers_without_attention() -> None:
     record = layered(n_layers=3, n_heads=4, without=(LayerWithout(1, "mamba"),))
-    laid = gallery(record)
+    laid = head_table(record)
     assert [(row.name, row.instead) for row in laid.rows] == [("0", ""), ("1", "mamba"), ("2", ""), ("3", "")]
     assert laid.above((0, 2), 1) == (2, 2)
     assert laid.beside((0, 3), 1) == (2, 0)
@@ -819,7 +819,7 @@ def test_colours_run_along_the_ramp_two_queries_to_a_line() -> None:
 @pytest.mark.parametrize("colour", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (6, 6), (13, 29), (300, 300), (4834, 17), (5, 2000)])
 def test_the_smallest_zoom_shows_all_and_each_next_one_is_larger(shape: tuple[int, int], colour: bool) -> None:
-    steps = ladder(shape, (18, 60), colour=colour)
+    steps = zoom_levels(shape, (18, 60), colour=colour)
     assert steps[0].fits(shape, (18, 60))
     assert steps[-1] == Zoom(1, 8)
     sizes = [(zoom.columns(shape[1]), zoom.lines(shape[0])) for zoom in steps]

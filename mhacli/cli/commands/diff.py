@@ -119,7 +119,7 @@ def _print(
     colour: ColourOptions,
 ) -> None:
     def pieces() -> Iterable[str]:
-        from mhacli.render.diff.view import json_pieces
+        from mhacli.render.diff.json import json_pieces
 
         return json_pieces(found, records, names, record_command())
 

@@ -256,7 +256,7 @@ def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
 
 def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
     from mhacli.cli.shared.request import record_command
-    from mhacli.render.run.view import mask_document, mask_view
+    from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
         from mhacli.compute.layer.trace import summarise_mask

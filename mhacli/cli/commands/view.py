@@ -98,12 +98,12 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
     with uncollected():
         from mhacli.viewer.app import run_viewer
-        from mhacli.viewer.gallery import gallery
+        from mhacli.viewer.head_table import head_table
         from mhacli.viewer.session import ViewerOptions
 
     if not 0 <= start.sequence < len(record.sequences):
         raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")
-    place = gallery(record).place_of(start.head, layers)
+    place = head_table(record).place_of(start.head, layers)
     run_viewer(
         record,
         ViewerOptions(

@@ -36,7 +36,7 @@ _MIDDLE = 110
 
 
 @dataclass(frozen=True)
-class Steps:
+class PaletteSteps:
     """A scale as numbers in the palettes of terminals with 256 and 16 colours, from the darkest on. Every terminal makes the
     same of the numbers from 16 on, but its own of those before. Source: Moy et al., "XTerm Control Sequences"."""
 
@@ -49,8 +49,8 @@ class Steps:
         return of_256, of_16
 
 
-RAMP_STEPS = Steps((53, 54, 55, 56, 24, 26, 30, 36, 77, 149, 184, 190, 226), (4, 12, 6, 10, 11))
-SINK_STEPS = Steps((16, 53, 89, 126, 162, 199, 206), (0, 5, 13))
+RAMP_STEPS = PaletteSteps((53, 54, 55, 56, 24, 26, 30, 36, 77, 149, 184, 190, 226), (4, 12, 6, 10, 11))
+SINK_STEPS = PaletteSteps((16, 53, 89, 126, 162, 199, 206), (0, 5, 13))
 """Of sinks, without a colour of the ramp among the 16."""
 
 
@@ -163,7 +163,10 @@ LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
 """Both ends of a change are the sky blue and the orange of Okabe and Ito, which differ for every kind of colour blindness, as far
 from the dark grey of no change as each other, so that a bright cell is a large change whichever way it goes.
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
-LESS_STEPS, MORE_STEPS = Steps((238, 24, 31, 74, 81), (8, 6, 14)), Steps((238, 94, 136, 178, 214), (8, 3, 11))
+LESS_STEPS, MORE_STEPS = (
+    PaletteSteps((238, 24, 31, 74, 81), (8, 6, 14)),
+    PaletteSteps((238, 94, 136, 178, 214), (8, 3, 11)),
+)
 """Both sides on small terminals, from no change on."""
 STRONG = 0.5
 """From half of the largest change on a sign is a strong one."""

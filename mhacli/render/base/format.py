@@ -23,10 +23,10 @@ PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def share_text(share: float, precision: int) -> str:
+def weight_text(share: float, precision: int) -> str:
     """A share of attention without its leading zero: `.17`, `1.00`, `nan`.
 
-    >>> share_text(0.171, 2)
+    >>> weight_text(0.171, 2)
     '.17'
     """
     return "nan" if math.isnan(share) else f"{share:.{precision}f}".removeprefix("0") or "0"

@@ -22,7 +22,7 @@ _GAP, _LEAST_TOKEN, _MOST_BYTES = 2, 12, 18
 
 
 @dataclass(frozen=True)
-class _Column:
+class _TokenColumn:
     """A column beside the token: its heading, what it says of the token at an index, and how soon it gives way (0: never)."""
 
     name: str
@@ -65,7 +65,7 @@ def token_table(
     needed = max(more.cell_len, min(_LEAST_TOKEN, max(cell_len(token_text(sequence, i)) for i in indices)))
     columns = _fitting(_columns(record, index, of_context, indices), indices, screen.width - needed)
     room = max(len(PADDING), screen.width - _taken(columns, indices) - (0 if sequence.pieces else len(f" {UNKNOWN}")))
-    token = _Column("token", lambda i: _token(record, sequence, i, room))
+    token = _TokenColumn("token", lambda i: _token(record, sequence, i, room))
     at = 2 if sequence.pieces else 1  # a checkpoint's ids are numbers beside the index, ours come after the word
     columns.insert(at, token)
     table = plain_table(*((column.name, column.justify == "right") for column in columns), gap=_GAP)
@@ -112,22 +112,22 @@ def _is_unknown(record: Record, token_id: int, token: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------ columns
 
 
-def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -> list[_Column]:
+def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -> list[_TokenColumn]:
     """What stands beside a token, the index first; padding has no more than that."""
     sequence = (record.keys if of_context else record.sequences)[index]
 
-    def of_token(name: str, tell: Callable[[int], str], **rest: object) -> _Column:
+    def of_token(name: str, tell: Callable[[int], str], **rest: object) -> _TokenColumn:
         def cell(i: int) -> Text:
             return Text(tell(i)) if 0 <= i < len(sequence.tokens) else Text("–", style="dim")
 
-        return _Column(name, cell, **rest)  # type: ignore[arg-type]
+        return _TokenColumn(name, cell, **rest)  # type: ignore[arg-type]
 
     def offsets(i: int) -> str:
         start, end = sequence.offsets[i]
         return "–" if pieces and start == end else f"{start}–{end}"
 
     pieces = sequence.pieces
-    number = _Column("index", lambda i: Text(str(i)) if i >= 0 else Text("–", style="dim"), "right")
+    number = _TokenColumn("index", lambda i: Text(str(i)) if i >= 0 else Text("–", style="dim"), "right")
     columns = [number, of_token("id", lambda i: str(sequence.ids[i]), justify="right")]
     own_names = [i for i in indices if 0 <= i < len(pieces) and pieces[i].name != sequence.tokens[i]]
     if own_names:
@@ -138,7 +138,7 @@ def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -
     if _has_documents(record):
         columns.append(of_token("document", lambda i: str(sequence.documents[i]), justify="right"))
     if record.model is not None and any(_note(record, index, of_context, i) for i in indices):
-        columns.append(_Column("", lambda i: Text(_note(record, index, of_context, i), style="cyan")))
+        columns.append(_TokenColumn("", lambda i: Text(_note(record, index, of_context, i), style="cyan")))
     return columns
 
 
@@ -156,13 +156,13 @@ def _has_documents(record: Record) -> bool:
     return any(sequence.documents for sequence in record.sequences)
 
 
-def _taken(columns: list[_Column], indices: list[int]) -> int:
+def _taken(columns: list[_TokenColumn], indices: list[int]) -> int:
     """What the columns beside the token take, with the gaps between all."""
     widths = (max([cell_len(column.name), *(column.tell(i).cell_len for i in indices)]) for column in columns)
     return sum(widths) + _GAP * len(columns)
 
 
-def _fitting(columns: list[_Column], indices: list[int], width: int) -> list[_Column]:
+def _fitting(columns: list[_TokenColumn], indices: list[int], width: int) -> list[_TokenColumn]:
     """The columns that fit beside a token: those that yield soonest go first."""
     for step in range(3, 0, -1):
         if _taken(columns, indices) <= width:

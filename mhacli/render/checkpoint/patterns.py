@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, plain_table, share_text, title_rule
+from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
@@ -90,7 +90,7 @@ def _title(head: HeadPattern) -> Rule:
     layer, statistics = head.layer, head.statistics
     assert layer is not None, "a head of a checkpoint is of a layer"
     kind, certainty = statistics.kind, statistics.certainty
-    strength = "" if certainty is None or kind == "mixed" else f" {share_text(certainty, 2)}"
+    strength = "" if certainty is None or kind == "mixed" else f" {weight_text(certainty, 2)}"
     name = where(head.record, head.sequence, layer.label, statistics.head) + kv_head_of(head.record, statistics.head)
     title = Text(name, style="bold")
     if not layer.verified:

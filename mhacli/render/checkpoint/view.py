@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
-from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, share_text, short_text
+from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
 from mhacli.render.base.selection import (
     LayerView,
@@ -359,6 +359,6 @@ def _cell(mass: float, uniform: float, precision: int) -> Text:
     if not np.isfinite(mass):
         return Text("–", style="dim")
     lift = mass / uniform if uniform > 0 else None
-    said = f"{share_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
+    said = f"{weight_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
     style = "" if lift is None else "bold" if lift >= _MUCH else "dim" if lift <= _LITTLE else ""
     return Text(said, style=style)

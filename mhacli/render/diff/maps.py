@@ -28,7 +28,7 @@ from mhacli.render.base.cells import (
     ticks,
 )
 from mhacli.render.base.colours import NAN_SIGN
-from mhacli.render.base.format import fitted, number_text, share_text, title_rule
+from mhacli.render.base.format import fitted, number_text, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
@@ -74,9 +74,11 @@ def maps_view(
         return
     panels = [_fitted(pair, found, screen, options) for pair in pairs]
     drawn = [panel for panel in panels if panel is not None]
-    maps = [each for panel in drawn for each in (panel.grids.a, panel.grids.b)]
+    maps = [each for panel in drawn for each in (panel.aligned_maps.a, panel.aligned_maps.b)]
     kind = scale_of(options, [head for pair in pairs for head in (pair.a, pair.b)])
-    scales = _Scales(largest_of_maps(maps), max((panel.grids.largest_change for panel in drawn), default=0.0), kind)
+    scales = _Scales(
+        largest_of_maps(maps), max((panel.aligned_maps.largest_change for panel in drawn), default=0.0), kind
+    )
     cells = _levels_of_all(maps, scales)
     for pair, panel in zip(pairs, panels, strict=True):
         body = _LIKE_NOTHING
@@ -90,12 +92,12 @@ def maps_view(
 _LIKE_NOTHING = Text("the blocks of its maps stand for other tokens, so they cannot lie beside each other", style="dim")
 
 
-def _title(pair: _HeadPair, panels: _Panels | None) -> Rule:
+def _title(pair: _HeadPair, panels: _HeadPanels | None) -> Rule:
     parts = [pair.label] if pair.label else []
     parts += [f"head {pair.a.head}"]
     parts += [f"sequence {pair.sequence}"] if len(pair.a.record.sequences) > 1 else []
     if panels is not None:
-        block = panels.grids.block
+        block = panels.aligned_maps.block
         parts += [f"largest change {number_text(panels.largest_change)}"]
         parts += [f"each mark {block} × {block} tokens"] if block > 1 else []
     return title_rule(" · ".join(parts))
@@ -167,7 +169,7 @@ def _text(found: Differences, pair: _HeadPair, *, is_key: bool) -> TextDifferenc
 
 
 @dataclass(frozen=True)
-class GridLine:
+class AlignedLine:
     """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same, or one
     token replaces the other, `is_replaced`."""
 
@@ -183,7 +185,7 @@ class GridLine:
 
 
 @dataclass(frozen=True)
-class Grids:
+class AlignedMaps:
     """Three pictures on the same axes: the maps of A and of B, `FORBIDDEN` where there is no cell; and `change` `[row, column]`,
     B − A, NaN where nothing is compared, infinite where one alone is no number.
 
@@ -209,7 +211,7 @@ class Grids:
         """The largest change either way, 0 where none is known."""
         return float(np.abs(self.change).max(initial=0.0, where=np.isfinite(self.change)))
 
-    def fitting(self, rows: int, columns: int) -> Grids:
+    def fitting(self, rows: int, columns: int) -> AlignedMaps:
         """In blocks large enough that no more than `rows` × `columns` are needed."""
         n_rows, n_columns = self.change.shape
         factor = max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns)))
@@ -235,7 +237,7 @@ class Grids:
         return np.where(n_known > 0, means, np.nan)
 
 
-def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference) -> Grids | None:
+def aligned_maps(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference) -> AlignedMaps | None:
     """Both maps and their difference; None where blocks of tokens cannot lie beside each other."""
     rows, columns = _lines(a, b, queries, 0), _lines(a, b, keys, 1)
     if rows is None or columns is None:
@@ -246,7 +248,7 @@ def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference)
     change = np.where(of_b.is_open, of_b.shares, 0.0) - np.where(of_a.is_open, of_a.shares, 0.0)
     n_nan = np.isnan(of_a.shares).astype(int) + np.isnan(of_b.shares)
     change = np.select([n_nan == 1, n_nan == 2], [np.inf, 0.0], change)
-    return Grids(
+    return AlignedMaps(
         a=of_a,
         b=of_b,
         change=np.where(same & (of_a.is_open | of_b.is_open), change, np.nan),
@@ -257,13 +259,13 @@ def grids(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference)
     )
 
 
-def _name(line: GridLine, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
+def _name(line: AlignedLine, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
     if line.is_same or line.b < 0:
         return of_a(line.a)
     return of_b(line.b) if line.a < 0 else f"{of_a(line.a)}|{of_b(line.b)}"
 
 
-def _place(line: GridLine, drawn: HeadMap, axis: int) -> int:
+def _place(line: AlignedLine, drawn: HeadMap, axis: int) -> int:
     """The place of a line's first token in A; negative for padding, and for what B alone has."""
     return -1 if line.a < 0 else line.a * drawn.block + drawn.first[axis]
 
@@ -276,7 +278,7 @@ def _spread(drawn: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
     return replace(drawn, shares=shares, of_sinks=np.zeros_like(shares), learned=learned, n_queries=n_queries)
 
 
-def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[GridLine, ...] | None:
+def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[AlignedLine, ...] | None:
     if a.block == b.block == 1 and a.first[axis] == b.first[axis] == 0:
         return tuple(_token_lines(text))
     if (a.block, a.first[axis], a.shares.shape[axis]) != (b.block, b.first[axis], b.shares.shape[axis]):
@@ -284,19 +286,19 @@ def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[Gri
     return tuple(_block_lines(a, text, axis))
 
 
-def _token_lines(text: TextDifference) -> Iterator[GridLine]:
+def _token_lines(text: TextDifference) -> Iterator[AlignedLine]:
     """Tokens that took each other's place share a line, the others have their own."""
     a = b = 0
     for match in (*text.matches, Match(text.n_a, text.n_b, 0)):
         is_replaced = match.a - a == match.b - b
         for n in range(max(match.a - a, match.b - b)):
             places = a + n if a + n < match.a else -1, b + n if b + n < match.b else -1
-            yield GridLine(*places, is_same=False, is_replaced=is_replaced)
-        yield from (GridLine(match.a + n, match.b + n, True) for n in range(match.length))
+            yield AlignedLine(*places, is_same=False, is_replaced=is_replaced)
+        yield from (AlignedLine(match.a + n, match.b + n, True) for n in range(match.length))
         a, b = match.a + match.length, match.b + match.length
 
 
-def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[GridLine]:
+def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[AlignedLine]:
     """Blocks mean the same where each of their tokens, or what replaces it, stands in the same place of both texts; padding of
     both does."""
     first = drawn.first[axis]
@@ -306,18 +308,18 @@ def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Gr
         if match.a == match.b:
             is_same[match.a - first : match.a - first + match.length] = True
     blocks = is_same.reshape(-1, drawn.block)
-    yield from (GridLine(index, index, bool(block.all())) for index, block in enumerate(blocks))
+    yield from (AlignedLine(index, index, bool(block.all())) for index, block in enumerate(blocks))
 
 
 # -------------------------------------------------------------------------------------------------------------------- panels
 
 
 @dataclass(frozen=True)
-class _Panels:
+class _HeadPanels:
     """The pictures of a head in as many cells as fit, each `cell` columns wide, or half a character where `is_halved`; `label`
     columns for the names of rows. `largest_change` is that of the maps before they were pooled."""
 
-    grids: Grids
+    aligned_maps: AlignedMaps
     cell: int
     is_halved: bool
     label: int
@@ -335,10 +337,10 @@ class _Panel:
     ramp: Ramp = WEIGHTS
 
 
-def _fitted(pair: _HeadPair, found: Differences, screen: Screen, options: ViewOptions) -> _Panels | None:
+def _fitted(pair: _HeadPair, found: Differences, screen: Screen, options: ViewOptions) -> _HeadPanels | None:
     """Three panels beside each other, as wide as the screen lets them be; None where the maps cannot lie beside each other."""
     queries, keys = (_text(found, pair, is_key=is_key) for is_key in (False, True))
-    whole = grids(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
+    whole = aligned_maps(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
     if whole is None:
         return None
     label = _LABEL if screen.width >= _WIDE else _NARROW_LABEL
@@ -348,12 +350,14 @@ def _fitted(pair: _HeadPair, found: Differences, screen: Screen, options: ViewOp
     n_rows, n_columns = fit.change.shape
     width = min(_MAX_CELL, room // n_columns)
     is_halved = screen.colour and (width < 2 or n_rows > lines)
-    return _Panels(fit, 1 if is_halved else width, is_halved, label, whole.largest_change, fit.block > whole.block)
+    return _HeadPanels(fit, 1 if is_halved else width, is_halved, label, whole.largest_change, fit.block > whole.block)
 
 
-def _panels(drawn: _Panels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int) -> Text:
+def _panels(
+    drawn: _HeadPanels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int
+) -> Text:
     """A, B and B − A beside each other, of the levels of A and B."""
-    own, panels = drawn.grids, _three(drawn.grids, of_maps, scales, precision)
+    own, panels = drawn.aligned_maps, _three(drawn.aligned_maps, of_maps, scales, precision)
     text = _header(drawn, [panel.name for panel in panels])
     for row in range(0, len(own.rows), 2 if drawn.is_halved else 1):
         is_token = own.block == 1 and not drawn.is_halved
@@ -375,7 +379,7 @@ def _levels_of_all(maps: Sequence[HeadMap], scales: _Scales) -> Iterator[Array]:
         yield part.reshape(each.shares.shape)
 
 
-def _three(fit: Grids, of_maps: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
+def _three(fit: AlignedMaps, of_maps: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
     weights = [
         _Panel(name, part.astype(int).tolist(), _words(each.shares, precision))
         for name, part, each in zip("AB", of_maps, (fit.a, fit.b), strict=True)
@@ -392,7 +396,7 @@ def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[s
     def word(value: float) -> str:
         if not math.isfinite(value):
             return NAN_SIGN
-        said = share_text(abs(value), precision)
+        said = weight_text(abs(value), precision)
         is_zero = not said.strip("0.")
         return said if not signed or is_zero else ("+" if value > 0 else "−") + said
 
@@ -404,9 +408,9 @@ def _number(place: int) -> str:
     return str(place) if place >= 0 else ""
 
 
-def _header(drawn: _Panels, names: Sequence[str]) -> Text:
+def _header(drawn: _HeadPanels, names: Sequence[str]) -> Text:
     """What the panels are, and their columns: tokens where there is room, else their places, all or every tenth."""
-    own, width, margin = drawn.grids, drawn.cell, " " * (drawn.label + 1)
+    own, width, margin = drawn.aligned_maps, drawn.cell, " " * (drawn.label + 1)
     room = width * len(own.columns)
     text = Text(margin)
     text.append(_BETWEEN.join(f"{fitted(name, room):<{room}}" for name in names).rstrip(), style="bold")
@@ -423,7 +427,7 @@ def _padded(name: str, width: int) -> str:
     return short + " " * (width - cell_len(short))
 
 
-def _line(panel: _Panel, row: int, drawn: _Panels, *, colour: bool) -> Iterator[tuple[str, Style]]:
+def _line(panel: _Panel, row: int, drawn: _HeadPanels, *, colour: bool) -> Iterator[tuple[str, Style]]:
     """One line of a panel: two rows in half blocks; or shades, with numbers in them where they fit; or signs."""
     if drawn.is_halved:
         below = panel.levels[row + 1] if row + 1 < len(panel.levels) else None
@@ -439,10 +443,10 @@ def _line(panel: _Panel, row: int, drawn: _Panels, *, colour: bool) -> Iterator[
 # ------------------------------------------------------------------------------------------------------------------- caption
 
 
-def _remarks(drawn: Sequence[_Panels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
+def _remarks(drawn: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
     said = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
-    maps = [each for panels in drawn for each in (panels.grids.a, panels.grids.b)]
+    maps = [each for panels in drawn for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
     said += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.shares).any() for each in maps) else []
     if any(panels.is_pooled for panels in drawn):
         said += [

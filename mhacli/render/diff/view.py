@@ -1,11 +1,9 @@
-"""The terminal view and the JSON document of two records beside each other: verdict, settings, tokens, sites, heads, heatmaps."""
+"""The terminal view of two records beside each other: verdict, settings, tokens, sites, heads, heatmaps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,15 +15,14 @@ from mhacli.render.base.format import (
     fitted,
     number_text,
     plain_table,
-    share_text,
     short_text,
     title_rule,
     token_text,
+    weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.diff.maps import maps_view
 from mhacli.render.diff.words import layers_text, place_text, site_name, texts_of, verdict_text, views
-from mhacli.render.json import field
 from mhacli.results.diff.compare import CHANGES, SIZES, UNIT_OF, by_size
 from mhacli.results.diff.result import (
     Differences,
@@ -35,10 +32,9 @@ from mhacli.results.diff.result import (
     SiteDifference,
     StatisticChange,
     TextDifference,
-    TokenChange,
 )
 from mhacli.results.record.record import Record
-from mhacli.text.escape import visible, without_surrogates
+from mhacli.text.escape import visible
 
 _MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
 _CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
@@ -220,7 +216,7 @@ def _statistic(one: StatisticChange) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "none" if value is None else share_text(value, 2)
+    return "none" if value is None else weight_text(value, 2)
 
 
 def _number(value: float | None) -> str:
@@ -353,73 +349,3 @@ def _remark(site: SiteDifference, own: tuple[Record, Record]) -> str:
     parts += [site.why] if site.why else []
     parts += [f"{one.name}: {visible(one.a)} against {visible(one.b)}" for one in site.told]
     return "; ".join(parts)
-
-
-# ----------------------------------------------------------------------------------------------------------------- JSON
-
-SCHEMA = "mha.diff/1"
-
-
-def json_pieces(
-    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
-) -> Iterator[str]:
-    """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
-    fields = _document(found, records, names, command)
-    yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
-
-
-def _document(
-    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
-) -> Mapping[str, object]:
-    a, b = records
-    first = found.first
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        "verdict": found.verdict,
-        "said": verdict_text(found, a, b),
-        "a": without_surrogates(names[0]),
-        "b": without_surrogates(names[1]),
-        "tolerance": {"relative": found.tolerance, "of_dtype": found.dtype},
-        "first": None if first is None else {"where": first.where, **_named_site(first.layer, first.site)},
-        "first_site": None if (numbers := found.first_site) is None else _named_site(numbers.layer, numbers.site),
-        "settings": [asdict(one) for one in found.settings],
-        "n_sequences": found.n_sequences,
-        "texts": [_text(text, a, b) for text in found.texts],
-        "layers": [
-            {
-                "layer": layer.label,
-                "sites": [_site(site) for site in layer.sites],
-                "heads": [asdict(change) for change in layer.heads],
-                "only_a": layer.only_a,
-                "only_b": layer.only_b,
-            }
-            for layer in found.layers
-        ],
-        "only_a": found.only_a,
-        "only_b": found.only_b,
-    }
-
-
-def _named_site(layer: str, site: SiteDifference | None) -> dict[str, Any]:
-    return {"layer": layer, "site": None if site is None else site.site}
-
-
-def _site(site: SiteDifference) -> dict[str, Any]:
-    return asdict(site) | {"relative": site.relative}
-
-
-def _text(text: TextDifference, a: Record, b: Record) -> dict[str, Any]:
-    counts = {
-        "n_aligned": text.n_aligned,
-        "is_same": text.is_same,
-        "n_replaced": sum(one.length for one in text.replaced),
-    }
-    return asdict(text) | counts | {"changes": [_change(text, change, a, b) for change in text.changes]}
-
-
-def _change(text: TextDifference, change: TokenChange, a: Record, b: Record) -> dict[str, Any]:
-    """With the tokens themselves."""
-    own_a, own_b = texts_of(text, a, b)
-    tokens_a, tokens_b = own_a.tokens[change.a_begin : change.a_end], own_b.tokens[change.b_begin : change.b_end]
-    return asdict(change) | {"a": [*map(without_surrogates, tokens_a)], "b": [*map(without_surrogates, tokens_b)]}

@@ -8,7 +8,7 @@ from mhacli.errors import MhaError, installing
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.figures.grid import grid_figure
 from mhacli.render.figures.head import head_figure
-from mhacli.render.figures.subject import metadata
+from mhacli.render.figures.head_picture import metadata
 from mhacli.render.figures.svg import (
     INK,
     MONO,
@@ -21,7 +21,7 @@ from mhacli.render.figures.svg import (
     value_text,
     written,
 )
-from mhacli.render.figures.walk import walk_figure
+from mhacli.render.figures.trace import trace_figure
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.results.record.record import Record
 
@@ -32,7 +32,7 @@ def figure(record: Record, options: ViewOptions) -> str:
     """SVG text that needs nothing beside itself, the same bytes for the same record and options. Raises `UsageError` for choices
     that the record does not have or a picture cannot show, and `MhaError` where it holds nothing of what is to be drawn."""
     kind = options.figure or _usual(record, options)
-    return _document({"head": head_figure, "grid": grid_figure, "walk": walk_figure}[kind](record, options), record)
+    return _document({"head": head_figure, "grid": grid_figure, "walk": trace_figure}[kind](record, options), record)
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:

@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import count_of, filled, share_text, short_text
+from mhacli.render.base.format import count_of, filled, short_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.figures.head import cell_colours, cell_shape, map_frame
-from mhacli.render.figures.scales import Shading, Side, left_side, scale_bar, shading, top_side
-from mhacli.render.figures.subject import (
-    Subject,
+from mhacli.render.figures.head_picture import (
+    HeadPicture,
     caption,
-    chosen_subjects,
     drawn_as,
+    head_picture,
+    heads_to_draw,
     learned_mass,
     map_notes,
     of_same_texts,
     one_sequence,
     sink_mass,
     sink_text,
-    subject,
     texts_of,
     unverified,
 )
+from mhacli.render.figures.scales import MapSide, Shading, left_side, scale_bar, shading, top_side
 from mhacli.render.figures.svg import (
     INK,
     MONO_EM,
@@ -66,7 +66,7 @@ _SHAPES = 2500
 
 
 @dataclass(frozen=True)
-class _Row:
+class _HeadRow:
     """Heads that stand beside each other, with the name of their layer."""
 
     name: str
@@ -75,10 +75,10 @@ class _Row:
 
 def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     """The picture of all heads that were chosen, on one scale."""
-    heads = chosen_subjects(record, options)
+    heads = heads_to_draw(record, options)
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
     sequence = one_sequence(record, options)
-    subjects = [subject(head, sequence, options, most=most) for head in heads]
+    subjects = [head_picture(head, sequence, options, most=most) for head in heads]
     shaded = shading([one.shown for one in subjects], scale_of(options, heads))
     body = _body(record, subjects, shaded, _Form(side, options.precision))
     has_sinks = any(one.hidden_columns for one in subjects)
@@ -94,7 +94,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [one.label for one in subjects], chosen)
 
 
-def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
+def _name_of(subjects: Sequence[HeadPicture], sequence: int) -> str:
     """The layers, how many heads, and the sequence where there are several."""
     layers = {(said.layer, said.name): said for one in subjects if (said := one.head.layer) is not None}
     parts = [names_of([*layers.values()])] if layers else []
@@ -103,16 +103,16 @@ def _name_of(subjects: Sequence[Subject], sequence: int) -> str:
     return " · ".join(parts)
 
 
-def _kinds(subjects: Sequence[Subject]) -> list[str]:
+def _kinds(subjects: Sequence[HeadPicture]) -> list[str]:
     """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
     kinds = [one.head.statistics.kind for one in subjects if one.head.statistics is not None]
     return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
 
 
-def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+def _removed(subjects: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
     """What was taken out, over all heads that are drawn."""
     learned = learned_mass(subjects)
-    taken = "" if learned is None else f"{share_text(learned, options.precision)} of the attention of their heads"
+    taken = "" if learned is None else f"{weight_text(learned, options.precision)} of the attention of their heads"
     if options.hide_sinks and not taken and not any(one.whole.sinks for one in subjects):
         yield "no key is a sink of these heads, so none is taken out"
     elif options.hide_sinks:
@@ -126,7 +126,7 @@ def _removed(subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]
         yield f"learned sinks take {taken}: no key gets it, so rows sum to less than 1"
 
 
-def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions) -> Iterator[str]:
+def _of_layers(record: Record, subjects: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
     """The layers that are not verified, those that were not kept, and those of the model that have no attention matrix."""
     for layer in dict.fromkeys(one.head.layer for one in subjects):
         if layer is not None and not layer.verified:
@@ -141,7 +141,7 @@ def _of_layers(record: Record, subjects: Sequence[Subject], options: ViewOptions
         yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
 
 
-def _rows(record: Record, subjects: Sequence[Subject]) -> Iterator[_Row]:
+def _rows(record: Record, subjects: Sequence[HeadPicture]) -> Iterator[_HeadRow]:
     layers: dict[tuple[int, str], list[int]] = {}
     for place, one in enumerate(subjects):
         said = one.head.layer
@@ -149,15 +149,15 @@ def _rows(record: Record, subjects: Sequence[Subject]) -> Iterator[_Row]:
     if len(layers) == 1:
         (places,) = layers.values()
         across = min(len(places), next(n for most, n in _COLUMNS if len(places) <= most))
-        yield from (_Row("", tuple(places[i : i + across])) for i in range(0, len(places), across))
+        yield from (_HeadRow("", tuple(places[i : i + across])) for i in range(0, len(places), across))
         return
     for places in layers.values():
         said = subjects[places[0]].head.layer
         name = "" if said is None else said.label + ("" if said.verified else " !")
-        yield from (_Row(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
+        yield from (_HeadRow(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
 
 
-def _body(record: Record, subjects: Sequence[Subject], shaded: Shading, form: _Form) -> Piece:
+def _body(record: Record, subjects: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piece:
     rows = [*_rows(record, subjects)]
     cells = {place: _cell_size(one, form.side) for place, one in enumerate(subjects)}
     names = _names(subjects, cells[0]) if len(set(cells.values())) == 1 else None
@@ -192,19 +192,19 @@ class _Names:
     reach: float
 
 
-def _names(subjects: Sequence[Subject], cell: float) -> _Names | None:
+def _names(subjects: Sequence[HeadPicture], cell: float) -> _Names | None:
     """None where cells are too small, or the heads read different texts."""
     one = subjects[0]
     names = [one.query_name(row) for row in range(one.shown.shares.shape[0])]
-    rows = Side(names, cell, one.shown.first[0], one.shown.block, "")
+    rows = MapSide(names, cell, one.shown.first[0], one.shown.block, "")
     keys = [one.shown.key_name(column) for column in range(one.shown.shares.shape[1])]
-    columns = Side(keys, cell, one.shown.first[1], one.shown.block, "")
+    columns = MapSide(keys, cell, one.shown.first[1], one.shown.block, "")
     if not rows.is_named or not columns.is_named or len(of_same_texts(subjects)) > 1:
         return None
     return _Names(left_side(rows), *top_side(columns))
 
 
-def _cell_size(one: Subject, side: float) -> float:
+def _cell_size(one: HeadPicture, side: float) -> float:
     return max(1.0, float(side // max(*one.shown.shares.shape)))
 
 
@@ -220,7 +220,7 @@ class _Form:
     above: float = 0.0
 
 
-def _thumb(one: Subject, found: Array, cell: float, form: _Form) -> Piece:
+def _thumb(one: HeadPicture, found: Array, cell: float, form: _Form) -> Piece:
     """A head's map with its number and the sign of its kind above it."""
     rows, columns = found.shape
     colours = cell_colours(one, found)
@@ -237,7 +237,7 @@ def _thumb(one: Subject, found: Array, cell: float, form: _Form) -> Piece:
     return Piece(element("g", content), max(width, form.side, mono_width(name, _NAME)), y + height)
 
 
-def _shapes(one: Subject, colours: Array, cell: float) -> str:
+def _shapes(one: HeadPicture, colours: Array, cell: float) -> str:
     """Each cell as a shape that tells its share."""
     rows, columns = colours.shape[:2]
     return "".join(
@@ -245,14 +245,14 @@ def _shapes(one: Subject, colours: Array, cell: float) -> str:
     )
 
 
-def _short(one: Subject, form: _Form) -> str:
+def _short(one: HeadPicture, form: _Form) -> str:
     """The head's number and kind, and what sinks got where that was taken out."""
     kind = "" if one.head.statistics is None else one.head.statistics.kind
     sign = KIND_SIGNS[kind][0] if kind else ""
     taken = ""
     if one.shown.taken is not None and one.whole.sinks:
         mass = sink_mass([one])
-        taken = "?" if mass is None else share_text(mass, form.precision)
+        taken = "?" if mass is None else weight_text(mass, form.precision)
     if form.side > _WIDE:
         return f"head {one.head.head}  {sign} {kind}".rstrip() + (f" · sinks {taken}" if taken else "")
     is_worded = form.side > _NARROW
@@ -265,7 +265,7 @@ def _short(one: Subject, form: _Form) -> str:
     return " ".join(part for part in (*parts, taken) if part)
 
 
-def _said(one: Subject) -> str:
+def _said(one: HeadPicture) -> str:
     said = one.head.statistics
     parts = [one.label]
     if said is not None:

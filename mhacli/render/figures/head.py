@@ -11,11 +11,23 @@ import numpy as np
 from mhacli.errors import UsageError
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import share_text, short_text
+from mhacli.render.base.format import short_text, weight_text
 from mhacli.render.base.options import ViewOptions
+from mhacli.render.figures.head_picture import (
+    HeadPicture,
+    caption,
+    drawn_as,
+    head_picture,
+    heads_to_draw,
+    map_notes,
+    one_sequence,
+    removed_note,
+    texts_of,
+    unverified,
+)
 from mhacli.render.figures.scales import (
+    MapSide,
     Shading,
-    Side,
     colours_of,
     hex_of,
     ink_on,
@@ -24,18 +36,6 @@ from mhacli.render.figures.scales import (
     shading,
     sink_colours,
     top_side,
-)
-from mhacli.render.figures.subject import (
-    Subject,
-    caption,
-    chosen_subjects,
-    drawn_as,
-    map_notes,
-    one_sequence,
-    removed_note,
-    subject,
-    texts_of,
-    unverified,
 )
 from mhacli.render.figures.svg import (
     ALARM,
@@ -74,14 +74,14 @@ _WHITE = 255
 
 def head_figure(record: Record, options: ViewOptions) -> Sheet:
     """The picture of the one head that was chosen. Raises `UsageError` where several were."""
-    heads = chosen_subjects(record, options)
+    heads = heads_to_draw(record, options)
     if len(heads) > 1:
         of_layers = record.model is not None and options.layers is None
         raise UsageError(
             f"figure head must be of one head, got {len(heads)}",
             hint="choose it with --layer N --head H" if of_layers else "choose it with --head H",
         )
-    one = subject(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
+    one = head_picture(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
     shaded = shading([one.shown], scale_of(options, heads))
     body = _body(one, shaded, options)
     notes = [*map_notes(record, [one], shaded)]
@@ -95,7 +95,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
     return Sheet(stacked(pieces, 12), one.label, [shaded.range, *notes], [one.label], chosen)
 
 
-def _title(one: Subject, options: ViewOptions) -> Piece:
+def _title(one: HeadPicture, options: ViewOptions) -> Piece:
     """The head's name, and what is said of it."""
     said = one.head.statistics
     layer = one.head.layer
@@ -103,16 +103,16 @@ def _title(one: Subject, options: ViewOptions) -> Piece:
     if layer is not None and not layer.verified:
         pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
     if said is not None:
-        sure = "" if said.certainty is None or said.kind == "mixed" else f" {share_text(said.certainty, 2)}"
+        sure = "" if said.certainty is None or said.kind == "mixed" else f" {weight_text(said.certainty, 2)}"
         parts = [f"{KIND_SIGNS[said.kind][0]} {said.kind}{sure}"]
         parts += [] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"]
-        parts += [] if said.sink is None else [f"on the first token {share_text(said.sink, options.precision)}"]
+        parts += [] if said.sink is None else [f"on the first token {weight_text(said.sink, options.precision)}"]
         pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))
     return stacked(pieces, 2)
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _CellLayout:
     """How large cells are, whether each is a shape of its own, and the size of numbers in them, 0 for none."""
 
     width: float
@@ -121,18 +121,18 @@ class _Layout:
     number: float
 
 
-def _layout(one: Subject, options: ViewOptions) -> _Layout:
+def _cell_layout(one: HeadPicture, options: ViewOptions) -> _CellLayout:
     rows, columns = one.shown.shares.shape
     longest = max(rows, columns)
     if longest > _VECTOR:
         pitch = max(1.0, _SIDE // longest)
-        return _Layout(pitch, max(pitch, _ROW) if rows <= _VECTOR else pitch, False, 0.0)
+        return _CellLayout(pitch, max(pitch, _ROW) if rows <= _VECTOR else pitch, False, 0.0)
     number, pitch = next(sizes[1:] for sizes in _SIZES if longest <= sizes[0])
-    widest = max(len(share_text(x, options.precision)) for x in (0.5, _largest(one.shown), _largest(one.whole)))
+    widest = max(len(weight_text(x, options.precision)) for x in (0.5, _largest(one.shown), _largest(one.whole)))
     needed = mono_width("0" * widest, number) + 5
     if needed > _LARGEST:
-        return _Layout(pitch, pitch, True, 0.0)
-    return _Layout(max(pitch, needed), pitch, True, number)
+        return _CellLayout(pitch, pitch, True, 0.0)
+    return _CellLayout(max(pitch, needed), pitch, True, number)
 
 
 def _largest(shown: HeadMap) -> float:
@@ -143,13 +143,15 @@ _SIZES = ((10, 11.0, 42.0), (16, 10.0, 34.0), (32, 8.5, 26.0), (_VECTOR, 7.0, 20
 """Up to so many cells a side: the size of numbers, and of cells."""
 
 
-def _body(one: Subject, shaded: Shading, options: ViewOptions) -> Piece:
+def _body(one: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
     """The map between its names, and the strips to its right."""
-    layout, shown = _layout(one, options), one.shown
+    layout, shown = _cell_layout(one, options), one.shown
     rows, columns = shown.shares.shape
-    left = left_side(Side([one.query_name(row) for row in range(rows)], layout.height, *_places(one, 0), _DOWN + " "))
+    left = left_side(
+        MapSide([one.query_name(row) for row in range(rows)], layout.height, *_places(one, 0), _DOWN + " ")
+    )
     names = [shown.key_name(column) for column in range(columns)]
-    top, reach = top_side(Side(names, layout.width, *_places(one, 1), ""))
+    top, reach = top_side(MapSide(names, layout.width, *_places(one, 1), ""))
     cells = _cells(one, shaded, layout, options)
     frame = map_frame(cells.width, cells.height)
     strips = _strips(one, layout, options)
@@ -163,12 +165,12 @@ def _body(one: Subject, shaded: Shading, options: ViewOptions) -> Piece:
     return Piece(content, width, y + cells.height)
 
 
-def _places(one: Subject, axis: int) -> tuple[int, int]:
+def _places(one: HeadPicture, axis: int) -> tuple[int, int]:
     """The token at which cell 0 begins, and the tokens of a cell; rows that were asked for have names instead."""
     return (0, 1) if axis == 0 and one.rows is not None else (one.shown.first[axis], one.shown.block)
 
 
-def _cells(one: Subject, shaded: Shading, layout: _Layout, options: ViewOptions) -> Piece:
+def _cells(one: HeadPicture, shaded: Shading, layout: _CellLayout, options: ViewOptions) -> Piece:
     rows, columns = one.shown.shares.shape
     colours = cell_colours(one, shaded.levels[0])
     width, height = columns * layout.width, rows * layout.height
@@ -182,7 +184,9 @@ def _cells(one: Subject, shaded: Shading, layout: _Layout, options: ViewOptions)
     return Piece(content, width, height)
 
 
-def _cell(one: Subject, row: int, column: int, colour: Sequence[int], layout: _Layout, options: ViewOptions) -> str:
+def _cell(
+    one: HeadPicture, row: int, column: int, colour: Sequence[int], layout: _CellLayout, options: ViewOptions
+) -> str:
     """A cell with its number, and what a pointer is told."""
     drawn = cell_shape(one, (row, column), colour, (layout.width, layout.height))
     if not layout.number:
@@ -193,17 +197,17 @@ def _cell(one: Subject, row: int, column: int, colour: Sequence[int], layout: _L
     return drawn + _number(x, y, cell_text(share, options.precision), fill, layout)
 
 
-def _number(x: float, y: float, text: str, fill: str, layout: _Layout) -> str:
+def _number(x: float, y: float, text: str, fill: str, layout: _CellLayout) -> str:
     """A number in the middle of a cell, which a pointer goes through."""
     middle = x + layout.width / 2, y + layout.height / 2 + 0.35 * layout.number
     return written(*middle, text, layout.number, fill=fill, text_anchor="middle", pointer_events="none")
 
 
-def _has_strip(one: Subject) -> bool:
+def _has_strip(one: HeadPicture) -> bool:
     return one.shown.taken is not None or one.shown.learned is not None
 
 
-def _strips(one: Subject, layout: _Layout, options: ViewOptions) -> Piece:
+def _strips(one: HeadPicture, layout: _CellLayout, options: ViewOptions) -> Piece:
     """To the right of the map: what sinks took of each row, what a learned sink took, and what the drawn cells add up to."""
     columns: list[tuple[str, Array, bool]] = []
     if one.shown.taken is not None:
@@ -229,7 +233,7 @@ def _header(name: str, x: float) -> str:
 
 
 def _strip(
-    one: Subject, numbers: Array, layout: _Layout, width: float, options: ViewOptions, *, is_shaded: bool
+    one: HeadPicture, numbers: Array, layout: _CellLayout, width: float, options: ViewOptions, *, is_shaded: bool
 ) -> Piece:
     colours, sees = sink_colours(numbers), one.shown.n_queries > 0
     if not layout.is_vector:
@@ -255,7 +259,7 @@ DIGITS = 6
 """Of a share that is told to a pointer: what a float32 holds."""
 
 
-def cell_colours(one: Subject, levels: Array) -> Array:
+def cell_colours(one: HeadPicture, levels: Array) -> Array:
     """The colours of the cells, `[row, column, 3]`; of sinks that are hidden those of what they got."""
     colours = colours_of(levels)
     columns = [*one.hidden_columns]
@@ -265,7 +269,7 @@ def cell_colours(one: Subject, levels: Array) -> Array:
     return colours
 
 
-def cell_share(one: Subject, row: int, column: int) -> float:
+def cell_share(one: HeadPicture, row: int, column: int) -> float:
     """The share of a cell that is drawn; of a sink that is hidden what it got."""
     shown = one.whole if column in one.hidden_columns else one.shown
     return float(shown.shares[row, column])
@@ -273,10 +277,10 @@ def cell_share(one: Subject, row: int, column: int) -> float:
 
 def cell_text(share: float, precision: int) -> str:
     """The number of a cell: `0` where nothing may be attended, which looks unlike `.00`."""
-    return "0" if share == FORBIDDEN else "?" if math.isnan(share) else share_text(share, precision)
+    return "0" if share == FORBIDDEN else "?" if math.isnan(share) else weight_text(share, precision)
 
 
-def cell_said(one: Subject, row: int, column: int) -> str:
+def cell_said(one: HeadPicture, row: int, column: int) -> str:
     """What a pointer is told about a cell: `cat → the: 0.170927`."""
     share = cell_share(one, row, column)
     told = "not a number" if math.isnan(share) else f"{share:.{DIGITS}g}"
@@ -285,7 +289,7 @@ def cell_said(one: Subject, row: int, column: int) -> str:
     return f"{names}: {'not allowed' if share == FORBIDDEN else told}"
 
 
-def cell_shape(one: Subject, at: tuple[int, int], colour: Sequence[int], cell: tuple[float, float]) -> str:
+def cell_shape(one: HeadPicture, at: tuple[int, int], colour: Sequence[int], cell: tuple[float, float]) -> str:
     """A cell as a shape of that width and height, which tells a pointer its share."""
     (row, column), (width, height) = at, cell
     said = cell_said(one, row, column)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, range_text
 from mhacli.render.base.colours import RAMP, is_dark, ramp_colour, sink_colour
-from mhacli.render.base.format import fitted, share_text
+from mhacli.render.base.format import fitted, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.figures.svg import (
     FAINT,
@@ -149,7 +149,7 @@ def _sink_ramp(precision: int) -> Piece:
         element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(sink_colour(level))) for level in (0, 255)
     ]
     bar = rectangle(0, 0, _BAR / 2, _HIGH, "url(#sinks)", stroke=FAINT, stroke_width=0.5)
-    said = f"sink: linear, 0 … {share_text(1.0, precision)}"
+    said = f"sink: linear, 0 … {weight_text(1.0, precision)}"
     text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
     gradient = element("defs", element("linearGradient", *ends, id="sinks"))
     return Piece(gradient + bar + text, max(_BAR / 2, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)
@@ -167,7 +167,7 @@ _TICKS, _TICK = 9, 4.0
 
 
 @dataclass(frozen=True)
-class Side:
+class MapSide:
     """One side of a map: names of its cells, how far apart they are, and the token at which cell 0 begins, with the tokens per
     cell, for positions. `title` says what stands there."""
 
@@ -203,7 +203,7 @@ class Side:
         ]
 
 
-def left_side(side: Side) -> Piece:
+def left_side(side: MapSide) -> Piece:
     """The names of the rows, right aligned, with the title above them."""
     size = side.size
     if side.is_named:
@@ -222,7 +222,7 @@ def left_side(side: Side) -> Piece:
     return Piece(content, width + gap - _GAP, side.length)
 
 
-def top_side(side: Side) -> tuple[Piece, float]:
+def top_side(side: MapSide) -> tuple[Piece, float]:
     """The names of the columns, tilted where they are too wide to lie flat, and how far the last one reaches beyond them."""
     size = side.size
     if not side.is_named:

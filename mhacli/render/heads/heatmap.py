@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mhacli.render.base.cells import WEIGHTS, cell, half_cells, levels, range_text, ticks
 from mhacli.render.base.colours import NAN_SIGN, sink_shade
-from mhacli.render.base.format import fitted, share_text, title_rule
+from mhacli.render.base.format import fitted, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.heads.drawable import SHORT
 from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map, where
@@ -87,7 +87,7 @@ def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: S
 
 def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen, precision: int) -> Text:
     """The scale in use: its range and kind, what the signs mean, and that all heads share it."""
-    reach = f"linear, 0 … {share_text(scale.largest, precision)}" if scale.kind == "linear" else scale.range
+    reach = f"linear, 0 … {weight_text(scale.largest, precision)}" if scale.kind == "linear" else scale.range
     caption = Text(f"scale {reach}{'' if scale.kind == 'rank' else ', the same for all heads'}: ")
     caption = caption.append_tokens(WEIGHTS.swatches(colour=screen.colour))
     caption.append(" from small to large, a blank is not allowed")
@@ -202,9 +202,9 @@ def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen)
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
     sink, learned = drawn.sink_mass, drawn.learned_mass or 0.0
     largest = float(drawn.shares.max(initial=0.0, where=drawn.is_open))
-    masses = f"sink {share_text(sink, options.precision)}"
-    masses += "" if drawn.learned is None else f" · learned sink {share_text(learned, options.precision)}"
-    text = Text().append(f"{masses} · shown {share_text(1 - sink - learned, options.precision)}", style="bold")
+    masses = f"sink {weight_text(sink, options.precision)}"
+    masses += "" if drawn.learned is None else f" · learned sink {weight_text(learned, options.precision)}"
+    text = Text().append(f"{masses} · shown {weight_text(1 - sink - learned, options.precision)}", style="bold")
     if drawn.sinks:
         text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
     else:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, level_of, shade
-from mhacli.render.base.format import PADDING, fitted, share_text
+from mhacli.render.base.format import PADDING, fitted, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern
@@ -72,11 +72,11 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
         order = sorted(range(head.shares.shape[1]), key=lambda key: (-float(head.shares[query, key]), key))
         keys = [key for key in order if head.allowed[query, key]][: options.top]
         said = ", ".join(
-            f"{head.key_name(k)} {head.key_index(k)} {share_text(float(head.shares[query, k]), options.precision)}"
+            f"{head.key_name(k)} {head.key_index(k)} {weight_text(float(head.shares[query, k]), options.precision)}"
             for k in keys
         )
         sink = (
-            f" · σ {share_text(head.learned_weight(query), options.precision)}"
+            f" · σ {weight_text(head.learned_weight(query), options.precision)}"
             if head.has_learned_sink and keys
             else ""
         )
@@ -92,7 +92,7 @@ def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Scre
     """The table, or with `everything` as many tables below each other as the keys need."""
     is_whole = options.everything or head.rows is not None
     rows = balanced(len(head.shares), len(head.shares) if is_whole else MAX_ROWS)
-    layout = _layout(head, rows, options.precision, screen)
+    layout = _matrix_layout(head, rows, options.precision, screen)
     n_keys = head.shares.shape[1]
     if options.everything and n_keys > layout.room:
         starts = [*range(0, n_keys, layout.room), n_keys]
@@ -104,13 +104,13 @@ def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Scre
 
 def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOptions) -> Text:
     """The scale of matrices, and what their signs mean."""
-    small = share_text(0.0, options.precision)
+    small = weight_text(0.0, options.precision)
     has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
     sums = "Σ sum of the row"
     if any(head.has_learned_sink for head in heads):
         sums += ", less than 1 where a learned sink, which is no key, takes the rest: σ"
     return Text(
-        f"shade linear, 0 … {share_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
+        f"shade linear, 0 … {weight_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
         f"0 not allowed, {small} small · {sums} · H its entropy in nats"
         + (f" · {PADDING} padding, masked" if has_padding else ""),
         style="dim",
@@ -118,7 +118,7 @@ def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOp
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _MatrixLayout:
     """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit. Where not all do,
     `share` is the width of the strongest key's share behind its name, 0 where there is no room for it."""
 
@@ -129,7 +129,7 @@ class _Layout:
     share: int = 0
 
 
-def _layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) -> _Layout:
+def _matrix_layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) -> _MatrixLayout:
     """The roomiest layout in which two keys and the count of the hidden ones fit."""
     n_keys = head.shares.shape[1]
     number, total = _number_widths(head, precision)
@@ -149,18 +149,18 @@ def _layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) 
         left = screen.width - (label + 1) - sums - (_ENTROPY_WIDTH + 1) - strongest
         for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
             if n_keys * (width + 1) <= left:
-                return _Layout(label, width, strongest, n_keys)
+                return _MatrixLayout(label, width, strongest, n_keys)
         room = (left - gap - (share + 1 if share else 0)) // (number + 1)
         if room >= 2:
             break
-    return _Layout(label, number, strongest, max(2, room), share)
+    return _MatrixLayout(label, number, strongest, max(2, room), share)
 
 
 def _number_widths(head: HeadPattern, precision: int) -> tuple[int, int]:
     """Of a share with its mark, and of a row's sum."""
     shares = [1.0, float(np.fmax.reduce(head.shares, axis=None))]
     sums = [1.0, float(np.fmax.reduce(head.shares.sum(axis=1)))]
-    widest = [max(len(share_text(x, precision)) for x in numbers) for numbers in (shares, sums)]
+    widest = [max(len(weight_text(x, precision)) for x in numbers) for numbers in (shares, sums)]
     return max(widest[0], len("drop") if head.site == "dropped" else 0) + 1, widest[1]
 
 
@@ -174,7 +174,7 @@ def _table(
     head: HeadPattern,
     rows: Selection,
     keys: Selection,
-    layout: _Layout,
+    layout: _MatrixLayout,
     largest: float,
     options: ViewOptions,
     screen: Screen,
@@ -206,7 +206,7 @@ def _row(
     head: HeadPattern,
     query: int,
     keys: Selection,
-    layout: _Layout,
+    layout: _MatrixLayout,
     largest: float,
     options: ViewOptions,
     screen: Screen,
@@ -217,13 +217,13 @@ def _row(
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
             hidden = slice(keys.shown[place - 1] + 1, key)
-            mass = share_text(float(shares[hidden].sum(dtype=np.float64)), options.precision)
+            mass = weight_text(float(shares[hidden].sum(dtype=np.float64)), options.precision)
             cells.append(Text(mass if allowed[hidden].any() else "0", style="dim italic"))
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
     total = float(shares.sum(dtype=np.float64))
-    cells.append(Text(share_text(total, options.precision)))
+    cells.append(Text(weight_text(total, options.precision)))
     cells += (
-        [Text(share_text(head.learned_weight(query), options.precision), style="magenta")]
+        [Text(weight_text(head.learned_weight(query), options.precision), style="magenta")]
         if head.has_learned_sink
         else []
     )
@@ -231,11 +231,11 @@ def _row(
     named = _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")
     if layout.share and strongest >= 0:
         named.append(" " * (layout.strongest - named.cell_len + 1))
-        named.append(f"{share_text(float(shares[strongest]), options.precision):>{layout.share}}")
+        named.append(f"{weight_text(float(shares[strongest]), options.precision):>{layout.share}}")
     return [*cells, named]
 
 
-def _strongest_text(head: HeadPattern, key: int, layout: _Layout, none: str) -> Text:
+def _strongest_text(head: HeadPattern, key: int, layout: _MatrixLayout, none: str) -> Text:
     """The key's position, and its name where there is room; `none` where there is no such key."""
     index = str(head.key_index(key))
     if layout.strongest < _STRONGEST_WIDTH:
@@ -258,5 +258,5 @@ def _cell(
         return Text("0 ", style=EMPTY)
     if head.site == "dropped" and share == 0:
         return Text("drop ", style=EMPTY)
-    text = share_text(share, options.precision) + ("*" if is_largest else " ")
+    text = weight_text(share, options.precision) + ("*" if is_largest else " ")
     return Text(text, style=shade(level_of(share, largest)) if screen.colour and not math.isnan(share) else "")

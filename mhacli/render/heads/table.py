@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import filled, fitted, left_out, plain_table, share_text, short_text, sparkline, told
+from mhacli.render.base.format import filled, fitted, left_out, plain_table, short_text, sparkline, told, weight_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.results.record.head_statistics import (
@@ -34,7 +34,7 @@ _TOO_SMALL = 5e-4
 
 
 @dataclass(frozen=True)
-class Column:
+class OverviewColumn:
     """A column of the overview: its heading, what its cells are, how wide it is at least, and what the heading means.
 
     On an HTML page `page` is the heading and the legend where they differ. A number is written by `tell`, and `field` is its
@@ -55,7 +55,7 @@ class Column:
 class OverviewCells:
     """What the overview shows: its columns, a row for each head, and a row for each baseline of uniform attention."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[OverviewColumn, ...]
     heads: tuple[tuple[Text, ...], ...]
     baselines: tuple[tuple[Text, ...], ...]
 
@@ -130,7 +130,7 @@ def overview_cells(
 
 def _shown_columns(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
-) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+) -> tuple[tuple[OverviewColumn, ...], tuple[str, ...]]:
     """The columns for which the screen has room, and the headings of the others."""
     names = _layer_names(record, listed).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
@@ -140,19 +140,19 @@ def _shown_columns(
     shown = _fitting(numbers, room, width, options.sort.partition(":")[0])
     profile = profile if sum(column.width + 1 for column in shown) + width <= room else []
     first = [
-        *([Column("layer", "name")] if names else []),
-        Column("head", "name"),
-        Column("kind", "word", _KIND_WIDTH - 1),
+        *([OverviewColumn("layer", "name")] if names else []),
+        OverviewColumn("head", "name"),
+        OverviewColumn("kind", "word", _KIND_WIDTH - 1),
     ]
     return (*first, *shown, *profile), tuple(column.heading for column in numbers if column not in shown)
 
 
-def _number_columns(record: Record, precision: int) -> list[Column]:
+def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
     """A column for each statistic that has a heading and for each pattern, in the order in which they stand."""
     survey = survey_of(record) if record.survey is not None or record.layers else None
     sink_tokens, patterns = (SINK_TOKENS, ()) if survey is None else (survey.sink_tokens, survey.patterns)
-    weights: list[Column] = []
-    scores: list[Column] = []
+    weights: list[OverviewColumn] = []
+    scores: list[OverviewColumn] = []
     for statistic in STATISTICS:
         is_missing = all(getattr(head, statistic.field) is None for head in record.heads)
         if not statistic.heading or (statistic.optional and is_missing):
@@ -166,21 +166,21 @@ def _number_columns(record: Record, precision: int) -> list[Column]:
     for index, pattern in enumerate(patterns):
         tell = partial(_pattern_text, index, precision)
         weights.append(
-            Column(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"p{index + 1} {visible(pattern)}")
+            OverviewColumn(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"p{index + 1} {visible(pattern)}")
         )
     return [*weights, *scores]
 
 
-def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) -> Column:
+def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) -> OverviewColumn:
     """The column of a statistic: how its numbers are written follows from its unit."""
     write: Mapping[str, tuple[int, Callable[[float], str]]] = {
-        "weight": (precision + 2, lambda number: share_text(number, precision)),
+        "weight": (precision + 2, lambda number: weight_text(number, precision)),
         "fraction": (5, lambda number: f"{100 * number:.0f}%"),
         "nats": (5, lambda number: f"{number:.2f}"),
         "score": (6, short_text),
     }
     width, to_text = write.get(statistic.unit, (5, short_text))
-    return Column(
+    return OverviewColumn(
         heading=statistic.heading.format(sink_tokens=sink_tokens),
         width=width,
         priority=statistic.priority,
@@ -192,22 +192,22 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
 
 
 def _pattern_text(index: int, precision: int, averages: Averages) -> str:
-    return told(averages.patterns[index], lambda weight: share_text(weight, precision))
+    return told(averages.patterns[index], lambda weight: weight_text(weight, precision))
 
 
-def _profile_columns(record: Record) -> list[Column]:
+def _profile_columns(record: Record) -> list[OverviewColumn]:
     """The column of the attention weight at each distance, of a record that has it."""
     steps = survey_of(record).steps if record.survey is not None or record.layers else ()
     if not steps:
         return []
     distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
-    return [Column(_PROFILE, "word", len(steps), legend=f"{_PROFILE} {distances}")]
+    return [OverviewColumn(_PROFILE, "word", len(steps), legend=f"{_PROFILE} {distances}")]
 
 
 _FEW = 5
 
 
-def _fitting(columns: list[Column], width: int, profile: int, sort: str) -> list[Column]:
+def _fitting(columns: list[OverviewColumn], width: int, profile: int, sort: str) -> list[OverviewColumn]:
     """The columns that fit, with room for the profile: those that yield soonest go first, that which heads
     are ordered by never."""
     room, kept = width - profile, columns
@@ -244,11 +244,11 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 def _kind_text(head: HeadStatistics) -> Text:
     """The sign and name of a kind, and how sure it is."""
     glyph, style = KIND_SIGNS[head.kind]
-    sure = "" if head.certainty is None or head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
+    sure = "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
     return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
 
 
-def _emphasis(head: HeadStatistics, column: Column) -> str:
+def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:
     """The number that gave the head its kind stands out."""
     return f"bold {KIND_SIGNS[head.kind][1]}" if FIELD_OF.get(head.kind) == column.field else ""
 
@@ -263,19 +263,19 @@ def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
 
 # --------------------------------------------------------------------------------------------------------- layers and places
 
-_Key = tuple[int, str, int]
+HeadKey = tuple[int, str, int]
 
 
-def _key(head: HeadStatistics) -> _Key:
+def _key(head: HeadStatistics) -> HeadKey:
     return head.layer, head.attention, head.head
 
 
-def _places(record: Record) -> Mapping[_Key, tuple[str, int]]:
+def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
     """For each head the prefix of its layer's arrays, and where it stands on their head axis."""
     if not record.layers:
         return {_key(head): ("", place) for place, head in enumerate(record.heads)}
     prefixes = {(layer.layer, layer.name): layer_prefix(index) for index, layer in enumerate(record.layers)}
-    found: dict[_Key, tuple[str, int]] = {}
+    found: dict[HeadKey, tuple[str, int]] = {}
     counts = dict.fromkeys(prefixes.values(), 0)
     for head in record.heads:
         prefix = prefixes[_key(head)[:2]]

@@ -23,10 +23,10 @@ from mhacli.render.base.format import (
     percent_text,
     plain_table,
     seconds_text,
-    share_text,
     short_text,
     title_rule,
     token_text,
+    weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.base.selection import places_of, survey_of
@@ -176,7 +176,7 @@ def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> st
 def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
     return "\n".join(
         f"{query_name(record, cell.sequence, cell.query)} → {key_name(record, cell.sequence, cell.key)} "
-        f"{share_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
+        f"{weight_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
         for cell in head.largest[:_MOST]
         if cell.lift > 1
     )
@@ -227,7 +227,7 @@ class CornerCells:
         """What shades and signs mean, of those that occur."""
         is_closed = bool(np.isnan(self.shares[~self.is_broken]).any())
         signs = " · 0 not allowed" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
-        return f"shade linear, 0 … {share_text(self.largest, precision)}{signs}"
+        return f"shade linear, 0 … {weight_text(self.largest, precision)}{signs}"
 
 
 def corner_cells(record: Record, corner: Corner, place: int, sequence: int, *, layer: str = "") -> CornerCells:
@@ -285,7 +285,7 @@ def _largest_of_row(record: Record, corner: Corner, shares: Array, sequence: int
         return "–"
     key = int(np.nanargmax(shares))
     index = corner.first_key + key - record.first_key(sequence)
-    return f"{share_text(float(shares[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
+    return f"{weight_text(float(shares[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:
@@ -293,7 +293,7 @@ def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, 
     if math.isnan(share):
         return Text(NAN_SIGN, style="red") if cells.is_broken[at[0]] else Text("0", style=EMPTY)
     style = shade(level_of(share, cells.largest)) if screen.colour else ""
-    return Text(share_text(share, options.precision), style=style)
+    return Text(weight_text(share, options.precision), style=style)
 
 
 @dataclass(frozen=True)

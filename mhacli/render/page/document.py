@@ -11,14 +11,22 @@ from rich.console import RenderableType
 
 from mhacli.io.files import format_size
 from mhacli.render.base.cells import range_text
-from mhacli.render.base.format import configuration, count_of, fitted, number_text, percent_text, provenance, share_text
+from mhacli.render.base.format import (
+    configuration,
+    count_of,
+    fitted,
+    number_text,
+    percent_text,
+    provenance,
+    weight_text,
+)
 from mhacli.render.base.options import Rows, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.view import key_name
-from mhacli.render.page.html import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
-from mhacli.render.page.maps import EXACT, Fineness
+from mhacli.render.page.elements import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
+from mhacli.render.page.maps import EXACT, CellEncoding
 from mhacli.render.page.payload import (
     LIMIT_BYTES,
     MapRequest,
@@ -212,7 +220,7 @@ def notes(
 ) -> Iterator[str]:
     """The sentences, each a thing to know before a picture is believed; where no head is drawn, the first says why."""
     if requests:
-        yield _cell(view.heads, maps.fineness)
+        yield _cell(view.heads, maps.encoding)
         yield _exactness(view, maps)
         yield from _kept(view, maps, options.rows)
         if len(view.heads) > 1:
@@ -226,9 +234,9 @@ def notes(
 
 def quantised_text(maps: PageMaps) -> str | None:
     """What coarse codes and blocks did to the shares, in a sentence; None where the page has what the record has."""
-    if maps.fineness == EXACT:
+    if maps.encoding == EXACT:
         return None
-    factor = maps.fineness.factor
+    factor = maps.encoding.factor
     blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
     kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
     return (
@@ -244,9 +252,9 @@ def _rounded_up(error: float) -> str:
     return number_text(ceil(error / step) * step)
 
 
-def _cell(heads: Sequence[DrawableHead], fineness: Fineness) -> str:
+def _cell(heads: Sequence[DrawableHead], encoding: CellEncoding) -> str:
     blocks = sorted(
-        {fineness.factor if "pattern" in head.record.arrays else _block(head) * fineness.factor for head in heads}
+        {encoding.factor if "pattern" in head.record.arrays else _block(head) * encoding.factor for head in heads}
     )
     if blocks == [1]:
         return "a cell is the share of its attention that a query, a row, gives to a key, a column"
@@ -268,7 +276,7 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
 
 def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
     """What is exact beside coarse maps."""
-    if maps.fineness == EXACT or all("pattern" not in head.record.arrays for head in view.heads):
+    if maps.encoding == EXACT or all("pattern" not in head.record.arrays for head in view.heads):
         return
     parts = []
     if maps.n_keys:
@@ -292,7 +300,7 @@ def _first_look(view: PageView) -> str:
     head, known = view.heads[view.begin], view.heads[view.begin].statistics
     if known is None or known.certainty is None or not view.begin:
         return f"seen first: {head.label}"
-    return f"seen first: {head.label}, which is surest of its kind, {known.kind} {share_text(known.certainty, 2)}"
+    return f"seen first: {head.label}, which is surest of its kind, {known.kind} {weight_text(known.certainty, 2)}"
 
 
 def _scale(view: PageView, maps: PageMaps) -> str:

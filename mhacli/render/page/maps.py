@@ -24,7 +24,7 @@ MOST_KEYS = 8
 
 
 @dataclass(frozen=True)
-class Fineness:
+class CellEncoding:
     """How a record's cells are put into a page: in which code, and how many of them per side make one of the page."""
 
     code: CodeName
@@ -36,7 +36,7 @@ class Fineness:
         return self == EXACT
 
 
-EXACT = Fineness("f32", 1)
+EXACT = CellEncoding("f32", 1)
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ def sink_shares(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares
     return SinkShares(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
 
-def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) -> tuple[EncodedMap, MapFacts]:
+def encoded(shown: HeadMap, mask: int, encoding: CellEncoding, given: SinkShares) -> tuple[EncodedMap, MapFacts]:
     """The map in a code, and what is to be said of it. `given` is what its sinks get uniformly.
 
     Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
     sinks are taken out.
     """
-    is_exact = fineness.code == "f32"
+    is_exact = encoding.code == "f32"
     beside = shown.shares if is_exact else shown.shares - shown.of_sinks
     cells = np.where(shown.is_open, np.clip(beside, 0, None), 0.0)
     top = float(cells.max(initial=0.0, where=np.isfinite(cells)))
@@ -141,7 +141,7 @@ def encoded(shown: HeadMap, mask: int, fineness: Fineness, given: SinkShares) ->
         block=shown.block,
         first=shown.first,
         exact=is_exact and shown.block == 1,
-        code=fineness.code,
+        code=encoding.code,
         largest=top,
         cells=b64z(numbers),
         sinks=shown.sinks,

@@ -17,12 +17,12 @@ from mhacli.render.base.selection import first_produced, rows_in
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.render.heads.matrix import kv_head_of
-from mhacli.render.page.html import Html
+from mhacli.render.page.elements import Html
 from mhacli.render.page.maps import (
     EXACT,
     MOST_KEYS,
+    CellEncoding,
     EncodedMap,
-    Fineness,
     MapFacts,
     bits,
     encoded,
@@ -124,7 +124,7 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
 def _quantised(view: PageView, maps: PageMaps) -> Mapping[str, Any] | None:
     if view.quantised is None:
         return None
-    return {"code": maps.fineness.code, "error": maps.error, "block": maps.fineness.factor, "text": view.quantised}
+    return {"code": maps.encoding.code, "error": maps.error, "block": maps.encoding.factor, "text": view.quantised}
 
 
 # ----------------------------------------------------------------------------------------------------------- what fits
@@ -184,7 +184,7 @@ class PageMaps:
     maps: tuple[EncodedMap, ...]
     masks: tuple[PackedMask, ...]
     facts: tuple[MapFacts, ...]
-    fineness: Fineness = EXACT
+    encoding: CellEncoding = EXACT
     n_keys: int = 0
     n_rows: int = 0
     n_wanted: int = 0
@@ -232,10 +232,10 @@ def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
 def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool) -> PageMaps:
     """The finest maps that take at most `room` bytes, and exact numbers as far as there is room: the strongest keys of every
     query, and some rows, or with `rows_first` these first. The coarsest that say anything where none fit."""
-    *candidates, coarsest = _finenesses(max((one.longest for one in requests), default=1))
-    for fineness in candidates:
-        if _estimate(requests, fineness, room) <= room:
-            maps, exact = _encoded(requests, fineness, room)
+    *candidates, coarsest = _encodings(max((one.longest for one in requests), default=1))
+    for encoding in candidates:
+        if _estimate(requests, encoding, room) <= room:
+            maps, exact = _encoded(requests, encoding, room)
             if maps.is_small:
                 return _with_exact(maps, exact, requests, room, rows_first=rows_first)
     maps, exact = _encoded(requests, coarsest, None)
@@ -243,17 +243,17 @@ def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool)
     return _with_exact(maps, exact, requests, room, rows_first=rows_first)
 
 
-def _finenesses(longest: int) -> Iterator[Fineness]:
+def _encodings(longest: int) -> Iterator[CellEncoding]:
     """From the finest to the coarsest."""
     yield EXACT
-    yield Fineness("u8", 1)
+    yield CellEncoding("u8", 1)
     factor = 2
     while longest / factor >= _SMALLEST:
-        yield Fineness("u8", factor)
+        yield CellEncoding("u8", factor)
         factor *= 2
 
 
-def _estimate(requests: Sequence[MapRequest], fineness: Fineness, room: int) -> float:
+def _estimate(requests: Sequence[MapRequest], encoding: CellEncoding, room: int) -> float:
     """About how many bytes all maps take, from a few; as soon as that is clearly too much, no more are tried."""
     step = max(1, len(requests) // _SAMPLES)
     n_all, total, n_cells = sum(one.n_cells for one in requests), 0, 0
@@ -261,7 +261,7 @@ def _estimate(requests: Sequence[MapRequest], fineness: Fineness, room: int) -> 
     for one in requests[step // 2 :: step]:
         cells = head_map(one.head, one.sequence)
         given = sink_shares(one.head, one.sequence, cells)
-        total += len(encoded(cells.pooled(fineness.factor), 0, fineness, given)[0].json) - _OVERHEAD
+        total += len(encoded(cells.pooled(encoding.factor), 0, encoding, given)[0].json) - _OVERHEAD
         n_cells += one.n_cells
         expected = (total / n_cells * n_all + _OVERHEAD * len(requests)) / (1 if step == 1 else _SURE)
         if expected > 2 * room:
@@ -270,7 +270,7 @@ def _estimate(requests: Sequence[MapRequest], fineness: Fineness, room: int) -> 
 
 
 def _encoded(
-    requests: Sequence[MapRequest], fineness: Fineness, room: int | None
+    requests: Sequence[MapRequest], encoding: CellEncoding, room: int | None
 ) -> tuple[PageMaps, list[_ExactWeights | None]]:
     """All maps in one fineness; not all of them, and not `is_small`, where they take more than `room`."""
     masks: dict[PackedMask, int] = {}
@@ -279,17 +279,17 @@ def _encoded(
     n_bytes = 0
     for one in requests:
         cells = head_map(one.head, one.sequence)
-        shown = cells.pooled(fineness.factor)
+        shown = cells.pooled(encoding.factor)
         mask = PackedMask(len(shown.shares), shown.shares.shape[1], bits(shown.is_open))
         given = sink_shares(one.head, one.sequence, cells)
-        made, facts = encoded(shown, masks.setdefault(mask, len(masks)), fineness, given)
+        made, facts = encoded(shown, masks.setdefault(mask, len(masks)), encoding, given)
         made = replace(made, asked=requested_keys(one.head, one.sequence))
         done.append((made, facts))
         n_bytes += len(made.json)
         if room is not None and n_bytes > room:
             break
         exact.append(None if made.exact else _exact(one, cells))
-    maps = PageMaps(tuple(made for made, _ in done), tuple(masks), tuple(facts for _, facts in done), fineness)
+    maps = PageMaps(tuple(made for made, _ in done), tuple(masks), tuple(facts for _, facts in done), encoding)
     return replace(maps, is_small=room is None or maps.n_bytes <= room), exact
 
 

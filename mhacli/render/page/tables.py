@@ -10,11 +10,11 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.render.base.colours import NAN_SIGN, level_of
-from mhacli.render.base.format import count_of, percent_text, share_text
+from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.table import OF_KINDS, Column, overview_cells
+from mhacli.render.heads.table import OF_KINDS, OverviewColumn, overview_cells
 from mhacli.render.heads.view import (
     CornerCells,
     asked_queries,
@@ -25,7 +25,7 @@ from mhacli.render.heads.view import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.page.html import N_SHADES, WIDE, Html, joined, tag, text
+from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
 from mhacli.results.record.head_statistics import Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
@@ -71,13 +71,13 @@ def key_of(head: HeadStatistics) -> tuple[int, str, int]:
     return head.layer, head.attention, head.head
 
 
-def _statistics_row(columns: Sequence[Column], cells: Sequence[Text], place: int | None = None) -> Html:
+def _statistics_row(columns: Sequence[OverviewColumn], cells: Sequence[Text], place: int | None = None) -> Html:
     """A row, with the place of its head among those that are drawn."""
     html = [_cell(column, cell.plain) for column, cell in zip(columns, cells, strict=True)]
     return tag("tr", *html, **({} if place is None else {"data_head": str(place)}))
 
 
-def _cell(column: Column, words: str) -> Html:
+def _cell(column: OverviewColumn, words: str) -> Html:
     """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
     if column.cells == "name":
         return tag("th", text(words), scope="row")
@@ -87,7 +87,7 @@ def _cell(column: Column, words: str) -> Html:
     return tag("td", text(words), **({} if number == words else {"data_value": number}))
 
 
-def _legend(columns: Sequence[Column]) -> Html:
+def _legend(columns: Sequence[OverviewColumn]) -> Html:
     """What the headings mean."""
     meanings = [column.page[1] if column.page else column.legend for column in columns]
     return tag("p", text(" · ".join([*filter(None, meanings), OF_KINDS])), class_="dim")
@@ -178,7 +178,7 @@ class _QueryTable:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _QueryRow:
     """What a head's query looked at, and the table that it stands in."""
 
     table: _QueryTable
@@ -236,14 +236,14 @@ def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mappi
 
 def _fitting(
     heads: Sequence[DrawableHead], questions: Mapping[int, list[_Question]], room: int | None
-) -> tuple[list[_Row], int]:
+) -> tuple[list[_QueryRow], int]:
     """The rows of the first heads, and how many these are; no head is whole where even the first takes too much: it has a part of
     its rows then."""
-    taken: list[_Row] = []
+    taken: list[_QueryRow] = []
     seen: set[_QueryTable] = set()
     n_bytes = _FRAME
     for n_whole, head in enumerate(heads):
-        own: list[_Row] = []
+        own: list[_QueryRow] = []
         for question in questions[id(head.record)]:
             row = _row(head, question)
             n_bytes += len(row.html.encode()) + 1 + (0 if row.table in seen else len(row.table.html(()).encode()))
@@ -255,7 +255,7 @@ def _fitting(
     return taken, len(heads)
 
 
-def _row(head: DrawableHead, question: _Question) -> _Row:
+def _row(head: DrawableHead, question: _Question) -> _QueryRow:
     view, (b, number) = head.record, question.table.place
     table = replace(question.table, rest=rest_name(view.heads[head.place]))
     found = strongest_of(view, head.place, b, number)
@@ -269,7 +269,7 @@ def _row(head: DrawableHead, question: _Question) -> _Row:
         visible = view.arrays["visible"][b, :, question.query]
         n_visible = int(visible[min(head.place, len(visible) - 1)])
         cells.append(tag("td", text(percent_text(1 / n_visible) if n_visible else NONE)))
-    return _Row(table, tag("tr", tag("th", text(head.label), scope="row"), *cells))
+    return _QueryRow(table, tag("tr", tag("th", text(head.label), scope="row"), *cells))
 
 
 # --------------------------------------------------------------------------------------------------------------- cells
@@ -358,4 +358,4 @@ def _corner_cell(found: CornerCells, at: tuple[int, int], precision: int) -> Htm
             else tag("td", text("0"), class_="closed")
         )
     shade = level_of(share, found.largest) * N_SHADES // 256
-    return tag("td", text(share_text(share, precision)), **({"class_": f"l{shade}"} if shade else {}))
+    return tag("td", text(weight_text(share, precision)), **({"class_": f"l{shade}"} if shade else {}))

@@ -17,7 +17,7 @@ from mhacli.render.base.format import (
     values_text,
 )
 from mhacli.render.base.options import Screen
-from mhacli.render.page.html import Html, joined, preformatted, table, tag, text
+from mhacli.render.page.elements import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
 from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary

@@ -19,9 +19,9 @@ from mhacli.render.base.format import (
     number_text,
     plain_table,
     seconds_text,
-    share_text,
     title_rule,
     token_text,
+    weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
@@ -180,12 +180,12 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
     listed = strongest[:_KEYS_SHOWN] if is_long else keys
     words = [
         f"{token_text(head.record.keys[head.sequence], head.key_index(key))} {head.key_index(key)} "
-        f"{share_text(float(shares[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
+        f"{weight_text(float(shares[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
         for key in listed
     ]
     if is_long:
         rest = float(sum(shares[key] for key in strongest[_KEYS_SHOWN:]))
-        words.append(f"{count_of(len(keys) - len(listed), 'key')} more {share_text(rest, options.precision)}")
+        words.append(f"{count_of(len(keys) - len(listed), 'key')} more {weight_text(rest, options.precision)}")
     return words or ["no key allowed"]
 
 

@@ -1,10 +1,9 @@
-"""The terminal view of a run: configuration, tokens, shapes, every head, timings, the self-check; and of a mask alone."""
+"""The terminal view of a run: configuration, tokens, shapes, every head, timings, and the self-check."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from textwrap import wrap
 
 import numpy as np
@@ -13,29 +12,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.render.base.colours import EMPTY
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
     count_of,
     filled,
-    fitted,
     number_text,
     plain_table,
     seconds_text,
     title_rule,
-    token_text,
 )
-from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.head_map import HeadPattern, largest_share
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.render.heads.table import overview
-from mhacli.results.mask import MaskSummary, SequenceMask
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
@@ -216,118 +210,3 @@ def timing_table(record: Record, screen: Screen) -> Table:
     table.caption = Text(f"{rate} over {count_of(len(total.samples_s), 'run')} after the first", style="dim")
     table.caption_justify = "left"
     return table
-
-
-# ------------------------------------------------------------------------------------------------------- the mask alone
-
-MASK_SCHEMA = "mha.mask/1"
-_LABEL_WIDTH, _COUNT_WIDTH, _MAX_NAMED, _MAX_LINES = 12, 6, 32, 64
-_SEEN, _UNSEEN = "■", "·"
-_ALLOWED = "cyan"
-_PARTLY = "░▒▓"
-
-
-def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
-    """Rules, then a picture and the density for each sequence; long texts show blocks of cells."""
-    rules = [visible(rule) for rule in survey.rules] or ["every key is allowed"]
-    parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
-    shown = balanced(len(survey.masks), MAX_SEQUENCES)
-    for place, index in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            parts.append(Text(f"⋮ {count_of(shown.hidden, 'sequence')} not drawn", style="dim"))
-        parts += [Text(""), *_one(survey, index, screen)]
-    return Group(*parts)
-
-
-def mask_document(survey: MaskSummary, command: tuple[str, ...]) -> str:
-    """The survey as one JSON document, schema `mha.mask/1`."""
-    masks = [{"n_visible": mask.n_visible, "density": mask.density, **asdict(mask)} for mask in survey.masks]
-    content = {
-        "schema": MASK_SCHEMA,
-        "command": command,
-        "config": asdict(survey.config),
-        "sequences": [asdict(sequence) for sequence in survey.sequences],
-        "context": None if survey.context is None else [asdict(sequence) for sequence in survey.context],
-        "rules": survey.rules,
-        "masks": masks,
-    }
-    return json.dumps(content, allow_nan=False) + "\n"
-
-
-def _one(survey: MaskSummary, index: int, screen: Screen) -> Iterator[RenderableType]:
-    mask, q_len = survey.masks[index], len(survey.masks[index].visible_per_query)
-    k_len = mask.n_cells // q_len
-    n_real = len(survey.sequences[index].tokens) * len((survey.context or survey.sequences)[index].tokens)
-    yield title_rule(f"sequence {index}: {q_len} queries × {k_len} keys")
-    room = screen.width - _LABEL_WIDTH - 1 - _COUNT_WIDTH
-    cell_width = 2 if 2 * k_len <= room else 1
-    if mask.block == 1 and q_len <= _MAX_NAMED and k_len * cell_width <= room:
-        yield _named_cells(survey, index, k_len, cell_width)
-    else:
-        yield _blocks(mask, k_len, max(1, room))
-    counts = mask.visible_per_query
-    padded = ", padding counted" if q_len * k_len > n_real else ""
-    yield Text(
-        f"density {100 * mask.density:.3g} %: {mask.n_visible:,} of {mask.n_cells:,} cells are allowed{padded} · a query sees "
-        f"{min(counts):,} to {max(counts):,} keys, mean {_mean(mask.n_visible / q_len)}",
-        style="bold",
-    )
-
-
-def _named_cells(survey: MaskSummary, index: int, k_len: int, cell_width: int) -> Text:
-    """Every cell, with the tokens beside it; keys are numbered as tokens of their text, – is padding."""
-    mask, sequence = survey.masks[index], survey.sequences[index]
-    first = survey.config.first_column(len(sequence.tokens), len(mask.visible_per_query))
-    keys = (survey.context or survey.sequences)[index]
-    indices = [key - survey.config.first_column(len(keys.tokens), k_len) for key in range(k_len)]
-    digits = [str(i % 10) if 0 <= i < len(keys.tokens) else "–" for i in indices]
-    picture = Text()
-    if len(keys.tokens) > 10:
-        tens = [str(i // 10) if i % 10 == 0 and 0 < i < len(keys.tokens) else "" for i in indices]
-        picture.append(
-            " " * (_LABEL_WIDTH + 1) + "".join(f"{ten:<{cell_width}}" for ten in tens).rstrip() + "\n", style="dim"
-        )
-    picture.append(
-        " " * (_LABEL_WIDTH + 1) + "".join(f"{digit:<{cell_width}}" for digit in digits) + "  sees", style="dim"
-    )
-    for row, blocks in enumerate(mask.block_counts):
-        picture.append("\n").append_text(_label(sequence, row - first)).append(" ")
-        for seen in blocks:
-            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style=_ALLOWED if seen else EMPTY)
-        picture.append(f"  {mask.visible_per_query[row]:,}", style="dim")
-    return picture.append(f"\n{_SEEN} may attend, {_UNSEEN} may not", style="dim")
-
-
-def _label(sequence: TokenSequence, index: int) -> Text:
-    name = fitted(token_text(sequence, index), _LABEL_WIDTH)
-    is_real = 0 <= index < len(sequence.tokens)
-    return Text(name + " " * (_LABEL_WIDTH - cell_len(name)), style="bold" if is_real else "dim")
-
-
-def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
-    """Marks for blocks of cells, the more of a block is allowed the fuller."""
-    q_len = len(mask.visible_per_query)
-    n_rows, n_columns = len(mask.block_counts), len(mask.block_counts[0])
-    merge = max(1, -(-n_columns // room), -(-n_rows // _MAX_LINES))
-    side = mask.block * merge
-    lines = [Text(f"{'':{_LABEL_WIDTH}} keys from left to right, each mark {side} × {side} cells", style="dim")]
-    for top in range(0, n_rows, merge):
-        line = Text().append(f"{top * mask.block:>{_LABEL_WIDTH}} ", style="dim")
-        height = min(side, q_len - top * mask.block)
-        for left in range(0, n_columns, merge):
-            seen = sum(sum(row[left : left + merge]) for row in mask.block_counts[top : top + merge])
-            share = seen / (height * min(side, k_len - left * mask.block))
-            line.append(_mark(share), style=_ALLOWED if share else EMPTY)
-        lines.append(line)
-    lines.append(Text(f"{_SEEN} all of a block is allowed, {_PARTLY} some of it, {_UNSEEN} nothing", style="dim"))
-    return Text("\n").join(lines)
-
-
-def _mean(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
-
-
-def _mark(share: float) -> str:
-    if share in (0, 1):
-        return _SEEN if share else _UNSEEN
-    return _PARTLY[min(2, int(3 * share))]

@@ -15,7 +15,7 @@ from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, fitted
-from mhacli.viewer.gallery import Gallery, GalleryHead
+from mhacli.viewer.head_table import HeadTable, TableHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 
 if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
@@ -48,13 +48,15 @@ class HeadGrid(Pane, can_focus=True):
             super().__init__()
             self.place, self.again = place, again
 
-    def __init__(self, gallery: Gallery, picture_of: Callable[[GalleryHead], Picture | None], *, colour: bool) -> None:
+    def __init__(
+        self, head_table: HeadTable, picture_of: Callable[[TableHead], Picture | None], *, colour: bool
+    ) -> None:
         super().__init__(id="heads")
-        self.gallery, self.colour = gallery, colour
+        self.head_table, self.colour = head_table, colour
         self._picture_of = picture_of
-        self.place = gallery.places[0]
+        self.place = head_table.places[0]
         self._top, self._left = 0, 0
-        self._small: dict[GalleryHead, Sequence[Line]] = {}
+        self._small: dict[TableHead, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
@@ -67,13 +69,13 @@ class HeadGrid(Pane, can_focus=True):
 
     def layout_for(self, width: int, height: int) -> GridLayout:
         """Small pictures where they fit, else signs, the cursor's among them."""
-        label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.gallery.rows)
-        label = max(label, len("layer")) + 1 if len(self.gallery.rows) > 1 else 0
-        n_rows, n_columns = len(self.gallery.rows), len(self.gallery.columns)
-        size = thumbnail_size(self.gallery, (width - label, height - 1))
+        label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.head_table.rows)
+        label = max(label, len("layer")) + 1 if len(self.head_table.rows) > 1 else 0
+        n_rows, n_columns = len(self.head_table.rows), len(self.head_table.columns)
+        size = thumbnail_size(self.head_table, (width - label, height - 1))
         if size is not None:
             return GridLayout(label, size.width + 2, size.height + 2, range(n_rows), range(n_columns), size)
-        least = max(len(str(number)) for number in self.gallery.columns) + 1
+        least = max(len(str(number)) for number in self.head_table.columns) + 1
         room = width - label
         is_tight = n_columns <= room < 2 * n_columns
         cell = 1 if is_tight else max(2, min(_MOST_WIDTH, least, room // n_columns))
@@ -87,12 +89,14 @@ class HeadGrid(Pane, can_focus=True):
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The title, the heads' numbers, and the layers."""
-        n_heads, self._budget = len(self.gallery.places), _CELLS_AT_ONCE
+        n_heads, self._budget = len(self.head_table.places), _CELLS_AT_ONCE
         layout = self.layout_for(width, height)
-        title = count_of(n_heads, "head") + (f" in {count_of(len(self.gallery.rows), 'layer')}" if layout.label else "")
+        title = count_of(n_heads, "head") + (
+            f" in {count_of(len(self.head_table.rows), 'layer')}" if layout.label else ""
+        )
         for shown, every, word in (
-            (layout.rows, self.gallery.rows, "rows"),
-            (layout.columns, self.gallery.columns, "columns"),
+            (layout.rows, self.head_table.rows, "rows"),
+            (layout.columns, self.head_table.columns, "columns"),
         ):
             if len(shown) < len(every):
                 title += f" · {word} {shown.start}–{shown.stop - 1} of {len(every)}"
@@ -109,23 +113,23 @@ class HeadGrid(Pane, can_focus=True):
     def _numbers(self, layout: GridLayout) -> Line:
         """The numbers of the heads, every so many where a column is narrower than a number."""
         line = [" "] * (len(layout.columns) * layout.width + 4)
-        widest = max(len(str(self.gallery.columns[c])) for c in layout.columns)
+        widest = max(len(str(self.head_table.columns[c])) for c in layout.columns)
         every = 1 if widest < layout.width else 5
         for c in layout.columns:
             if c % every == 0:
-                at, number = (c - layout.columns.start) * layout.width, str(self.gallery.columns[c])
+                at, number = (c - layout.columns.start) * layout.width, str(self.head_table.columns[c])
                 line[at : at + len(number)] = number
         return segments([(f"{'layer':<{layout.label}}" if layout.label else "", DIM), ("".join(line), DIM)])
 
     def _signs(self, row: int, layout: GridLayout) -> Line:
-        layer = self.gallery.rows[row]
+        layer = self.head_table.rows[row]
         is_own = row == self.place[0]
         name = fitted(layer.name, layout.label - 1) if layout.label else ""
         line = [segment(f"{name:>{layout.label - 1}} " if layout.label else "", ACCENT if is_own else DIM)]
         if layer.instead:
             return [*line, segment(f"– {layer.instead}", DIM)]
         for column in layout.columns:
-            head = self.gallery.head_at(row, column)
+            head = self.head_table.head_at(row, column)
             sign, style = (" ", PLAIN) if head is None else kind_sign(head.statistics)
             is_cursor = (row, column) == self.place
             line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (layout.width - 1))]
@@ -136,10 +140,10 @@ class HeadGrid(Pane, can_focus=True):
         title: list[Segment] = []
         lines: list[list[Segment]] = [[] for _ in range(size.height)]
         for number, column in enumerate(layout.columns):
-            head = self.gallery.head_at(row, column)
+            head = self.head_table.head_at(row, column)
             is_cursor = (row, column) == self.place
             if number == 0 and layout.label:
-                names = [fitted(self.gallery.rows[row].name, layout.label - 1), *[""] * (size.height - 1)]
+                names = [fitted(self.head_table.rows[row].name, layout.label - 1), *[""] * (size.height - 1)]
                 heading = "layer" if row == layout.rows.start else ""
                 title.append(segment(f"{heading:<{layout.label}}", DIM))
                 for line, name in zip(lines, names, strict=True):
@@ -160,7 +164,7 @@ class HeadGrid(Pane, can_focus=True):
                 self._thumbnail = thumbnail
         self.repaint()
 
-    def _small_of(self, head: GalleryHead, size: ThumbnailSize) -> Sequence[Line]:
+    def _small_of(self, head: TableHead, size: ThumbnailSize) -> Sequence[Line]:
         """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
         if self._thumbnail is None or (drawn := self._picture_of(head)) is None:
             return blank(size)
@@ -180,19 +184,19 @@ class HeadGrid(Pane, can_focus=True):
         row = layout.rows.start + (event.y - (1 if layout.thumbnail else 2)) // layout.height
         column = layout.columns.start + (event.x - layout.label) // layout.width
         is_there = event.x >= layout.label and row in layout.rows and column in layout.columns
-        if is_there and event.y >= 1 and self.gallery.head_at(row, column) is not None:
+        if is_there and event.y >= 1 and self.head_table.head_at(row, column) is not None:
             self.post_message(self.Moved((row, column), again=(row, column) == self.place))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """A layer further."""
-        self.post_message(self.Moved(self.gallery.above(self.place, 1), again=False))
+        self.post_message(self.Moved(self.head_table.above(self.place, 1), again=False))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """A layer back."""
-        self.post_message(self.Moved(self.gallery.above(self.place, -1), again=False))
+        self.post_message(self.Moved(self.head_table.above(self.place, -1), again=False))
 
 
-def _thumbnail_title(head: GalleryHead | None, width: int, is_cursor: bool) -> list[Segment]:
+def _thumbnail_title(head: TableHead | None, width: int, is_cursor: bool) -> list[Segment]:
     if head is None:
         return [segment(" " * width)]
     sign, style = kind_sign(head.statistics)
@@ -222,11 +226,11 @@ class ThumbnailSize:
     height: int
 
 
-def thumbnail_size(gallery: Gallery, room: tuple[int, int]) -> ThumbnailSize | None:
+def thumbnail_size(head_table: HeadTable, room: tuple[int, int]) -> ThumbnailSize | None:
     """The largest tiles with which all heads fit into columns and lines; None where they would be too small, or too many cells
     to look at."""
-    drawn = [head.drawable for row in gallery.rows for head in row.heads if head is not None]
-    if not drawn or any(one is None for one in drawn) or any(row.instead for row in gallery.rows):
+    drawn = [head.drawable for row in head_table.rows for head in row.heads if head is not None]
+    if not drawn or any(one is None for one in drawn) or any(row.instead for row in head_table.rows):
         return None
     facts = [one.record.facts for one in drawn if one is not None]
     if (
@@ -234,9 +238,11 @@ def thumbnail_size(gallery: Gallery, room: tuple[int, int]) -> ThumbnailSize | N
         > _MOST_CELLS
     ):
         return None
-    width = min(40, room[0] // len(gallery.columns) - 2)
+    width = min(40, room[0] // len(head_table.columns) - 2)
     steepest = max(f.q_len / f.k_len for f in facts)
-    size = ThumbnailSize(width, min(16, room[1] // len(gallery.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2))))
+    size = ThumbnailSize(
+        width, min(16, room[1] // len(head_table.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2)))
+    )
     return size if size.width >= _LEAST[0] and size.height >= _LEAST[1] else None
 
 

@@ -13,9 +13,9 @@ from textual.message import Message
 
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, ticks
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
-from mhacli.render.base.format import fitted, share_text
+from mhacli.render.base.format import fitted, weight_text
 from mhacli.viewer.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
-from mhacli.viewer.picture import SHADED, TAKEN_SIGN, Picture, Shades, Zoom, fitting, ladder, nearest
+from mhacli.viewer.picture import SHADED, TAKEN_SIGN, Picture, Shades, Zoom, fitting, nearest, zoom_levels
 
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
@@ -75,14 +75,14 @@ class Matrix(Pane, can_focus=True):
         shape, room = (self.picture.n_rows, self.picture.n_columns), self._room()
         if self.chosen_zoom is None:
             return fitting(shape, room, colour=self.colour)
-        steps = ladder(shape, room, colour=self.colour)
+        steps = zoom_levels(shape, room, colour=self.colour)
         return steps[nearest(self.chosen_zoom, steps)]
 
     def zoomed(self, step: int) -> bool:
         """Draws one zoom larger or smaller; False where there is none."""
         if self.picture is None:
             return False
-        steps = ladder((self.picture.n_rows, self.picture.n_columns), self._room(), colour=self.colour)
+        steps = zoom_levels((self.picture.n_rows, self.picture.n_columns), self._room(), colour=self.colour)
         place = nearest(self.zoom(), steps) + step
         if not 0 <= place < len(steps):
             return False
@@ -138,7 +138,7 @@ class Matrix(Pane, can_focus=True):
         said = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
         if zoom.factor > 1:
             share = float(shades.map.shares[self.row // zoom.factor, self.column // zoom.factor])
-            said += f", here {'not allowed' if share == FORBIDDEN else share_text(share, 4)}"
+            said += f", here {'not allowed' if share == FORBIDDEN else weight_text(share, 4)}"
         if window.n_rows < shape[0]:
             said += f" · rows {window.top}–{window.top + window.n_rows - 1} of {shape[0]}"
         if window.n_columns < shape[1]:
@@ -261,7 +261,7 @@ def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: boo
     """A share with a sign of its shade where there is no colour; `0` where it is not allowed, `–` where it was taken out.
     Brackets are the cursor."""
     nothing = "0" if share == FORBIDDEN else TAKEN_SIGN
-    number = nothing if level < 0 and level != NOT_A_NUMBER else share_text(share, zoom.decimals)
+    number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(share, zoom.decimals)
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign

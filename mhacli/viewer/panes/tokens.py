@@ -14,7 +14,7 @@ from textual.message import Message
 
 from mhacli.render.base.cells import NOT_A_NUMBER
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
-from mhacli.render.base.format import fitted, share_text, token_text
+from mhacli.render.base.format import fitted, token_text, weight_text
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 from mhacli.viewer.lines import ACCENT, BOLD, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
@@ -162,7 +162,7 @@ class Tokens(Pane, can_focus=True):
 # -------------------------------------------------------------------------------------------------------------- search
 
 
-Axis = Literal["query", "key"]
+SearchAxis = Literal["query", "key"]
 
 
 def matches(text: TokenSequence, typed: str) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def matches(text: TokenSequence, typed: str) -> tuple[int, ...]:
 class Search:
     """What was typed, on which axis, and which of the places that match is meant."""
 
-    axis: Axis
+    axis: SearchAxis
     typed: str = ""
     places: tuple[int, ...] = ()
     at: int = 0
@@ -200,7 +200,7 @@ class Search:
         return self.places[self.at] if self.places else None
 
 
-def searched(text: TokenSequence, axis: Axis, typed: str, begin: int) -> Search:
+def searched(text: TokenSequence, axis: SearchAxis, typed: str, begin: int) -> Search:
     """The matches of what was typed; meant is that number's place, or the first match from `begin` on."""
     places = matches(text, typed)
     if typed.isdigit() and places and places[0] == int(typed):
@@ -378,7 +378,7 @@ class TopKeys(Pane, can_focus=True):
         label = min(_MOST_NAME, max(6, width - DECIMALS - 12))
         name = set_cell_size(fitted(self.picture.key_name(column), label), label)
         is_own = column == self.column
-        number = f"{share_text(share, DECIMALS):>{DECIMALS + 2}}"
+        number = f"{weight_text(share, DECIMALS):>{DECIMALS + 2}}"
         room = max(0, width - label - len(number) - 4)
         return segments(
             [
@@ -394,10 +394,10 @@ class TopKeys(Pane, can_focus=True):
         assert self.picture is not None
         rest, lines = self._listed[len(self.shown_keys) :], []
         if rest:
-            lines.append(segments([(f"  {len(rest)} more get {share_text(sum(s for _, s in rest), DECIMALS)}", DIM)]))
+            lines.append(segments([(f"  {len(rest)} more get {weight_text(sum(s for _, s in rest), DECIMALS)}", DIM)]))
         learned = self.picture.base.learned
         if learned is not None and not self.picture.hides_sinks:
-            lines.append(segments([(f"  learned sink {share_text(float(learned[self.row]), DECIMALS)}", DIM)]))
+            lines.append(segments([(f"  learned sink {weight_text(float(learned[self.row]), DECIMALS)}", DIM)]))
         return lines
 
     def on_click(self, event: events.Click) -> None:

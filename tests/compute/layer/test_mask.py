@@ -19,7 +19,7 @@ from support.variant_cases import (
 from mhacli.compute.layer import trace as study
 from mhacli.compute.layer.trace import MAX_BLOCKS, MAX_CELLS, summarise_mask
 from mhacli.errors import MhaError
-from mhacli.render.run.view import mask_document
+from mhacli.render.run.mask import mask_document
 from mhacli.requests.layer import layer_request
 from mhacli.spec.config import Config
 from mhacli.text.encode import Encoded, encode

@@ -17,9 +17,9 @@ from mhacli.render.base.format import (
     fitted,
     number_text,
     seconds_text,
-    share_text,
     sparkline,
     token_text,
+    weight_text,
 )
 from mhacli.render.base.options import Selection, ViewOptions, balanced, chosen, require_choices
 from mhacli.spec.config import Config
@@ -30,16 +30,16 @@ from mhacli.spec.config import Config
     [(0.171, 2, ".17"), (1.0, 2, "1.00"), (0.0, 2, ".00"), (0.999, 2, "1.00"), (0.5, 1, ".5"), (12.5, 2, "12.50")],
 )
 def test_a_share_has_no_leading_zero(share, precision, text):
-    assert share_text(share, precision) == text
+    assert weight_text(share, precision) == text
 
 
 def test_a_share_that_is_not_a_number_says_so():
-    assert share_text(float("nan"), 2) == "nan"
+    assert weight_text(float("nan"), 2) == "nan"
 
 
 @given(st.floats(0, 1), st.integers(1, 9))
 def test_a_share_is_within_half_of_its_last_digit(share, precision):
-    assert float(share_text(share, precision)) == pytest.approx(share, abs=0.5000001 * 10**-precision)
+    assert float(weight_text(share, precision)) == pytest.approx(share, abs=0.5000001 * 10**-precision)
 
 
 @pytest.mark.parametrize(

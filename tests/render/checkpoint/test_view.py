@@ -20,7 +20,7 @@ from mhacli.errors import UsageError
 from mhacli.render import csv
 from mhacli.render import json as json_view
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import flowing, share_text, short_text
+from mhacli.render.base.format import flowing, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.patterns import in_words, words_with
@@ -303,13 +303,13 @@ def test_every_number_of_a_head_is_in_its_row(name):
         seen = allowed.any(-1)
         assert label.split()[-1] == str(record.layers[index].layer)
         assert (h, kind) == (head.head, KINDS[(3 * index + h) % len(KINDS)])
-        sure = [] if kind == "mixed" else [share_text(head.certainty, 2)]
+        sure = [] if kind == "mixed" else [weight_text(head.certainty, 2)]
         entropy = -np.sum(p[p > 0] * np.log(p[p > 0])) / seen.sum()
         assert words[: len(sure) + 1] == [*sure, f"{entropy:.2f}"]
         firsts = words[len(sure) + 8 :]
-        assert firsts[0] == share_text(float(p[..., 0][seen].mean()), 2)
+        assert firsts[0] == weight_text(float(p[..., 0][seen].mean()), 2)
         if record.layers[index].sinks:
-            assert firsts[1] == share_text(float((1 - p.sum(-1))[seen].mean()), 2)
+            assert firsts[1] == weight_text(float((1 - p.sum(-1))[seen].mean()), 2)
         assert short_text(head.max_score) in words
 
 
@@ -421,7 +421,7 @@ def expected_span(record, index, one, other, heads):
     p = record.of_layer(index).arrays["pattern"][0].astype(float)[heads]
     rows, columns = list(SPANS[one].tokens[0]), list(SPANS[other].tokens[0])
     mass = p[:, rows][:, :, columns].sum(-1).mean()
-    return [share_text(mass, 2), f"×{short_text(mass / (len(columns) / 15))}"]
+    return [weight_text(mass, 2), f"×{short_text(mass / (len(columns) / 15))}"]
 
 
 def test_spans_give_each_other_what_the_patterns_say_beside_uniform_attention():
@@ -461,7 +461,7 @@ def test_every_pair_of_spans_has_a_column_beside_those_of_its_own_span(width, pe
     assert per_table == 9 or all(len({one for one, _ in table}) == 1 for table in pairs)
     masses = layered(n_layers=1, n_heads=2, spans=spans).of_layer(0).arrays["span_mass"][0].mean(0)
     shown = [word for i in headings for word in lines[i + 1].split()[1::2]]
-    assert shown == [share_text(float(mass), 2) for mass in masses.ravel()]
+    assert shown == [weight_text(float(mass), 2) for mass in masses.ravel()]
 
 
 # ------------------------------------------------------------------------------------------------------------ patterns
@@ -499,10 +499,10 @@ def test_a_chosen_head_of_a_chosen_layer_is_drawn_cell_by_cell(name):
     assert len(rows) == 15
     for i, line in enumerate(rows):
         words = line.split()
-        cells = [share_text(pattern[i, j], 2) if allowed[i, j] else "0" for j in range(15)]
+        cells = [weight_text(pattern[i, j], 2) if allowed[i, j] else "0" for j in range(15)]
         assert [word.rstrip("*") for word in words[1:16]] == cells
-        sums = [share_text(pattern[i].sum(), 2)]
-        sums += [share_text(1 - pattern[i].sum(), 2)] if name == "sinks" else []
+        sums = [weight_text(pattern[i].sum(), 2)]
+        sums += [weight_text(1 - pattern[i].sum(), 2)] if name == "sinks" else []
         assert words[16 : 16 + len(sums)] == sums
         assert words[16 + len(sums)] == f"{arrays['entropy'][0, 2, i]:.2f}"
 
@@ -515,7 +515,7 @@ def test_all_drawn_heads_share_one_scale_of_the_rows_that_are_drawn():
             record.of_layer(i).arrays["pattern"][0, h, list(rows or range(1, 15))].max() for i in (0, 2) for h in (0, 1)
         )
         assert text.count("shade linear") == 1
-        assert f"shade linear, 0 … {share_text(largest, 2)}, the same for all heads" in text
+        assert f"shade linear, 0 … {weight_text(largest, 2)}, the same for all heads" in text
 
 
 def test_layers_that_are_chosen_show_their_first_and_last_heads_and_heads_those_of_some_layers():
@@ -535,7 +535,7 @@ def test_rows_that_are_asked_for_are_drawn_alone_with_their_places():
     rows = matrix_rows(lines, "layer 0 · head 1")
     assert [row.split()[:2] for row in rows] == [["13", "on"], ["2", "quick"]]
     pattern = RECORDS["run"].of_layer(0).arrays["pattern"][0, 1]
-    assert rows[1].split()[2].rstrip("*") == share_text(float(pattern[2, 0]), 2)
+    assert rows[1].split()[2].rstrip("*") == weight_text(float(pattern[2, 0]), 2)
     many = layered(text_of(WORDS * 3))
     rows = matrix_rows(view(many, 200, layers=((None, 0),), heads=(1,), rows=tuple(range(30))), "layer 0 · head 1")
     assert len(rows) == 30
@@ -578,8 +578,8 @@ def test_the_strongest_keys_of_a_row_come_with_what_a_learned_sink_took():
     pattern = record.of_layer(0).arrays["pattern"][0, 1, 6].astype(float)
     tokens = record.sequences[0].tokens
     keys = np.argsort(-pattern)[:2]
-    said = ", ".join(f"{tokens[k]} {k} {share_text(pattern[k], 2)}" for k in keys)
-    assert f"jump 6 → {said} · σ {share_text(1 - pattern.sum(), 2)}" in flat(lines)
+    said = ", ".join(f"{tokens[k]} {k} {weight_text(pattern[k], 2)}" for k in keys)
+    assert f"jump 6 → {said} · σ {weight_text(1 - pattern.sum(), 2)}" in flat(lines)
     assert "rows sum to less than 1" in flat(lines)
 
 

@@ -17,8 +17,9 @@ from support.records import drawn, make_record, make_sequence
 from mhacli.errors import UsageError
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.diff.maps import grids, require_drawable
-from mhacli.render.diff.view import diff_view, json_pieces
+from mhacli.render.diff.json import json_pieces
+from mhacli.render.diff.maps import aligned_maps, require_drawable
+from mhacli.render.diff.view import diff_view
 from mhacli.render.diff.words import verdict_text
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.heads.head_map import head_map
@@ -365,7 +366,7 @@ def test_the_mean_change_is_of_the_queries_that_are_compared() -> None:
     found = compare(a, b)
     maps = (head_map(drawable_heads(record, ViewOptions())[0], 0) for record in (a, b))
     text = found.texts[0]
-    whole = grids(*maps, text, text)
+    whole = aligned_maps(*maps, text, text)
     assert whole is not None
     part = whole.fitting(21, 21)
     assert part.block == 2
@@ -439,7 +440,7 @@ def test_the_row_and_the_column_of_a_replaced_token_hold_the_change() -> None:
     a, b = (replace(one, sequences=(make_sequence(one.sequences[0].tokens, vocabulary),)) for one in (a, b))
     (text,) = compare(a, b).texts
     maps = (head_map(drawable_heads(one, ViewOptions(heads=(0,)))[0], 0) for one in (a, b))
-    found = grids(*maps, text, text)
+    found = aligned_maps(*maps, text, text)
     assert found is not None
     expected = b.arrays["pattern"][0, 0].astype(float) - a.arrays["pattern"][0, 0].astype(float)
     assert np.allclose(found.change, expected, rtol=0, atol=1e-12)

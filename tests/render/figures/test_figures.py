@@ -20,7 +20,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg import wrapped
-from mhacli.render.figures.walk import PLACES, sources_of
+from mhacli.render.figures.trace import SITE_POSITIONS, sources_of
 from mhacli.results.record.head_statistics import HeadStatistics, Sink
 from mhacli.results.record.record import LayerWithout, Step
 from mhacli.spec.sites import SITES
@@ -668,7 +668,7 @@ def crosses(line, span) -> bool:
 
 
 def test_the_diagram_knows_every_site():
-    assert set(PLACES) == set(SITES)
+    assert set(SITE_POSITIONS) == set(SITES)
 
 
 @pytest.mark.parametrize(("site", "told"), [("scores", "6 × −∞, not allowed"), ("qk", "6 Inf")])

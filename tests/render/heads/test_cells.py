@@ -13,7 +13,8 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.render.diff.view import diff_view
 from mhacli.render.heads.view import heads_view
-from mhacli.render.run.view import mask_view, run_view
+from mhacli.render.run.mask import mask_view
+from mhacli.render.run.view import run_view
 from mhacli.results.diff.compare import compare
 from mhacli.results.mask import SequenceMask
 from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept

@@ -247,9 +247,9 @@ def test_where_sinks_leave_next_to_nothing_the_rest_still_sums_to_one():
 def test_a_long_head_has_the_same_pooled_weights_in_every_view():
     """Heatmap, map of `mha heads`, page, picture and viewer, against means of blocks of the pattern."""
     pytest.importorskip("textual")
-    from mhacli.render.figures.subject import subject
+    from mhacli.render.figures.head_picture import head_picture
     from mhacli.render.heads.heatmap import fitted_map, renormalised
-    from mhacli.render.page.maps import Fineness, SinkShares, encoded
+    from mhacli.render.page.maps import CellEncoding, SinkShares, encoded
     from mhacli.viewer.picture import Picture
 
     n, factor = 120, 4
@@ -267,11 +267,11 @@ def test_a_long_head_has_the_same_pooled_weights_in_every_view():
     )
     size = n // factor
     whole = head_map(only(record), 0)
-    page, _ = encoded(whole.pooled(factor), 0, Fineness("f32", factor), SinkShares((), 0.0))
+    page, _ = encoded(whole.pooled(factor), 0, CellEncoding("f32", factor), SinkShares((), 0.0))
     views = {
         "heatmap": fitted_map(HeadPattern(record, 0, 0), ViewOptions(), Screen(13 + size, False)).shares,
         "map": renormalised(looked, 0, 0, rows=size, columns=size).shares,
-        "figure": subject(only(record), 0, ViewOptions(), most=size).whole.shares,
+        "figure": head_picture(only(record), 0, ViewOptions(), most=size).whole.shares,
         "viewer": Picture(None, only(record), 0, "linear", False).at(factor).map.shares,
         "page": np.frombuffer(zlib.decompress(base64.b64decode(page.cells)), "<f4").reshape(size, size),
     }

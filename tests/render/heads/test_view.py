@@ -23,7 +23,7 @@ from mhacli.render import csv
 from mhacli.render import json as json_view
 from mhacli.render.base.cells import FORBIDDEN, levels
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import percent_text, share_text, short_text
+from mhacli.render.base.format import percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import places_of
 from mhacli.render.heads.heatmap import renormalised
@@ -102,7 +102,7 @@ def test_every_head_has_a_row_with_its_kind(name, width, records):
     rows = rows_of(view(record, width))
     assert [head for head, _ in rows] == [head.head for head in record.heads]
     for (_, line), head in zip(rows, record.heads, strict=True):
-        sure = "" if head.kind == "mixed" else f" {share_text(head.certainty, 2)}"
+        sure = "" if head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
         assert f"{KIND_SIGNS[head.kind][0]} {head.kind}{sure}" in line
 
 
@@ -141,7 +141,7 @@ def test_every_number_of_a_head_is_in_its_row_where_there_is_room(name, precisio
     for (_, line), head in zip(rows_of(view(record, 260, precision=precision)), record.heads, strict=True):
         shown = line.split()
         begin = shown.index(head.kind) + (1 if head.kind == "mixed" else 2)
-        expected = [*expected_words(head, precision), *(share_text(p, precision) for p in head.patterns)]
+        expected = [*expected_words(head, precision), *(weight_text(p, precision) for p in head.patterns)]
         assert shown[begin : begin + len(expected)] == expected
         assert shown[begin + len(expected)] == words(head.max_score, short_text)
 
@@ -224,7 +224,7 @@ def test_the_keys_that_receive_most_and_the_cells_that_stand_out_are_named_with_
             in text
         )
         cell = head.largest[0]
-        said = f"{tokens[cell.query]} {cell.query} → {tokens[cell.key]} {cell.key} {share_text(cell.share, 2)}"
+        said = f"{tokens[cell.query]} {cell.query} → {tokens[cell.key]} {cell.key} {weight_text(cell.share, 2)}"
         assert f"{said} ×{short_text(cell.lift)}" in text
         _, query, key = head.max_score_at
         assert f"{short_text(head.max_score)} at {tokens[query]} {query} → {tokens[key]} {key}" in text
@@ -294,9 +294,9 @@ def test_by_hand_the_cells_of_a_corner(records):
         assert lines[start + 2].split() == ["query", *map(str, range(5))]
         for row in range(3):
             shares = record.arrays["corner"][0, place, row]
-            cells = ["0" if math.isnan(share) else share_text(share, 3) for share in shares]
+            cells = ["0" if math.isnan(share) else weight_text(share, 3) for share in shares]
             assert lines[start + 3 + row].split() == [tokens[2 + row], str(2 + row), *cells]
-        largest = share_text(np.nanmax(record.arrays["corner"][0, place]), 3)
+        largest = weight_text(np.nanmax(record.arrays["corner"][0, place]), 3)
         assert lines[start + 6].startswith(f"shade linear, 0 … {largest} · 0 not allowed")
 
 

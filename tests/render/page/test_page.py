@@ -22,9 +22,9 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.document import page, quantised_text
-from mhacli.render.page.html import tag, text
+from mhacli.render.page.elements import tag, text
 from mhacli.render.page.maps import coded, decoded
-from mhacli.render.page.payload import Fineness, exact_maps, fitting_maps, map_request
+from mhacli.render.page.payload import CellEncoding, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest, HeadStatistics, Kept, Sink
 from mhacli.results.record.record import Generated, LayerWithout, OwnModule
@@ -308,7 +308,7 @@ def test_the_finest_maps_that_fit_are_taken_and_mean_what_the_record_says(room, 
     tokens = [f"t{i}" for i in range(43)]
     record = layered(text_of(tokens, parts=()), n_layers=2, n_heads=5, causal=True)
     maps = fitting_maps(all_drawn(record), room, rows_first=False)
-    assert maps.fineness == Fineness(code, factor)
+    assert maps.encoding == CellEncoding(code, factor)
     assert maps.is_small == (maps.n_bytes <= room) == (room > 1)
     found = reread(maps)
     for index in (0, 7):
@@ -329,7 +329,7 @@ def test_an_estimate_that_was_too_hopeful_is_found_out():
     for index in range(1, 10, 2):  # those that are tried
         record.arrays[f"layers.{index // 5}.pattern"][0, index % 5] = uniform
     maps = fitting_maps(all_drawn(record), 27_000, rows_first=False)
-    assert maps.fineness == Fineness("u8", 1)
+    assert maps.encoding == CellEncoding("u8", 1)
     assert maps.n_bytes <= 27_000
     assert len(maps.maps) == 10
 
@@ -354,7 +354,7 @@ def test_the_strongest_keys_of_every_query_are_exact_where_cells_are_not():
     coarse = fitting_maps(drawn, 1, rows_first=False)
     assert (coarse.n_keys, coarse.n_rows) == (0, 0)
     maps = fitting_maps(drawn, coarse.n_bytes + 4_300, rows_first=False)
-    assert maps.fineness.code == "u8"
+    assert maps.encoding.code == "u8"
     assert 0 < maps.n_keys < 8
     for head, own in enumerate(reread(maps)["maps"]):
         pattern = record.arrays["layers.0.pattern"][0, head]

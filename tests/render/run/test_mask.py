@@ -4,7 +4,7 @@ import pytest
 from support.records import CAT, drawn, make_sequence
 
 from mhacli.render.base.options import Screen
-from mhacli.render.run.view import mask_view
+from mhacli.render.run.mask import mask_view
 from mhacli.results.mask import MaskSummary, SequenceMask
 from mhacli.spec.config import Config
 

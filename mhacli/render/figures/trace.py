@@ -25,7 +25,7 @@ from mhacli.render.base.format import (
     values_text,
 )
 from mhacli.render.base.options import ViewOptions, balanced
-from mhacli.render.figures.subject import caption
+from mhacli.render.figures.head_picture import caption
 from mhacli.render.figures.svg import (
     ALARM,
     FAINT,
@@ -56,7 +56,7 @@ _MOST, _GAP = 64, 9.0
 _DRAWN_AS = "figure walk"
 
 
-def walk_figure(record: Record, options: ViewOptions) -> Sheet:
+def trace_figure(record: Record, options: ViewOptions) -> Sheet:
     """The picture of the steps that the record holds. Raises `MhaError` where it holds none."""
     if not record.trace:
         raise MhaError("the record must hold the steps of a walk to draw them, got none", hint="mha trace records them")
@@ -152,7 +152,7 @@ _PAIR, _KV, _ALL = (0, 1), (1, 2), (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SitePosition:
     """The lanes that a site takes, and the sites that its numbers come from, as far as they were passed. It stands no higher
     than those that it comes `after`."""
 
@@ -161,43 +161,43 @@ class _Place:
     after: tuple[str, ...] = ()
 
 
-def _projected(lane: tuple[int, ...], letter: str, rows: tuple[str, ...]) -> Mapping[str, _Place]:
+def _projected(lane: tuple[int, ...], letter: str, rows: tuple[str, ...]) -> Mapping[str, _SitePosition]:
     """The sites of queries, keys or values."""
     fused = ("qkv",) if letter == "q" else ("qkv", "kv")
     return {
-        f"{letter}_proj": _Place(lane, rows),
-        f"{letter}_per_head": _Place(lane, rows),
-        letter: _Place(lane, (f"{letter}_proj", f"{letter}_per_head", *fused)),
+        f"{letter}_proj": _SitePosition(lane, rows),
+        f"{letter}_per_head": _SitePosition(lane, rows),
+        letter: _SitePosition(lane, (f"{letter}_proj", f"{letter}_per_head", *fused)),
     }
 
 
 _OF_KEYS = ("context", "x")
 """What keys and values are made of: the first of these that was passed."""
-PLACES: Mapping[str, _Place] = {
-    "ids": _Place(_Q),
-    "random": _Place(_Q),
-    "embed": _Place(_Q, ("ids",)),
-    "positions": _Place(_K, (), ("ids",)),
-    "x": _Place(_Q, ("embed", "random", "positions")),
-    "context": _Place(_KV, (), ("positions",)),
-    "qkv": _Place(_ALL, ("x",)),
-    "kv": _Place(_KV, ("context",)),
+SITE_POSITIONS: Mapping[str, _SitePosition] = {
+    "ids": _SitePosition(_Q),
+    "random": _SitePosition(_Q),
+    "embed": _SitePosition(_Q, ("ids",)),
+    "positions": _SitePosition(_K, (), ("ids",)),
+    "x": _SitePosition(_Q, ("embed", "random", "positions")),
+    "context": _SitePosition(_KV, (), ("positions",)),
+    "qkv": _SitePosition(_ALL, ("x",)),
+    "kv": _SitePosition(_KV, ("context",)),
     **_projected(_Q, "q", ("x",)),
     **_projected(_K, "k", _OF_KEYS),
     **_projected(_V, "v", _OF_KEYS),
-    "q_rot": _Place(_Q, ("q",)),
-    "k_rot": _Place(_K, ("k",)),
-    "alibi": _Place(_ADDED, (), ("q", "k")),
-    "bias": _Place(_ADDED, (), ("q", "k")),
-    "qk": _Place(_PAIR, ("q", "q_rot", "k", "k_rot")),
-    "scores": _Place(_PAIR, ("qk", "alibi", "bias")),
-    "pattern": _Place(_PAIR, ("scores",)),
-    "dropped": _Place(_PAIR, ("pattern",)),
-    "z": _Place(_ALL, ("pattern", "dropped", "v")),
-    "concat": _Place(_ALL, ("z",)),
-    "head_out": _Place(_ALL, ("z",)),
-    "out": _Place(_ALL, ("concat", "z")),
-    "out_sum": _Place(_ALL, ("head_out",)),
+    "q_rot": _SitePosition(_Q, ("q",)),
+    "k_rot": _SitePosition(_K, ("k",)),
+    "alibi": _SitePosition(_ADDED, (), ("q", "k")),
+    "bias": _SitePosition(_ADDED, (), ("q", "k")),
+    "qk": _SitePosition(_PAIR, ("q", "q_rot", "k", "k_rot")),
+    "scores": _SitePosition(_PAIR, ("qk", "alibi", "bias")),
+    "pattern": _SitePosition(_PAIR, ("scores",)),
+    "dropped": _SitePosition(_PAIR, ("pattern",)),
+    "z": _SitePosition(_ALL, ("pattern", "dropped", "v")),
+    "concat": _SitePosition(_ALL, ("z",)),
+    "head_out": _SitePosition(_ALL, ("z",)),
+    "out": _SitePosition(_ALL, ("concat", "z")),
+    "out_sum": _SitePosition(_ALL, ("head_out",)),
 }
 """The sites that the diagram knows. Their formulas say the same, and a test holds the two together."""
 _REPLACED = {"q": "q_rot", "k": "k_rot", "pattern": "dropped", "z": "concat"}
@@ -207,7 +207,7 @@ _REPLACED = {"q": "q_rot", "k": "k_rot", "pattern": "dropped", "z": "concat"}
 def is_flow(steps: Sequence[Step]) -> bool:
     """Whether every step is a site of our own layer, each once."""
     names = [step.site for step in steps]
-    return bool(names) and set(names) <= set(PLACES) and len(names) == len(set(names))
+    return bool(names) and set(names) <= set(SITE_POSITIONS) and len(names) == len(set(names))
 
 
 def sources_of(site: str, passed: Sequence[str]) -> tuple[str, ...]:
@@ -216,8 +216,8 @@ def sources_of(site: str, passed: Sequence[str]) -> tuple[str, ...]:
     >>> sources_of("qk", ("q", "k", "q_rot", "k_rot"))
     ('q_rot', 'k_rot')
     """
-    found = [source for source in PLACES[site].sources if source in passed]
-    if PLACES[site].sources == _OF_KEYS:
+    found = [source for source in SITE_POSITIONS[site].sources if source in passed]
+    if SITE_POSITIONS[site].sources == _OF_KEYS:
         return tuple(found[:1])
     return tuple(source for source in found if _REPLACED.get(source) not in found)
 
@@ -239,7 +239,7 @@ def flow(steps: Sequence[Step]) -> Piece:
     bottoms: dict[int, float] = {}
     for number, step in enumerate(steps, 1):
         lanes = _lanes(step.site, [s.site for s in steps])
-        place, sources = PLACES[step.site], sources_of(step.site, [*boxes])
+        place, sources = SITE_POSITIONS[step.site], sources_of(step.site, [*boxes])
         above = [bottoms.get(lane, -_DOWN_GAP) for lane in lanes]
         above += [boxes[name].bottom for name in (*sources, *place.after) if name in boxes]
         y = max(above) + _DOWN_GAP
@@ -254,7 +254,7 @@ def flow(steps: Sequence[Step]) -> Piece:
 
 def _lanes(site: str, passed: Sequence[str]) -> tuple[int, ...]:
     """The lanes of a site: rows stand above all that is made of them, and beside the context where there is one."""
-    return _ALL if site in ("x", "random") and "context" not in passed else PLACES[site].lanes
+    return _ALL if site in ("x", "random") and "context" not in passed else SITE_POSITIONS[site].lanes
 
 
 def _left(lane: int) -> float:
@@ -314,7 +314,7 @@ _DASHES = "4 3"
 
 
 @dataclass(frozen=True)
-class _Line:
+class _BoxLine:
     """A line of a box, and how it looks."""
 
     text: str
@@ -327,7 +327,7 @@ def box(number: int, step: Step, width: float) -> Piece:
     cells = int((width - 2 * INSET) / (MONO_EM * SIZE))
     lines = [*_name(number, step, cells)]
     for line in _lines(step, is_wide=cells >= _WIDE):
-        lines += [_Line(part, line.fill, line.weight) for part in wrapped(line.text, cells)]
+        lines += [_BoxLine(part, line.fill, line.weight) for part in wrapped(line.text, cells)]
     height = len(lines) * LINE * SIZE + 2 * INSET - 3
     is_view = step.layout == "view"
     fill = _SEEN if is_view else _WITH_WEIGHTS if step.parameters else _MADE
@@ -359,26 +359,26 @@ def legend() -> Piece:
     return Piece(content, x, 14)
 
 
-def _name(number: int, step: Step, cells: int) -> Iterator[_Line]:
+def _name(number: int, step: Step, cells: int) -> Iterator[_BoxLine]:
     """The name, then the axes beside it where there is room, else below."""
     name, axes = f"{number} {visible(step.site)}", axes_text(step.axes, step.shape) + repeats_text(step)
-    yield _Line(name, INK, "bold")
-    yield from (_Line(line, _EDGE) for line in filled(axes.split(" · "), cells))
+    yield _BoxLine(name, INK, "bold")
+    yield from (_BoxLine(line, _EDGE) for line in filled(axes.split(" · "), cells))
 
 
-def _lines(step: Step, *, is_wide: bool) -> Iterator[_Line]:
+def _lines(step: Step, *, is_wide: bool) -> Iterator[_BoxLine]:
     if step.file is not None and step.line is not None:
         place = f"{visible(PurePath(step.file).name)}:{step.line}"
-        yield _Line(f"{place}  {visible(step.source)}", _LINES_OF_THEIRS)
-    yield _Line(visible(step.formula))
+        yield _BoxLine(f"{place}  {visible(step.source)}", _LINES_OF_THEIRS)
+    yield _BoxLine(visible(step.formula))
     if step.remark:
-        yield _Line(f"! {visible(step.remark)}", ALARM, "bold")
+        yield _BoxLine(f"! {visible(step.remark)}", ALARM, "bold")
     if not is_wide:
-        yield _Line(_measured(step), SOFT)
+        yield _BoxLine(_measured(step), SOFT)
     if step.parameters:
-        yield _Line(_parameters(step), SOFT)
+        yield _BoxLine(_parameters(step), SOFT)
     if step.values is not None:
-        yield _Line(values_text(step, step.values, in_brief=True), SOFT)
+        yield _BoxLine(values_text(step, step.values, in_brief=True), SOFT)
 
 
 def _measured(step: Step) -> str:

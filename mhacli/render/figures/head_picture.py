@@ -14,7 +14,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, share_text, token_text
+from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, token_text, weight_text
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
 from mhacli.render.checkpoint.patterns import in_words, words_with
@@ -31,7 +31,7 @@ from mhacli.text.pieces import words_of
 
 
 @dataclass(frozen=True)
-class Subject:
+class HeadPicture:
     """A head of a sequence as it is drawn: its map `whole`, and `shown`, without sinks where these are hidden. `rows` are the
     queries that were asked for, None for all; `in_words` says whether rows and columns are words, put together from tokens."""
 
@@ -73,7 +73,7 @@ def one_sequence(record: Record, options: ViewOptions) -> int:
     return asked[0]
 
 
-def chosen_subjects(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
+def heads_to_draw(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
     """The heads that can be drawn and were asked for. Raises `MhaError` where the record holds none of them."""
     heads = drawable_heads(record, options)
     has_cells = all("pattern" in head.record.arrays for head in heads)
@@ -86,7 +86,7 @@ def chosen_subjects(record: Record, options: ViewOptions) -> tuple[DrawableHead,
 _KEEP = "--keep pattern keeps it, --keep-limit makes room"
 
 
-def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> Subject:
+def head_picture(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> HeadPicture:
     """A head with its map in at most `most` cells a side. Raises `UsageError` for rows of a head that is known in blocks only."""
     rows = _rows(drawn, sequence, options)
     if options.words:
@@ -102,7 +102,7 @@ def subject(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: i
     else:
         whole = found.fitting(most, most)
     shown = whole.without_sinks() if options.hide_sinks else whole
-    return Subject(drawn, sequence, whole, shown, rows, options.words)
+    return HeadPicture(drawn, sequence, whole, shown, rows, options.words)
 
 
 def _rows(drawn: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int, ...] | None:
@@ -140,7 +140,7 @@ def _sinks_in_words(drawn: DrawableHead, view: Record) -> HeadStatistics | None:
 
 
 def drawn_as(
-    record: Record, options: ViewOptions, kind: Figure, *, subjects: Sequence[Subject], shaded: Shading
+    record: Record, options: ViewOptions, kind: Figure, *, subjects: Sequence[HeadPicture], shaded: Shading
 ) -> str:
     """The choices on one line: `figure grid · heads 0, 2 · scale log · sinks hidden`."""
     one = subjects[0]
@@ -155,7 +155,7 @@ def drawn_as(
     return " · ".join([*parts, *(["words"] if options.words else [])])
 
 
-def texts_of(subjects: Sequence[Subject], cells: int) -> Iterator[str]:
+def texts_of(subjects: Sequence[HeadPicture], cells: int) -> Iterator[str]:
     """What is looked at and by what, a line of at most `cells` cells for each pair of texts: `5 tokens: “the cat …”`."""
     alike = of_same_texts(subjects)
     for group in alike:
@@ -170,9 +170,9 @@ def texts_of(subjects: Sequence[Subject], cells: int) -> Iterator[str]:
             yield _text(f"{where}keys, ", keys, one, cells)
 
 
-def of_same_texts(subjects: Sequence[Subject]) -> list[list[Subject]]:
+def of_same_texts(subjects: Sequence[HeadPicture]) -> list[list[HeadPicture]]:
     """The heads, those together that read the same texts."""
-    groups: list[list[Subject]] = []
+    groups: list[list[HeadPicture]] = []
     for one in subjects:
         texts = (one.shown.queries, one.shown.keys)
         group = next((found for found in groups if (found[0].shown.queries, found[0].shown.keys) == texts), None)
@@ -183,7 +183,7 @@ def of_same_texts(subjects: Sequence[Subject]) -> list[list[Subject]]:
     return groups
 
 
-def _text(begin: str, text: TokenSequence, one: Subject, cells: int) -> str:
+def _text(begin: str, text: TokenSequence, one: HeadPicture, cells: int) -> str:
     """How many tokens, and the text, cut where it is long; rows that are random have none."""
     count = begin + count_of(len(text.tokens), "word" if one.in_words else "token", grouped=True)
     words = " ".join(text.text.split())
@@ -223,7 +223,7 @@ def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
     return Piece(content, cells * MONO_EM * _SIZE, len(lines) * height)
 
 
-def map_notes(record: Record, subjects: Sequence[Subject], shaded: Shading) -> Iterator[str]:
+def map_notes(record: Record, subjects: Sequence[HeadPicture], shaded: Shading) -> Iterator[str]:
     """What a cell is, what was put together, left out or taken out, in sentences."""
     yield _what_a_cell_is(subjects)
     if any(one.in_words for one in subjects):
@@ -246,32 +246,32 @@ def unverified(layer: InspectedLayer) -> str:
     return f"NOT verified: {visible('; '.join(layer.unverified))}"
 
 
-def removed_note(one: Subject, precision: int, *, is_hidden: bool) -> Iterator[str]:
+def removed_note(one: HeadPicture, precision: int, *, is_hidden: bool) -> Iterator[str]:
     """What sinks took of a head, told where they are hidden; and a learned sink's share, told wherever there is one."""
     learned = one.whole.learned_mass
     if is_hidden and not one.whole.sinks and learned is None:
         yield "no key is a sink here, so none is taken out"
     elif is_hidden:
         mass, names = sink_text([one], precision), _sink_names(one)
-        also = "" if learned is None else f", and the learned sink with {share_text(learned, precision)}"
+        also = "" if learned is None else f", and the learned sink with {weight_text(learned, precision)}"
         yield (f"sinks are hidden: {names} with {mass}{also} taken out; the rest of each row is renormalised")
     elif learned is not None:
-        mass = share_text(learned, precision)
+        mass = weight_text(learned, precision)
         yield f"a learned sink takes {mass} of all attention: no key gets it, so rows sum to less than 1"
 
 
-def sink_text(subjects: Sequence[Subject], precision: int) -> str:
+def sink_text(subjects: Sequence[HeadPicture], precision: int) -> str:
     """What sinks get of the attention of heads, on average over those whose shares are numbers."""
     mass = sink_mass(subjects)
-    return f"{'an unknown part' if mass is None else share_text(mass, precision)} of all attention"
+    return f"{'an unknown part' if mass is None else weight_text(mass, precision)} of all attention"
 
 
-def sink_mass(subjects: Sequence[Subject]) -> float | None:
+def sink_mass(subjects: Sequence[HeadPicture]) -> float | None:
     """What sinks get on average over all queries of these heads whose shares are numbers; None where there is no such query."""
     return _mean([(one.whole.sink_mass, one.whole.sink_shares, one.whole.n_queries) for one in subjects])
 
 
-def learned_mass(subjects: Sequence[Subject]) -> float | None:
+def learned_mass(subjects: Sequence[HeadPicture]) -> float | None:
     """What learned sinks take on average over all queries of those heads that have one; None where none has."""
     maps = [one.whole for one in subjects]
     return _mean(
@@ -285,7 +285,7 @@ def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
     return float(np.average([mass for mass, *_ in masses], weights=counts)) if sum(counts) else None
 
 
-def _sink_names(one: Subject) -> str:
+def _sink_names(one: HeadPicture) -> str:
     keys = one.whole.keys
     if not one.whole.sinks:
         return "no key"
@@ -296,7 +296,7 @@ def _sink_names(one: Subject) -> str:
     )
 
 
-def _what_a_cell_is(subjects: Sequence[Subject]) -> str:
+def _what_a_cell_is(subjects: Sequence[HeadPicture]) -> str:
     blocks = sorted({one.shown.block for one in subjects})
     if blocks == [1]:
         return "each cell: the share of attention that a query (row) gives to a key (column)"

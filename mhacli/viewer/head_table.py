@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # loaded where a record has them
 
 
 @dataclass(frozen=True, eq=False)
-class GalleryHead:
+class TableHead:
     """A head with its statistics and what can be drawn of it, each None where the record has nothing. `record` is its layer's."""
 
     record: Record
@@ -38,22 +38,22 @@ class GalleryHead:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer: its short name, and its heads in the gallery's columns, None where one was not inspected. `instead` says what a
+    """A layer: its short name, and its heads in the table's columns, None where one was not inspected. `instead` says what a
     layer has that has no attention."""
 
     name: str
-    heads: tuple[GalleryHead | None, ...] = ()
+    heads: tuple[TableHead | None, ...] = ()
     instead: str = ""
 
 
 @dataclass(frozen=True)
-class Gallery:
+class HeadTable:
     """All heads: rows of layers in the order in which they run, and the numbers of the heads in its columns."""
 
     rows: tuple[LayerRow, ...]
     columns: tuple[int, ...]
 
-    def head_at(self, row: int, column: int) -> GalleryHead | None:
+    def head_at(self, row: int, column: int) -> TableHead | None:
         """The head at a place, None where there is none."""
         heads = self.rows[row].heads
         return heads[column] if 0 <= column < len(heads) else None
@@ -91,7 +91,7 @@ class Gallery:
         return place
 
 
-def gallery(record: Record) -> Gallery:
+def head_table(record: Record) -> HeadTable:
     """Every head that a record says something of, or holds a pattern or a map of."""
     drawn = drawable_heads(record, ViewOptions())
     if record.model is None:
@@ -102,13 +102,13 @@ def gallery(record: Record) -> Gallery:
         view = own[0].record if own else record.of_layer(index)
         layers.append((short_name(layer, record.layers), layer, view, own))
     laid = _laid_out(record, layers)
-    return Gallery(_with_missing(laid.rows, record), laid.columns)
+    return HeadTable(_with_missing(laid.rows, record), laid.columns)
 
 
 _Layer = tuple[str, "InspectedLayer | None", Record, Sequence[DrawableHead]]
 
 
-def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:
+def _laid_out(record: Record, layers: Sequence[_Layer]) -> HeadTable:
     columns = sorted(
         {h.head for _, _, view, _ in layers for h in view.heads} | {h.head for layer in layers for h in layer[3]}
     )
@@ -116,13 +116,13 @@ def _laid_out(record: Record, layers: Sequence[_Layer]) -> Gallery:
     for name, layer, view, own in layers:
         said, drawn = {h.head: h for h in view.heads}, {h.head: h for h in own}
         entries = tuple(
-            GalleryHead(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
+            TableHead(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
             if head in said or head in drawn
             else None
             for head in columns
         )
         rows.append(LayerRow(name, entries))
-    return Gallery(tuple(rows), tuple(columns))
+    return HeadTable(tuple(rows), tuple(columns))
 
 
 def _asked(head: int | None, layers: Sequence[LayerChoice]) -> str:

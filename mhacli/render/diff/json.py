@@ -1,0 +1,80 @@
+"""Two records beside each other as one JSON document, schema `mha.diff/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mhacli.render.diff.words import texts_of, verdict_text
+from mhacli.render.json import field
+from mhacli.results.diff.result import Differences, SiteDifference, TextDifference, TokenChange
+from mhacli.results.record.record import Record
+from mhacli.text.escape import without_surrogates
+
+SCHEMA = "mha.diff/1"
+
+
+def json_pieces(
+    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
+) -> Iterator[str]:
+    """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
+    fields = _document(found, records, names, command)
+    yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
+
+
+def _document(
+    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
+) -> Mapping[str, object]:
+    a, b = records
+    first = found.first
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "verdict": found.verdict,
+        "said": verdict_text(found, a, b),
+        "a": without_surrogates(names[0]),
+        "b": without_surrogates(names[1]),
+        "tolerance": {"relative": found.tolerance, "of_dtype": found.dtype},
+        "first": None if first is None else {"where": first.where, **_named_site(first.layer, first.site)},
+        "first_site": None if (numbers := found.first_site) is None else _named_site(numbers.layer, numbers.site),
+        "settings": [asdict(one) for one in found.settings],
+        "n_sequences": found.n_sequences,
+        "texts": [_text(text, a, b) for text in found.texts],
+        "layers": [
+            {
+                "layer": layer.label,
+                "sites": [_site(site) for site in layer.sites],
+                "heads": [asdict(change) for change in layer.heads],
+                "only_a": layer.only_a,
+                "only_b": layer.only_b,
+            }
+            for layer in found.layers
+        ],
+        "only_a": found.only_a,
+        "only_b": found.only_b,
+    }
+
+
+def _named_site(layer: str, site: SiteDifference | None) -> dict[str, Any]:
+    return {"layer": layer, "site": None if site is None else site.site}
+
+
+def _site(site: SiteDifference) -> dict[str, Any]:
+    return asdict(site) | {"relative": site.relative}
+
+
+def _text(text: TextDifference, a: Record, b: Record) -> dict[str, Any]:
+    counts = {
+        "n_aligned": text.n_aligned,
+        "is_same": text.is_same,
+        "n_replaced": sum(one.length for one in text.replaced),
+    }
+    return asdict(text) | counts | {"changes": [_change(text, change, a, b) for change in text.changes]}
+
+
+def _change(text: TextDifference, change: TokenChange, a: Record, b: Record) -> dict[str, Any]:
+    """With the tokens themselves."""
+    own_a, own_b = texts_of(text, a, b)
+    tokens_a, tokens_b = own_a.tokens[change.a_begin : change.a_end], own_b.tokens[change.b_begin : change.b_end]
+    return asdict(change) | {"a": [*map(without_surrogates, tokens_a)], "b": [*map(without_surrogates, tokens_b)]}
