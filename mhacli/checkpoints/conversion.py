@@ -328,7 +328,7 @@ def _rotary(
     scaling = config.get("rope_scaling")
     scaling = scaling if isinstance(scaling, Mapping) else {}
     kinds = [source.get(name) for source in (angles, scaling) for name in ("rope_type", "type")]
-    changed = next((str(one) for one in kinds if one not in (None, "default")), None)
+    changed = next((str(kind) for kind in kinds if kind not in (None, "default")), None)
     notes = (
         (f"rope_type {changed:.40} is not part of the layer: its angles are those of rope_theta alone",)
         if changed

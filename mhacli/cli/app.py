@@ -158,8 +158,8 @@ def _as_error(fault: Exception) -> MhaError:
 
 def _usage_error(fault: Exception) -> MhaError:
     """What Typer says of an option or argument, in our form."""
-    said = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
-    first, _, rest = said.partition("\n")
+    text = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
+    first, _, rest = text.partition("\n")
     message = first[:1].lower() + first[1:] + (f" {' '.join(rest.split())}" if rest else "")
     option = getattr(fault, "option_name", None)
     if option and option[1:2].isdigit():
@@ -187,8 +187,8 @@ def _tell(fault: MhaError) -> int:
         return fault.exit_code
     if _asked_for_json():
         texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
-        said = {name: text and without_surrogates(text) for name, text in texts.items()}
-        lines = [json.dumps({"error": said | {"exit": fault.exit_code}})]
+        error = {name: text and without_surrogates(text) for name, text in texts.items()}
+        lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
         lines = [f"mha: error: {message_text(fault.message)}"] + (
             [f"hint: {message_text(fault.hint)}"] if fault.hint else []

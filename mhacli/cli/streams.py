@@ -245,15 +245,15 @@ def require_stdout() -> None:
 
 def _width(stream: TextIO) -> int:
     try:
-        asked = int(os.environ.get("COLUMNS", ""))
+        columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
-        asked = 0
-    if asked <= 0:
+        columns = 0
+    if columns <= 0:
         try:
-            asked = os.get_terminal_size(stream.fileno()).columns
+            columns = os.get_terminal_size(stream.fileno()).columns
         except (OSError, ValueError):
-            asked = _PIPED_WIDTH
-    return min(_MAX_WIDTH, max(_MIN_WIDTH, asked or _PIPED_WIDTH))
+            columns = _PIPED_WIDTH
+    return min(_MAX_WIDTH, max(_MIN_WIDTH, columns or _PIPED_WIDTH))
 
 
 def _colour_system() -> Literal["standard", "256", "truecolor"]:

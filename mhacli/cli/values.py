@@ -83,15 +83,15 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
     """Positions from `0,2` or `0,4-6`. Raises `UsageError` with the form."""
     if word is None:
         return None
-    found: list[int] = []
+    indices: list[int] = []
     for part in word.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
         low = int(match[1]) if match else 0
         high = int(match[2] or match[1]) if match else -1
-        if not low <= high < low + _MAX_LISTED - len(found):
+        if not low <= high < low + _MAX_LISTED - len(indices):
             raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
-        found.extend(range(low, high + 1))
-    return tuple(found)
+        indices.extend(range(low, high + 1))
+    return tuple(indices)
 
 
 def span(word: str | None, count: int, name: str) -> range:
@@ -99,10 +99,10 @@ def span(word: str | None, count: int, name: str) -> range:
     match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
     if match is None:
         raise UsageError(f"{name} must be A:B such as 100:140, the end left out, got {str(word)[:40]!r}")
-    found = range(int(match[1] or 0), int(match[2] or count))
-    if not found or found.stop > count:
+    positions = range(int(match[1] or 0), int(match[2] or count))
+    if not positions or positions.stop > count:
         raise UsageError(f"{name} must lie within 0:{count} and hold one position at least, got {str(word)[:40]!r}")
-    return found
+    return positions
 
 
 _COUNT = r"[0-9]{1,7}k?"
@@ -110,7 +110,7 @@ _COUNT = r"[0-9]{1,7}k?"
 
 def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int, ...]:
     """Counts from 1 up from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `UsageError` with the form."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in word.split(",") if word is not None else ():
         match = re.fullmatch(rf"({_COUNT})(?:\.\.({_COUNT}))?", part.strip())
         low = _count(match[1]) if match else 0
@@ -120,9 +120,9 @@ def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int
                 f"{name} must be a list such as {example}, or a doubling range such as 1..8, got {str(word)[:80]!r}"
             )
         while low <= high:
-            found.append(low)
+            numbers.append(low)
             low *= 2
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(numbers))
 
 
 def _count(word: str) -> int:
@@ -131,11 +131,11 @@ def _count(word: str) -> int:
 
 def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, ...]:
     """Words from `forward,both`, each one of the choices. Raises `UsageError` that lists them."""
-    found = [] if word is None else [part.strip() for part in word.split(",")]
-    for part in found:
+    chosen = [] if word is None else [part.strip() for part in word.split(",")]
+    for part in chosen:
         if part not in choices:
             raise UsageError(f"{name} must be among {', '.join(choices)}, got {part[:40]!r}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(chosen))
 
 
 def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:

@@ -101,8 +101,8 @@ class HeadsRun:
     def predict(self) -> Prediction:
         """What the run will take, by the time of the first tokens of one head."""
         n = min(_SAMPLE_LEN, *self.scores.shape[2:])
-        one = self.scores.of_heads(range(1))
-        small = replace(one, q=one.q[:1, :, :n], k=one.k[:1, :, :n])
+        first_head = self.scores.of_heads(range(1))
+        small = replace(first_head, q=first_head.q[:1, :, :n], k=first_head.k[:1, :, :n])
         asked = self.asked.beginning(n)
         seconds, until = math.inf, perf_counter() + _SAMPLING_S
         for attempt in count():  # the first ones take longer, and others are on the machine
@@ -111,7 +111,7 @@ class HeadsRun:
                 break
             summarise(pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse), asked)
             seconds = min(seconds, perf_counter() - began)
-        ratio = (len(self.heads) + 1) * n_cells(one) / max(1, n_cells(small))
+        ratio = (len(self.heads) + 1) * n_cells(first_head) / max(1, n_cells(small))
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()
@@ -287,13 +287,13 @@ def second_pass(
     The `baseline` is that of all heads; `tell` hears of the cells that were reduced. Raises `MhaError` where scores overflow.
     """
     heads, pattern, lse, sink_mass = attention.heads, attention.pattern, attention.lse, attention.sink_mass
-    own_baseline = baseline.of_heads(heads)
-    statistics = summarise(pattern, asked, tell, visible=own_baseline.visible, lift=SINK_LIFT)
+    head_baseline = baseline.of_heads(heads)
+    statistics = summarise(pattern, asked, tell, visible=head_baseline.visible, lift=SINK_LIFT)
     if sink_mass is not None:
         statistics = with_sink(statistics, sink_mass)
     seen = has_keys(statistics)
     is_huge = ~(lse.abs() < _HUGE)
-    is_lost = (own_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
+    is_lost = (head_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
     if not wanted.allow_nonfinite and bool(is_lost.any()):
         raise _overflow(heads, is_lost, axes)
     of_all = lse if sink_mass is None else lse - torch.log1p(-sink_mass)  # the learned sink's score among them
@@ -306,12 +306,14 @@ def second_pass(
     }
     if wanted.kept.z:
         arrays["z"] = attention.z
-    said = head_statistics(
-        pattern, statistics, heads=heads, top_score=top_score, baseline=own_baseline, axes=axes, sink_mass=sink_mass,
+    statistics_of_heads = head_statistics(
+        pattern, statistics, heads=heads, top_score=top_score, baseline=head_baseline, axes=axes, sink_mass=sink_mass,
         sink_share=wanted.sink_share,
     )  # fmt: skip
     checks = check_statistics(attention, statistics, top_score, axes)
-    return HeadResults(said, {name: array.cpu() for name, array in arrays.items()}, attention.kernel, checks)
+    return HeadResults(
+        statistics_of_heads, {name: array.cpu() for name, array in arrays.items()}, attention.kernel, checks
+    )
 
 
 def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> HeadResults:
@@ -513,9 +515,9 @@ def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor,
         for place in ((b, h) for h in range(n_heads)):
             rows = [shares_of(attention.pattern, place, span, range(n_keys)) for span in spans]
             shares, values = torch.cat(rows).double(), v[b, place[1] // group].double()
-            sums, own = (shares @ values).cpu(), attention.z[place][queries].double().cpu()
-            apart = torch.where(own.isfinite() & sums.isfinite(), (sums - own).abs(), 0.0)
-            errors.append(torch.where(own.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
+            sums, kernel_z = (shares @ values).cpu(), attention.z[place][queries].double().cpu()
+            apart = torch.where(kernel_z.isfinite() & sums.isfinite(), (sums - kernel_z).abs(), 0.0)
+            errors.append(torch.where(kernel_z.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
             moved.append(_moved(attention.pattern, place, queries, shares, values).cpu())
             magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     return torch.cat(errors), magnitude, torch.cat(moved)

@@ -66,8 +66,8 @@ def plan_memory(facts: Facts, keep: Sequence[str] | None, keep_limit: int, avail
 
 def predict_heads_memory(facts: Facts, wanted: HeadsRequest, available: int | None = None) -> int:
     """The predicted peak in bytes of a look at heads without their matrices. Raises `MhaError` as `plan_memory` does."""
-    have = memory.available_bytes() if available is None else available
-    _require_room(facts, lambda other: _heads_bytes(other, wanted), have)
+    room = memory.available_bytes() if available is None else available
+    _require_room(facts, lambda other: _heads_bytes(other, wanted), room)
     return _heads_bytes(facts, wanted)
 
 

@@ -171,11 +171,11 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints. What is not finite is null."""
-        found = {"schema": SCHEMA, "verdict": self.verdict} | asdict(self)
-        for check, document in zip(self.checks, found["checks"], strict=True):
+        document_of_report = {"schema": SCHEMA, "verdict": self.verdict} | asdict(self)
+        for check, document in zip(self.checks, document_of_report["checks"], strict=True):
             document["status"] = check.word
-        for numerics, document in zip(self.numerics, found["numerics"], strict=True):
+        for numerics, document in zip(self.numerics, document_of_report["numerics"], strict=True):
             document["ok"] = numerics.ok
-        found["environment"] = dict(self.environment)
-        strict: dict[str, Any] = plain(found)
+        document_of_report["environment"] = dict(self.environment)
+        strict: dict[str, Any] = plain(document_of_report)
         return strict

@@ -76,7 +76,7 @@ def _what_to_type(source: str, fault: Exception) -> str:
     named = "give the path of a folder with config.json, as --model ./MiniLM"
     if "/" not in source:
         return f"there is no folder {source} here; {named}, or an id as org/name"
-    names = {type(one).__name__ for one in _causes(fault)}
+    names = {type(cause).__name__ for cause in _causes(fault)}
     if names & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
         return f"the hub has no such checkpoint, or keeps it from you; {named}"
     if "GatedRepoError" in names:

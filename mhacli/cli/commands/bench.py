@@ -168,19 +168,19 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
         from mhacli.compute.bench import run as study
     options = study.BenchOptions(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
     with progress() as tell:
-        found = study.bench(sweep, how.device, options, tell)
-    comparison = None if baseline is None else compare(found, baseline, against.compare or "")
+        benchmark = study.bench(sweep, how.device, options, tell)
+    comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
     if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
         with progress() as tell:  # a busy moment is not a slow kernel: what is slow must be slow twice
-            again = study.bench(_narrowed(found.sweep, too_slow(comparison, limit)), how.device, options, tell)
+            again = study.bench(_narrowed(benchmark.sweep, too_slow(comparison, limit)), how.device, options, tell)
         comparison = comparison.milder(compare(again, baseline, comparison.baseline))
     if comparison is not None and limit is not None:
         comparison = comparison.ruled(limit)
     if against.save_baseline is not None:
-        write_whole(against.save_baseline, found.to_json().encode(), force=output.force)
-    _print(found, comparison, output)
-    _draw(found, output)
-    _require(found, comparison)
+        write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
+    _print(benchmark, comparison, output)
+    _draw(benchmark, output)
+    _require(benchmark, comparison)
     for warning in (
         () if comparison is None or name is None else comparison.warnings
     ):  # last, so that an error stands alone
@@ -201,10 +201,10 @@ def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
 
 def _baseline(path: str) -> Benchmark:
     """The run to compare with. Raises `MhaError` where there is nothing to compare with."""
-    found = read_benchmark(path)
-    if not any(row.interval for row in found.rows):
+    benchmark = read_benchmark(path)
+    if not any(row.interval for row in benchmark.rows):
         raise MhaError(f"{path} must hold a row that was timed, got none", code="nothing-compared", path=path)
-    return found
+    return benchmark
 
 
 def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
@@ -245,34 +245,34 @@ def _sweep(what: SweepOptions, baseline: Benchmark | None) -> Sweep:
     return replace(known, **{name: value for name, value in given.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
 
 
-def _draw(found: Benchmark, output: ReportOutput) -> None:
+def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
     """The pictures that were asked for, each whole."""
     if output.svg is None and output.html is None:
         return
     from mhacli.render.reports.bench import page, svg
 
-    picture = svg(found)
+    picture = svg(benchmark)
     if output.svg is not None:
         write_whole(output.svg, picture.encode(), force=output.force)
     if output.html is not None:
-        write_whole(output.html, page(found, picture).encode(), force=output.force)
+        write_whole(output.html, page(benchmark, picture).encode(), force=output.force)
 
 
-def _print(found: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
+def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
     from mhacli.render.reports.bench import bench_view, csv_pieces, json_pieces
 
     print_report(
         output.formats.chosen(),
         output.colour,
-        formats={"json": lambda: json_pieces(found, comparison), "csv": lambda: csv_pieces(found)},
-        view=lambda on: bench_view(found, comparison, on),
+        formats={"json": lambda: json_pieces(benchmark, comparison), "csv": lambda: csv_pieces(benchmark)},
+        view=lambda on: bench_view(benchmark, comparison, on),
     )
 
 
-def _require(found: Benchmark, comparison: BaselineComparison | None) -> None:
+def _require(benchmark: Benchmark, comparison: BaselineComparison | None) -> None:
     """Raises `MhaError` where nothing could be measured or compared, and with 3 where the rule says that it is slower."""
-    if not any(row.status == "ok" for row in found.rows):
-        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in found.rows)
+    if not any(row.status == "ok" for row in benchmark.rows):
+        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"a backend must run, got none: {'; '.join(reasons)}", code="nothing-ran")
     if comparison is None or comparison.rule is None:
         return

@@ -136,11 +136,10 @@ def check(
         view=lambda on: _view(_with_short_paths(examination), on),
     )
     _require_right(examination, hint=None if name is None else _NEXT)
-    for one in examination.arguments:
-        if one.origin == "guessed" and name is not None:
-            note(
-                f"{one.name}={one.value} is guessed{f': {one.why}' if one.why else ''}; --arg {one.name}=… says otherwise"
-            )
+    for argument in examination.arguments:
+        if argument.origin == "guessed" and name is not None:
+            why = f": {argument.why}" if argument.why else ""
+            note(f"{argument.name}={argument.value} is guessed{why}; --arg {argument.name}=… says otherwise")
 
 
 def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
@@ -173,9 +172,9 @@ def _require_code(target: str) -> None:
 
 def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:
     """The other target, with its own arguments alone. Raises `UsageError` for arguments of no other."""
-    own = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
+    arguments_given = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
     if subject.against is None:
-        for name, value in own.items():
+        for name, value in arguments_given.items():
             if value:
                 raise UsageError(f"{name} must come with --against, got none", hint="add --against TARGET")
         return None
@@ -197,8 +196,8 @@ def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
             tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
 
         outcome = run_in_child(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
-    found = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
-    return replace(found, printed=outcome.printed, command=record_command())
+    examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
+    return replace(examination, printed=outcome.printed, command=record_command())
 
 
 _USUAL_STAGES = 12
@@ -215,13 +214,14 @@ def _with_short_paths(examination: Examination) -> Examination:
     from mhacli.adapters.usercode.process import shown_path
 
     findings = tuple(
-        replace(one, file=None if one.file is None else shown_path(one.file)) for one in examination.findings
+        replace(finding, file=None if finding.file is None else shown_path(finding.file))
+        for finding in examination.findings
     )
-    gone = examination.departure
-    if gone is not None:
-        here, there = (None if file is None else shown_path(file) for file in (gone.file, gone.other_file))
-        gone = replace(gone, file=here, other_file=there)
-    return replace(examination, findings=findings, departure=gone)
+    departure = examination.departure
+    if departure is not None:
+        here, there = (None if file is None else shown_path(file) for file in (departure.file, departure.other_file))
+        departure = replace(departure, file=here, other_file=there)
+    return replace(examination, findings=findings, departure=departure)
 
 
 def _require_right(examination: Examination, *, hint: str | None) -> None:

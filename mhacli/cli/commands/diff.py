@@ -103,14 +103,14 @@ def diff(
     with life("comparing"):
         records = (storage.load(pair.a), storage.load(pair.b))
         require_drawable(records, options)
-        found = compare(*records, tolerance=pair.tolerance)
-    _print(found, records, (pair.a, pair.b), options=options, name=formats.chosen(), colour=colour)
+        differences = compare(*records, tolerance=pair.tolerance)
+    _print(differences, records, (pair.a, pair.b), options=options, name=formats.chosen(), colour=colour)
     require_agreement(*records, names=(pair.a, pair.b))
-    _require_agreement(found)
+    _require_agreement(differences)
 
 
 def _print(
-    found: Differences,
+    differences: Differences,
     records: tuple[Record, Record],
     names: tuple[str, str],
     *,
@@ -121,29 +121,29 @@ def _print(
     def pieces() -> Iterable[str]:
         from mhacli.render.diff.json import json_pieces
 
-        return json_pieces(found, records, names, record_command())
+        return json_pieces(differences, records, names, record_command())
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.diff.view import diff_view
 
-        return diff_view(found, records, names, options=options, screen=on)
+        return diff_view(differences, records, names, options=options, screen=on)
 
     print_report(name, colour, formats={"json": pieces}, view=view)
 
 
-def _require_agreement(found: Differences) -> None:
+def _require_agreement(differences: Differences) -> None:
     """Raises `MhaError` with exit code 3 where they differ, and with 1 where there is nothing to compare."""
     from mhacli.render.diff.words import departure_name
 
-    if found.verdict == "nothing":
+    if differences.verdict == "nothing":
         raise MhaError(
             "the records must hold something in common to compare, got none",
             hint="two runs, two looks at heads, two walks, or two looks at checkpoints can be compared",
             code="nothing-in-common",
         )
-    if found.first is not None:
+    if differences.first is not None:
         raise MhaError(
-            f"the records must agree within {found.tolerance:.3g}, got a difference at {departure_name(found.first)}",
+            f"the records must agree within {differences.tolerance:.3g}, got a difference at {departure_name(differences.first)}",
             code="differs",
             exit_code=EXIT_CHECK,
         )

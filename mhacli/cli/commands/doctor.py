@@ -88,22 +88,22 @@ def doctor(
 ) -> None:
     """Options in, a report out; then the verdict."""
     Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
-    found = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
+    report = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
     print_report(
         formats.chosen(),
         colour,
-        formats={"json": lambda: json_document(found.as_json())},
-        view=lambda on: _view(found, on),
+        formats={"json": lambda: json_document(report.as_json())},
+        view=lambda on: _view(report, on),
     )
-    _require_health(found)
-    for said in found.notes:  # last, so that an error stands alone
-        note(said)
+    _require_health(report)
+    for text in report.notes:  # last, so that an error stands alone
+        note(text)
 
 
-def _view(found: Report, on: Screen) -> RenderableType:
+def _view(report: Report, on: Screen) -> RenderableType:
     from mhacli.render.reports.doctor import doctor_view
 
-    return doctor_view(found, on)
+    return doctor_view(report, on)
 
 
 def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
@@ -161,10 +161,10 @@ def _texts(patient: ExaminedModelOptions) -> tuple[str, ...]:
     return tuple(argument_text(word, Decoding()) for word in (*(patient.typed or ()), *(patient.text or ())))
 
 
-def _require_health(found: Report) -> None:
+def _require_health(report: Report) -> None:
     """Raises `MhaError` with 3 where a check failed."""
-    if not found.failed:
+    if not report.failed:
         return
-    names = ", ".join(check.name for check in found.failed)
-    raise MhaError(f"every check must pass, got {len(found.failed)} that fail: {names}", code="unhealthy",
+    names = ", ".join(check.name for check in report.failed)
+    raise MhaError(f"every check must pass, got {len(report.failed)} that fail: {names}", code="unhealthy",
                    exit_code=EXIT_CHECK)  # fmt: skip

@@ -148,8 +148,8 @@ def heads(
     output: HeadsOutput,
 ) -> None:
     """Options in, the study `heads` or that of a checkpoint, its overview out."""
-    shown = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
-    options = replace(view_options(shown, ranking), layers=layer_list(model.layer))
+    to_draw = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
+    options = replace(view_options(to_draw, ranking), layers=layer_list(model.layer))
     save = output.saving
     options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
     if model.model is not None:
@@ -217,7 +217,7 @@ def _kept_of_kinds(
     """What is kept cell by cell of layers that may read different texts: places that all of them have. Raises `UsageError`
     that names the kind of layer that does not have them."""
     is_pair = run.inputs.context is not None
-    found: dict[Kept, str] = {}
+    kept_by_kind: dict[Kept, str] = {}
     for kind in kinds_of(layers, is_pair=is_pair):
         axes = run.axes(kind)
         try:
@@ -226,13 +226,13 @@ def _kept_of_kinds(
             raise UsageError(fault.message, hint=_ONE_KIND if is_pair else fault.hint) from None
         lengths = {len(text.ids) for text in (*axes.queries, *axes.keys)}
         _require_same_columns(kept, is_shifted=axes.side == "left" and len(lengths) > 1)
-        found.setdefault(kept, kind)
-    if len(found) > 1:
+        kept_by_kind.setdefault(kept, kind)
+    if len(kept_by_kind) > 1:
         raise UsageError(
-            f"rows and keys must name both ends for layers that read different texts, got {' and '.join(found.values())}",
+            f"rows and keys must name both ends for layers that read different texts, got {' and '.join(kept_by_kind.values())}",
             hint=_ONE_KIND,
         )
-    return next(iter(found), Kept(z=keep_z))
+    return next(iter(kept_by_kind), Kept(z=keep_z))
 
 
 _ONE_KIND = "--layer encoder.N, decoder.N or cross.N looks at one kind"
@@ -271,13 +271,13 @@ def _watched(run: Any, count: int, of: str, options: ViewOptions, output: HeadsO
     try:
         watch(run)
     except KeyboardInterrupt:
-        said = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
+        message = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
         if output.formats.chosen() is None and run.n_finished:
             more_time(_TELLING_S)
             record = run.record()
             print_record(record, _of_finished(options, record), None, output.colour)
             flush()
-        note(said)
+        note(message)
         raise
 
 

@@ -57,9 +57,9 @@ def show(
         )
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
-    drawn = write_pictures(record, options, output)
+    picture_sizes = write_pictures(record, options, output)
     print_record(record, options, output.formats.chosen(), output.colour)
-    tell_notes(record, drawn)
+    tell_notes(record, picture_sizes)
     require_agreement(record)
 
 

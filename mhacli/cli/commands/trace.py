@@ -231,14 +231,14 @@ def _tell(record: Record, telling: _Telling, notes: Sequence[str]) -> None:
     """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
     What is odd about somebody's own attention is no fault of the walk."""
     output, name = telling.output, telling.output.formats.chosen()
-    drawn = write_pictures(record, telling.options, output)
+    sizes = write_pictures(record, telling.options, output)
     if name is not None:
         print_record(record, telling.options, name, output.colour)
     else:
         _walk_through(record, output.colour, step=telling.walking.step)
     if record.module is None:
         require_self_check(record)
-    tell_notes(record, (*notes, *drawn))
+    tell_notes(record, (*notes, *sizes))
 
 
 def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
@@ -267,8 +267,8 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
         formats={"json": lambda: [mask_document(survey, record_command())]},
         view=lambda on: mask_view(survey, on),
     )
-    for said in request.notes:
-        note(said)
+    for text in request.notes:
+        note(text)
 
 
 def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
@@ -294,15 +294,15 @@ def target_in(source: SourceOptions, own: OwnOptions) -> str | None:
 
         split_target(words[0])
     given = {"--arg": own.arg, "--call-arg": own.call_arg, "--time-limit": own.time_limit}
-    asked = next((option for option, value in given.items() if value is not None), None)
-    if words and (names_target(words[0]) or (asked is not None and _NAME.fullmatch(words[0]))):
+    option_given = next((option for option, value in given.items() if value is not None), None)
+    if words and (names_target(words[0]) or (option_given is not None and _NAME.fullmatch(words[0]))):
         if len(words) > 1:
             hint = "a text of that form can stand behind another text, not before"
             raise UsageError(f"target must stand alone, got {words[1][:80]!r} besides", hint=hint)
         return words[0]
-    if asked is not None:
+    if option_given is not None:
         raise UsageError(
-            f"{asked} must come with a target, FILE.py:NAME or package.module:NAME, got none",
+            f"{option_given} must come with a target, FILE.py:NAME or package.module:NAME, got none",
             hint="try mha trace my.py:Attention --arg d_model=64",
         )
     return None
@@ -353,10 +353,10 @@ def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: De
 
     require_readable(target)
     of = _request(target, own, layer=layer, device=device)
-    asked: dict[str, Any] = {"of": asdict(of), "values": values, "command": list(record_command())}
+    job: dict[str, Any] = {"of": asdict(of), "values": values, "command": list(record_command())}
     limit_s = DEFAULT_TIME_LIMIT_S if own.time_limit is None else own.time_limit
     with life(f"walking {target}"):
-        outcome = run_in_child(_JOB, asked, time_limit_s=limit_s)
+        outcome = run_in_child(_JOB, job, time_limit_s=limit_s)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))

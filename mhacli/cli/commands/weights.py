@@ -122,17 +122,17 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
     """A path in, what its headers say out. Needs no torch."""
     from mhacli.checkpoints.contents import contents_of, to_json
 
-    found = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
+    checkpoint_contents = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.weights import contents_view
 
-        return contents_view(found, on, with_tensors=wanted.tensors)
+        return contents_view(checkpoint_contents, on, with_tensors=wanted.tensors)
 
-    formats = {"json": lambda: [to_json(found, with_tensors=wanted.tensors)]}
+    formats = {"json": lambda: [to_json(checkpoint_contents, with_tensors=wanted.tensors)]}
     print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
-    for said in found.notes:
-        note(said)
+    for text in checkpoint_contents.notes:
+        note(text)
 
 
 @weights.command("convert", help=_CONVERT_HELP, context_settings=_SETTINGS)
@@ -159,8 +159,8 @@ def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
         return converted_view(document)
 
     print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
-    for said in document["notes"]:
-        note(said)
+    for text in document["notes"]:
+        note(text)
 
 
 def _checkpoint(path: str) -> Checkpoint:

@@ -103,7 +103,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
         return None
     from mhacli.results.record.record import AttentionKind
 
-    found: list[LayerChoice] = []
+    layers: list[LayerChoice] = []
     for part in word.split(","):
         match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
         if match is None:
@@ -112,8 +112,8 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
                 hint=f"kinds of attention: {', '.join(get_args(AttentionKind))}",
             )
         kind: Any = match[1]
-        found += [(kind, n) for n in index_list(match[2], "layer") or ()]
-    return tuple(found)
+        layers += [(kind, n) for n in index_list(match[2], "layer") or ()]
+    return tuple(layers)
 
 
 def row_choice(word: str | None) -> Rows | None:
@@ -148,16 +148,16 @@ _ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
 
 def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: SaveOptions) -> None:
     """Raises `UsageError` for options of a layer of our own: a checkpoint brings what they say."""
-    own = {
+    given = {
         f"--{f.name.replace('_', '-')}": getattr(layer, f.name) for f in fields(layer) if f.name not in _ALLOWED_LAYER
     }
-    own |= {
+    given |= {
         "--random": text.random, "--documents": text.documents, "--vocab": text.vocab, "--keep-case": source.keep_case,
         "--distribution": text.distribution, "--punctuation": source.punctuation, "--save-weights": save.save_weights,
     }  # fmt: skip
     if layer.heads is not None:
         raise UsageError("heads must be left out with --model, which brings its own", hint="--head LIST chooses heads")
-    for name, value in own.items():
+    for name, value in given.items():
         if value is not None and value is not False:
             raise UsageError(
                 f"{name[2:]} must be left out with --model, which brings its own", hint=f"leave {name} out"

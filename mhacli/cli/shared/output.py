@@ -93,7 +93,7 @@ def format_options(**texts: str) -> Callable[[type[G]], type[G]]:
     return made
 
 
-_HELP = {name: one.help for name, one in FORMATS.items()}
+_HELP = {name: entry.help for name, entry in FORMATS.items()}
 
 
 @format_options(**_HELP)
@@ -106,7 +106,7 @@ class HeadsFormats(Formats):
     """Formats of a record of statistics."""
 
 
-@format_options(**{name: one.help for name, one in FORMATS.items() if one.has_steps})
+@format_options(**{name: entry.help for name, entry in FORMATS.items() if entry.has_steps})
 class StepsFormats(Formats):
     """Formats of a walk, or of decoding."""
 

@@ -81,10 +81,10 @@ def _encoded(
     text: TextOptions,
     weights: LayerFile | None,
 ) -> Encoded:
-    known, known_from = _given_vocabulary(text, weights)
+    vocabulary, origin = _given_vocabulary(text, weights)
     limits = Limits(text.max_tokens, source.max_token_len)
     with life("reading the text"):
-        return encode(texts, config, context=context, vocabulary=known, vocabulary_source=known_from, limits=limits)
+        return encode(texts, config, context=context, vocabulary=vocabulary, vocabulary_source=origin, limits=limits)
 
 
 def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> RecordingOptions:
@@ -153,12 +153,12 @@ def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
 
 def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
     """What to tell of options that a run takes and does not use."""
-    said = []
+    notes = []
     if given.get("dropout") and not config.train:
-        said.append("--dropout acts only with --train")
+        notes.append("--dropout acts only with --train")
     if source.lines and not (source.file or "-" in (source.typed or ())):
-        said.append("--lines takes the lines of files apart; a text argument is one sequence")
-    return tuple(said)
+        notes.append("--lines takes the lines of files apart; a text argument is one sequence")
+    return tuple(notes)
 
 
 def given_choices(

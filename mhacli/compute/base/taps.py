@@ -73,11 +73,11 @@ class Capture:
     def _view_of(self, site: Site, tensor: Tensor) -> str | None:
         """The source whose memory the tensor shares. Sources stay alive, so that their memory is not used again."""
         storage = tensor.untyped_storage().data_ptr()
-        found = next((source for source in site.sources if self._storages.get(source) == storage), None)
+        source_of_memory = next((source for source in site.sources if self._storages.get(source) == storage), None)
         if any(site.name in other.sources for other in SITES.values()):
             self._storages[site.name] = storage
             self._held.append(tensor)
-        return found
+        return source_of_memory
 
 
 def step_of(
@@ -117,8 +117,8 @@ def summarise(tensor: Tensor) -> TensorSummary:
     tensor = tensor.detach().cpu()  # not every device has float64
     finite = tensor[torch.isfinite(tensor)].double()
     n_nan, n_inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()) if tensor.is_floating_point() else 0
-    flat = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
-    numbers = None if flat is None else tuple(x if abs(x) != float("inf") and x == x else None for x in flat)
+    small = tensor.double().flatten().tolist() if tensor.numel() <= SMALL_TENSOR else None
+    numbers = None if small is None else tuple(x if abs(x) != float("inf") and x == x else None for x in small)
     if not finite.numel():
         return TensorSummary(None, None, None, None, (0,) * HISTOGRAM_BINS, n_nan, n_inf, numbers)
     low, high = finite.min().item(), finite.max().item()
@@ -217,9 +217,9 @@ def timing(first_s: float, samples_s: list[float]) -> Timing:
     return Timing(first_s, tuple(samples_s), middle, high - low)
 
 
-def largest_difference(one: Tensor, other: Tensor) -> float:
+def largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest distance of finite cells; infinite where only one of two cells is finite."""
-    one, other = one.cpu().double(), other.cpu().double()
-    if bool((one.isfinite() != other.isfinite()).any()):
+    a, b = a.cpu().double(), b.cpu().double()
+    if bool((a.isfinite() != b.isfinite()).any()):
         return math.inf
-    return torch.where(one.isfinite(), (one - other).abs(), 0.0).max().item()
+    return torch.where(a.isfinite(), (a - b).abs(), 0.0).max().item()

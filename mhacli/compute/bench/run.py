@@ -87,7 +87,7 @@ def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress 
     workloads, full = sweep.workloads(device.type), sweep.on(device.type)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    about = _environment(device, device_name)
+    where = _environment(device, device_name)
     tell(0.0, "a matrix product and a copy")
     with _on(device), _from_scratch():
         clock = clock_for(device)
@@ -99,15 +99,15 @@ def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress 
                 benchmark = SizeBenchmark(
                     workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh
                 )
-                part = partial(_tell_part, tell, place, len(workloads))
-                results.append(_measured_size(benchmark, full.backends, options, part))
+                tell_part = partial(_tell_part, tell, place, len(workloads))
+                results.append(_measured_size(benchmark, full.backends, options, tell_part))
         tell(1.0, "a matrix product and a copy again")
         with suppress(RuntimeError, MemoryError):  # a device in trouble must not take the rows along
             for dtype, again in _peaks(workloads, device, clock, options.seed).items():
                 ceilings[dtype] = ceilings[dtype].or_higher(again)
     rows = tuple(row.under(ceilings[row.dtype]) for of_size, _ in results for row in of_size)
     controls = tuple(control for _, control in results if control is not None)
-    return Benchmark(options.command, options.seed, about, full, tuple(ceilings.values()), rows, controls)
+    return Benchmark(options.command, options.seed, where, full, tuple(ceilings.values()), rows, controls)
 
 
 def _tell_part(tell: Progress, place: int, n_places: int, share: float, doing: str) -> None:
@@ -159,9 +159,9 @@ def _peaks(workloads: Sequence[Workload], device: torch.device, clock: Clock, se
     }
 
 
-def _environment(device: torch.device, asked: str) -> BenchEnvironment:
+def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
     return BenchEnvironment(
-        **asdict(environment(device, asked)),
+        **asdict(environment(device, device_asked)),
         cpu_name=cpu_name(),
         n_cpus=n_cpus(),
         driver=driver() if device.type == "cuda" else None,
@@ -224,18 +224,18 @@ class SizeBenchmark:
         if entry.row.status != "ok":
             return
         if self._fresh is not None:
-            found = self._fresh.memory_use(backend, self.workload, self._seed)
-            entry.row = _with_memory_use(entry.row, found)
-            if found.status != "ok":
+            use = self._fresh.memory_use(backend, self.workload, self._seed)
+            entry.row = _with_memory_use(entry.row, use)
+            if use.status != "ok":
                 return
-        became = None
+        failure = None
         try:
             with explained(backend):
                 self._first_calls(entry)
         except Exception as fault:
-            became = outcome_of(fault)
-        if became is not None:  # only now is the fault gone, and with it what the failed call held
-            self._withdraw(backend, *became)
+            failure = outcome_of(fault)
+        if failure is not None:  # only now is the fault gone, and with it what the failed call held
+            self._withdraw(backend, *failure)
 
     def run(self, *, repeat: int | None, budget_s: float) -> NoiseBaseline | None:
         """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left.
@@ -306,14 +306,14 @@ class SizeBenchmark:
                 exact = exact_answer(prepared, self.workload, most_flops=most)
             if prepared.leaves is self._heads:
                 self._exact = exact
-            found = deviation(prepared, self.workload, exact)
+            error = deviation(prepared, self.workload, exact)
         except Exception as fault:
             if not is_out_of_memory(fault):
                 raise
             return replace(row, reason=_NO_ROOM)
-        if not isfinite(found.mean_error):
-            return replace(row, reason="results are not finite", n_error_queries=found.n_queries)
-        return replace(row, max_error=found.max_error, mean_error=found.mean_error, n_error_queries=found.n_queries)
+        if not isfinite(error.mean_error):
+            return replace(row, reason="results are not finite", n_error_queries=error.n_queries)
+        return replace(row, max_error=error.max_error, mean_error=error.mean_error, n_error_queries=error.n_queries)
 
     def _withdraw(self, backend: str, status: BackendStatus, reason: str) -> None:
         entry = self._entries[backend]
@@ -373,8 +373,8 @@ class SizeBenchmark:
         return near if len(near) < len(ratios) and is_one_kernel else set()
 
 
-def _with_memory_use(row: BenchRow, found: MemoryUse) -> BenchRow:
-    return replace(row, status=found.status, reason=found.reason, extra_bytes=found.extra_bytes)
+def _with_memory_use(row: BenchRow, use: MemoryUse) -> BenchRow:
+    return replace(row, status=use.status, reason=use.reason, extra_bytes=use.extra_bytes)
 
 
 _OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
@@ -445,11 +445,11 @@ class FreshProcesses:
 
     def memory_use(self, backend: str, workload: Workload, seed: int) -> MemoryUse:
         """What became of it; a process that the system kills, for memory most likely, is `out-of-memory`."""
-        asked = {"backend": backend, "workload": asdict(workload), "seed": seed, "threads": torch.get_num_threads()}
-        to, answers = cast(TextIO, self._parent.stdin), cast(TextIO, self._parent.stdout)
+        question = {"backend": backend, "workload": asdict(workload), "seed": seed, "threads": torch.get_num_threads()}
+        questions, answers = cast(TextIO, self._parent.stdin), cast(TextIO, self._parent.stdout)
         try:
-            to.write(json.dumps(asked) + "\n")
-            to.flush()
+            questions.write(json.dumps(question) + "\n")
+            questions.flush()
             return MemoryUse(*json.loads(answers.readline()))
         except (OSError, ValueError):
             return MemoryUse("ok", None, "the process to measure memory in has ended")
@@ -476,12 +476,14 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not come between the answers
     for line in sys.stdin:
-        asked = json.loads(line)
+        question = json.loads(line)
         child = os.fork()
         if child == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a long call must not outlive who asked for it
-            found = _measured(asked["backend"], Workload(**asked["workload"]), asked["seed"], asked["threads"])
-            print(json.dumps(found), file=answers, flush=True)
+            use = _measured(
+                question["backend"], Workload(**question["workload"]), question["seed"], question["threads"]
+            )
+            print(json.dumps(use), file=answers, flush=True)
             os._exit(0)
         _, ended = os.waitpid(child, 0)
         if ended:

@@ -168,9 +168,9 @@ def _spans(
         raise UsageError(
             "span must be of a model that reads one text, got a pair of encoder and decoder", hint="leave --span out"
         )
-    found = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
+    spans_of_texts = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
     spans = []
-    for same in zip(*found, strict=True):
+    for same in zip(*spans_of_texts, strict=True):
         tokens = tuple(tokens_of(span, sequence) for span, sequence in zip(same, sequences, strict=True))
         if not any(tokens):
             raise UsageError(
@@ -215,24 +215,24 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
     whole = tokenizer.continued(sequence, new)
     later = make_inputs(model, (whole,), inputs.context, inputs.side, tokenizer.pad_id or 0)
     whole_pass = run_model(model, lambda: model(**later.keywords, use_cache=False))
-    said = whole_pass.logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
-    repeated = sum(a == b for a, b in zip(said, new, strict=True))
+    predicted = whole_pass.logits[0, len(sequence.ids) - 1 : -1].argmax(dim=-1).tolist()
+    repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
     return later, Generated((len(sequence.ids),), len(new), repeated)
 
 
 def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:
     """The ids of a text and of what the model makes of it, at each step the likeliest token: the checkpoint's own settings for
     generation, such as penalties and forced tokens, are left out. `first` is what a decoder begins with."""
-    own = model.generation_config
-    model.generation_config = type(own)(
+    original = model.generation_config
+    model.generation_config = type(original)(
         max_new_tokens=n,
         do_sample=False,
         pad_token_id=pad_id,
-        eos_token_id=own.eos_token_id,
+        eos_token_id=original.eos_token_id,
         decoder_start_token_id=first,
     )
     try:
         made: list[int] = model.generate(**keywords)[0].tolist()
     finally:
-        model.generation_config = own
+        model.generation_config = original
     return made

@@ -262,11 +262,11 @@ class CheckpointRun:
 
     def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
         """The matrices of this layer that are to be kept, as far as the limit goes."""
-        one = 4 * prod(attention.shape)
-        keep = self._keep(one)
+        matrix_bytes = 4 * prod(attention.shape)
+        keep = self._keep(matrix_bytes)
         if not keep:
             return {}
-        n_bytes = one * len(keep)
+        n_bytes = matrix_bytes * len(keep)
         if self._kept_bytes + n_bytes > self.wanted.keep_limit:
             self.not_kept.append(f"matrices of {call.title}")
             return {}
@@ -279,10 +279,10 @@ class CheckpointRun:
         made["strongest_key"] = strongest_key(made["pattern"])
         names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
         heads = self.wanted.heads.heads
-        own = {
+        arrays = {
             name: made[name] if heads is None or made[name].shape[1] == 1 else made[name][:, heads] for name in names
         }
-        return {name: array.cpu() for name, array in own.items()}
+        return {name: array.cpu() for name, array in arrays.items()}
 
     def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
         """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""

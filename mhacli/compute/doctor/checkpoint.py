@@ -105,30 +105,30 @@ def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> 
     tell(0.0, "loading")
     admitted = _admit(request)
     loaded = admitted.loaded
-    dtype, stored = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
+    dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     passes = Passes(loaded, admitted.pad_id)
-    found = _found(admitted, passes, request, tell)
-    known = {check.name: check for check in found}
-    patient = ExaminedModel(
+    checks = _run_checks(admitted, passes, request, tell)
+    known = {check.name: check for check in checks}
+    model = ExaminedModel(
         path=request.source,
         revision=loaded.revision,
         family=loaded.config.model_type,
         architecture=type(loaded.model).__name__,
         n_parameters=sum(p.numel() for p in loaded.model.parameters()),
         dtype=dtype,
-        stored=tuple(name for name, _ in stored.most_common()),
+        stored=tuple(name for name, _ in stored_dtypes.most_common()),
         implementation=implementation_of(loaded.model),
         device=str(loaded.model.device),
         lengths=tuple(len(row.tokens.ids) for row in admitted.rows),
         n_passes=passes.n_passes,
-        tolerance=told_tolerance(dtype, loaded.dtype),
+        tolerance=tolerance_rule(dtype, loaded.dtype),
     )
-    about = environment(loaded.model.device, request.device)
+    where = environment(loaded.model.device, request.device)
     return Report(
         checks=tuple(_with_meaning(known[name]) for name in ORDER),
         libraries=libraries(),
-        environment=tuple((name, str(value)) for name, value in vars(about).items()),
-        model=patient,
+        environment=tuple((name, str(value)) for name, value in vars(where).items()),
+        model=model,
         notes=(*loaded.notes, *admitted.notes),
         command=request.command,
         seed=request.seed,
@@ -136,13 +136,13 @@ def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> 
     )
 
 
-def told_tolerance(dtype: str, judged: str) -> str:
+def tolerance_rule(dtype: str, judged: str) -> str:
     """How the tolerances of comparisons come about, in a sentence; `judged` is the dtype of the last of them."""
-    said = (
+    rule = (
         f"{TIMES_SHAKEN[judged]:g} × what outputs move when each part of the model is shaken by one step of rounding to "
         f"{'float32' if judged == 'float64' else judged}, at least {CEILING[judged]:g}"
     )
-    return said if judged == dtype else f"{said}; {dtype} is widened to {judged}, in which faults stand out"
+    return rule if judged == dtype else f"{rule}; {dtype} is widened to {judged}, in which faults stand out"
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading
@@ -209,47 +209,51 @@ def _rows(
 # --------------------------------------------------------------------------------------------------------------- examining
 
 
-def _found(admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, tell: Progress) -> list[HealthCheck]:
+def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, tell: Progress) -> list[HealthCheck]:
     """Every check, in the model's dtype; comparisons of 16-bit numbers in float32 too, where memory takes it."""
     loaded, rows, path = admitted.loaded, admitted.rows, request.source
     reason = why_not_causal(loaded)
     side = admitted.tokenizer.side if admitted.tokenizer else "right"
 
-    def battery() -> ConsistencyChecks:
+    def make_checks() -> ConsistencyChecks:
         return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=request.seed)
 
     dtype = loaded.dtype
     tell(0.1, "each text alone")
-    first = guarded("the model", path, battery)
-    found = first.checks(lambda share, doing: tell(0.1 + 0.4 * share, doing))
-    found.append(check_finite(loaded.model, first.reference.alone))
+    first = guarded("the model", path, make_checks)
+    checks = first.checks(lambda share, doing: tell(0.1 + 0.4 * share, doing))
+    checks.append(check_finite(loaded.model, first.reference.alone))
     tell(0.55, "row-sums")
     padded: Any = "right" if loaded.config.is_encoder_decoder or reason is not None else "left"
-    found.append(guarded("the model", path, lambda: check_row_sums(loaded, rows, padded, admitted.pad_id)))
-    found.append(check_begin(admitted.tokenizer))
+    checks.append(guarded("the model", path, lambda: check_row_sums(loaded, rows, padded, admitted.pad_id)))
+    checks.append(check_begin(admitted.tokenizer))
     if dtype in ("float16", "bfloat16") and first.reference.alone.is_finite and _has_room(loaded, request.device):
         tell(0.6, "float32")
         loaded.model.float()
-        wide = {check.name: check for check in guarded("the model", path, battery).checks(
+        in_float32 = {check.name: check for check in guarded("the model", path, make_checks).checks(
             lambda share, doing: tell(0.6 + 0.4 * share, doing))}  # fmt: skip
-        found = [widened(check, wide.get(check.name), dtype) for check in found]
+        checks = [widened(check, in_float32.get(check.name), dtype) for check in checks]
     tell(1.0, "done")
-    return _told_apart(found)
+    return _without_consequences(checks)
 
 
-def _told_apart(found: list[HealthCheck]) -> list[HealthCheck]:
+def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
     """Shares that do not give the results are no fault of their own where something is not finite, or where the default differs
     from eager: then they say which of the two is wrong."""
-    known = {check.name: check for check in found}
+    known = {check.name: check for check in checks}
     finite, eager, sums = known["finite"], known["eager"], known["row-sums"]
     if finite.ok is False and sums.ok is not None:
-        not_asked = replace(sums, ok=None, message="not all numbers are finite, see finite", layer=None)
-        return list((known | {"row-sums": not_asked}).values())
+        not_applicable = replace(sums, ok=None, message="not all numbers are finite, see finite", layer=None)
+        return list((known | {"row-sums": not_applicable}).values())
     if sums.ok is not False or eager.ok is not False:
-        return found
-    told = replace(eager, message=f"{eager.message}; the default does not give what its own scores and values come to")
-    not_asked = replace(sums, ok=None, message="the default implementation differs from eager, see eager", layer=None)
-    return list((known | {"eager": told, "row-sums": not_asked}).values())
+        return checks
+    explained = replace(
+        eager, message=f"{eager.message}; the default does not give what its own scores and values come to"
+    )
+    not_applicable = replace(
+        sums, ok=None, message="the default implementation differs from eager, see eager", layer=None
+    )
+    return list((known | {"eager": explained, "row-sums": not_applicable}).values())
 
 
 def _has_room(loaded: Loaded, device: str) -> bool:
@@ -257,14 +261,19 @@ def _has_room(loaded: Loaded, device: str) -> bool:
     return memory.fits(4 * sum(p.numel() for p in loaded.model.parameters()), free_bytes(device))
 
 
-def widened(own: HealthCheck, wide: HealthCheck | None, dtype: str) -> HealthCheck:
+def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -> HealthCheck:
     """The verdict on a comparison that was made in 16 bits and again in float32: the latter's, for a fault is one in any
     dtype, and rounding is not. Only what is not finite in 16 bits stays as it is."""
-    if wide is None or own.name == "repeat" or wide.ok is None or (own.ok is False and own.value is None):
-        return own
-    beyond = ", more than rounding to it moves them" if own.ok is False and wide.ok else ""
-    in_own = "" if own.value is None else f"; in {dtype} by {own.value:.2g}{beyond}"
-    return replace(wide, message=f"{wide.message} (float32{in_own})")
+    if (
+        in_float32 is None
+        or original.name == "repeat"
+        or in_float32.ok is None
+        or (original.ok is False and original.value is None)
+    ):
+        return original
+    beyond = ", more than rounding to it moves them" if original.ok is False and in_float32.ok else ""
+    in_own = "" if original.value is None else f"; in {dtype} by {original.value:.2g}{beyond}"
+    return replace(in_float32, message=f"{in_float32.message} (float32{in_own})")
 
 
 def _with_meaning(check: HealthCheck) -> HealthCheck:
@@ -295,8 +304,8 @@ _CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$"
 
 def architectures_of(config: Any) -> tuple[str, ...]:
     """The classes that a config names, of whatever it holds there."""
-    named = getattr(config, "architectures", None)
-    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, (list, tuple)) else ()
+    names = getattr(config, "architectures", None)
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, (list, tuple)) else ()
 
 
 def wants_head(config: Any) -> bool:
@@ -323,10 +332,10 @@ def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]
 def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
     """Ids drawn at random, for a checkpoint without a tokenizer."""
     generator = torch.Generator().manual_seed(seed)
-    known = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
+    candidates = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
     lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
-    drawn = [torch.randint(len(known), (n,), generator=generator).tolist() for n in lengths]
-    return tuple(numbered([known[i] for i in places]) for places in drawn)
+    indices = [torch.randint(len(candidates), (n,), generator=generator).tolist() for n in lengths]
+    return tuple(numbered([candidates[i] for i in places]) for places in indices)
 
 
 def why_not_causal(loaded: Loaded) -> str | None:
@@ -358,8 +367,8 @@ def why_not_causal(loaded: Loaded) -> str | None:
 def _says_bidirectional(model: nn.Module) -> bool:
     """Whether the attentions of a model say of themselves that they hide nothing."""
     parts = [module for name, module in model.named_modules() if is_attention(name, module)]
-    said = [module.is_causal for module in parts if hasattr(module, "is_causal")]
-    return bool(said) and not any(said)
+    flags = [module.is_causal for module in parts if hasattr(module, "is_causal")]
+    return bool(flags) and not any(flags)
 
 
 # ------------------------------------------------------------------------------------- finite numbers, and sums of rows
@@ -370,13 +379,15 @@ def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
     outputs = sum(int((~row.isfinite()).sum()) for row in seen.rows)
-    layers = [one for one in seen.attentions if any(not bool(row.isfinite().all()) for row in one.rows)]
-    said = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
-    said += [f"{outputs} in the outputs"] if outputs else []
-    said += [f"first in {layers[0].label} ({layers[0].name})"] if layers else []
-    if said:
+    layers = [
+        attention for attention in seen.attentions if any(not bool(row.isfinite().all()) for row in attention.rows)
+    ]
+    problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
+    problems += [f"{outputs} in the outputs"] if outputs else []
+    problems += [f"first in {layers[0].label} ({layers[0].name})"] if layers else []
+    if problems:
         layer = layers[0].label if layers else None
-        return HealthCheck("finite", False, "; ".join(said), float(sum(bad.values()) + outputs), 0.0, layer)
+        return HealthCheck("finite", False, "; ".join(problems), float(sum(bad.values()) + outputs), 0.0, layer)
     return HealthCheck("finite", True, f"{len(weights)} weights and all outputs hold numbers", 0.0, 0.0)
 
 
@@ -395,13 +406,15 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
         if fault.code == "out-of-memory":
             raise
         return HealthCheck("row-sums", None, fault.message)
-    known = [done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)]
-    if not known:
+    understood = [
+        done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)
+    ]
+    if not understood:
         return HealthCheck("row-sums", None, "the attentions get keywords that are not understood here")
-    worst = max((check for done in known for check in _checks(done)), key=lambda check: check.strain)
-    bad = [(done.layer, check) for done in known for check in _checks(done) if not check.ok]
+    worst = max((check for done in understood for check in _checks(done)), key=lambda check: check.strain)
+    bad = [(done.layer, check) for done in understood for check in _checks(done) if not check.ok]
     if not bad:
-        said = f"the shares of {len(known)} attentions add up to 1, and give the results"
+        said = f"the shares of {len(understood)} attentions add up to 1, and give the results"
         return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
     first, check = bad[0]
     wrong = (
@@ -443,15 +456,15 @@ def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
     chat = _chat(tokenizer)
     plain = tokenizer.sequence(_WORD)
     decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(list(plain.ids)))
-    ways = {
+    counts = {
         "an encoded text": _times(plain.ids, begin),
         "a text that was decoded and is encoded again": _times(tokenizer.sequence(decoded).ids, begin),
     }
     if chat is not None:
-        ways["a chat in its template"] = _times(tokenizer.sequence(chat, special=False).ids, begin)
-    worst = max(ways, key=lambda way: ways[way])
-    if ways[worst] > 1:
-        return HealthCheck("bos", False, f"{worst} begins with {name!r} {_often(ways[worst])}", ways[worst], 1)
+        counts["a chat in its template"] = _times(tokenizer.sequence(chat, special=False).ids, begin)
+    worst = max(counts, key=lambda way: counts[way])
+    if counts[worst] > 1:
+        return HealthCheck("bos", False, f"{worst} begins with {name!r} {_often(counts[worst])}", counts[worst], 1)
     if chat is not None:
         both = _times(tokenizer.sequence(chat).ids, begin)
         if both > 1:
@@ -461,8 +474,8 @@ def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
             )
             advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
             return HealthCheck("bos", None, message, both, 1, is_caution=True, advice=advice)
-    said = "a text and a chat begin" if chat is not None else "a text begins"
-    return HealthCheck("bos", True, f"{said} with {name!r} {_often(ways[worst])} at most", ways[worst], 1)
+    subject = "a text and a chat begin" if chat is not None else "a text begins"
+    return HealthCheck("bos", True, f"{subject} with {name!r} {_often(counts[worst])} at most", counts[worst], 1)
 
 
 def _often(n: int) -> str:

@@ -31,7 +31,7 @@ TOO_COARSE = 0.5
 EAGER = "eager"
 _REPEAT = ("repeat", "two passes of one text differ")
 _BATCH = ("batch", "texts of one length differ in a batch")
-_IN_THE_WAY: Mapping[str, Sequence[tuple[str, str]]] = {
+_EXPLAINED_BY: Mapping[str, Sequence[tuple[str, str]]] = {
     "causality": (_REPEAT,),
     "batch": (_REPEAT,),
     "left-padding": (_REPEAT, _BATCH),
@@ -70,7 +70,7 @@ class ConsistencyChecks:
     def checks(self, tell: Progress) -> list[HealthCheck]:
         """All of them, each on its own: one that the model's code refuses says so, and one that an earlier failure would fail
         too is not asked."""
-        asked: dict[str, Callable[[], HealthCheck]] = {
+        questions: dict[str, Callable[[], HealthCheck]] = {
             "repeat": self.repeat,
             "causality": self.causality,
             "batch": self.batch,
@@ -79,20 +79,20 @@ class ConsistencyChecks:
             "cache": self.cache,
             "eager": self.eager,
         }
-        found: dict[str, HealthCheck] = {}
-        for place, (name, ask) in enumerate(asked.items()):
-            tell(place / len(asked), name)
-            reason = self._in_the_way(name, found)
-            found[name] = _asked(name, ask) if reason is None else HealthCheck(name, None, reason)
-        return list(found.values())
+        answers: dict[str, HealthCheck] = {}
+        for place, (name, ask) in enumerate(questions.items()):
+            tell(place / len(questions), name)
+            reason = self._reason_to_skip(name, answers)
+            answers[name] = _answer(name, ask) if reason is None else HealthCheck(name, None, reason)
+        return list(answers.values())
 
-    def _in_the_way(self, name: str, found: Mapping[str, HealthCheck]) -> str | None:
+    def _reason_to_skip(self, name: str, answers: Mapping[str, HealthCheck]) -> str | None:
         """Why a question cannot be asked; None where it can."""
         if not self.reference.alone.is_finite:
             return "the outputs are not finite, see finite: nothing to compare"
-        for earlier, told in _IN_THE_WAY.get(name, ()):
-            if earlier in found and found[earlier].ok is False:
-                return f"{told}, see {earlier}: nothing to compare"
+        for earlier, failure in _EXPLAINED_BY.get(name, ()):
+            if earlier in answers and answers[earlier].ok is False:
+                return f"{failure}, see {earlier}: nothing to compare"
         return None
 
     # ------------------------------------------------------------------------------------------------------- one by one
@@ -101,7 +101,9 @@ class ConsistencyChecks:
         """The same text twice."""
         again = self.passes.alone(self.reference.rows)
         still = self.reference.alone
-        most = RoundingTolerance(_repeats(self.dtype), {one.key: _repeats(self.dtype) for one in still.attentions})
+        most = RoundingTolerance(
+            _repeats(self.dtype), {attention.key: _repeats(self.dtype) for attention in still.attentions}
+        )
         return self._judged(
             "repeat", [(again, still)], "the same text twice gives the same", "the same text gives something else", most
         )
@@ -129,11 +131,11 @@ class ConsistencyChecks:
         """Rows filled up on the left, as for generation, against each alone."""
         if self.passes.is_pair:
             return HealthCheck("left-padding", None, "an encoder and a decoder, whose texts are padded on the right")
-        found = self._padding("left-padding", "left")
-        if found.ok is False and self.why_not_causal is not None and self.side == "right":
+        answer = self._padding("left-padding", "left")
+        if answer.ok is False and self.why_not_causal is not None and self.side == "right":
             message = "padded on the left it gives something else, but its tokenizer pads on the right"
-            return replace(found, ok=None, message=message, layer=None)
-        return found
+            return replace(answer, ok=None, message=message, layer=None)
+        return answer
 
     def right_padding(self) -> HealthCheck:
         """Rows filled up on the right against each alone."""
@@ -147,9 +149,12 @@ class ConsistencyChecks:
         padded = self.passes.together(rows, side)
         longest = max(len(row.tokens.ids) for row in rows)
         n = longest - min(len(row.tokens.ids) for row in rows)
-        said = f"padded by up to {n} tokens on the {side}, a text gives"
+        subject = f"padded by up to {n} tokens on the {side}, a text gives"
         return self._judged(
-            name, [(padded, self.reference.alone)], f"{said} what it gives alone", f"{said} something else than alone"
+            name,
+            [(padded, self.reference.alone)],
+            f"{subject} what it gives alone",
+            f"{subject} something else than alone",
         )
 
     def cache(self) -> HealthCheck:
@@ -164,10 +169,10 @@ class ConsistencyChecks:
         if steps is None:
             return HealthCheck("cache", None, "the model keeps no cache of keys and values")
         whole = self._of_first(self.reference.alone)
-        said = f"{prompt_len} tokens, then {n - prompt_len} one by one through the cache, give"
+        subject = f"{prompt_len} tokens, then {n - prompt_len} one by one through the cache, give"
         changed = int((steps.rows[0].argmax(dim=-1) != whole.rows[0].argmax(dim=-1)).sum())
-        wrong = f"{said} other outputs than one pass; the largest number of {changed} of {n} changes place"
-        return self._judged("cache", [(steps, whole)], f"{said} what one pass gives", wrong)
+        wrong = f"{subject} other outputs than one pass; the largest number of {changed} of {n} changes place"
+        return self._judged("cache", [(steps, whole)], f"{subject} what one pass gives", wrong)
 
     def batch(self) -> HealthCheck:
         """A row among others of its length against the same row alone."""
@@ -178,12 +183,12 @@ class ConsistencyChecks:
             read = first.context.ids
             rows[1] = replace(rows[1], context=numbered(read[::-1]))
         alone = self.passes.alone(rows)
-        said = "among 3 texts of one length, without padding, a text gives"
+        subject = "among 3 texts of one length, without padding, a text gives"
         return self._judged(
             "batch",
             [(self.passes.together(rows), alone)],
-            f"{said} what it gives alone",
-            f"{said} something else than alone",
+            f"{subject} what it gives alone",
+            f"{subject} something else than alone",
         )
 
     def eager(self) -> HealthCheck:
@@ -218,24 +223,26 @@ class ConsistencyChecks:
         allowed = most or self.reference.tolerance
         values = [distance(ours.rows, theirs.rows) for ours, theirs in pairs]
         worst = max(range(len(pairs)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
-        value, ok = values[worst], all(found <= allowed.result for found in values)
-        known = finite(value)
+        value, ok = values[worst], all(apart <= allowed.result for apart in values)
+        finite_value = finite(value)
         if ok and value > 0 and allowed.result > TOO_COARSE:
             coarse = f"rounding to {self.dtype} alone moves outputs by {allowed.result:.2g}: a fault could not be told from it"
-            return HealthCheck(name, None, coarse, known, allowed.result)
+            return HealthCheck(name, None, coarse, finite_value, allowed.result)
         if ok:
-            return HealthCheck(name, True, agrees, known, allowed.result)
+            return HealthCheck(name, True, agrees, finite_value, allowed.result)
         layer = first_departure(*pairs[worst], allowed)
-        message = differs + ("" if known is not None else "; some are NaN or Inf")
+        message = differs + ("" if finite_value is not None else "; some are NaN or Inf")
         where = None if layer is None else layer.label
         if layer is not None:
             message += f"; first in {layer.label} ({layer.name})"
-        return HealthCheck(name, False, message, known, allowed.result, where)
+        return HealthCheck(name, False, message, finite_value, allowed.result, where)
 
     @staticmethod
     def _of_first(seen: PassOutputs) -> PassOutputs:
         """The first row alone."""
-        return PassOutputs(seen.rows[:1], tuple(replace(one, rows=one.rows[:1]) for one in seen.attentions))
+        return PassOutputs(
+            seen.rows[:1], tuple(replace(attention, rows=attention.rows[:1]) for attention in seen.attentions)
+        )
 
     def _exchanged(self, row: ModelText, place: int) -> Any:
         """The row's tokens with another one in a place: one of the other texts, which is no padding."""
@@ -273,15 +280,15 @@ def _repeats(dtype: str) -> float:
     return min(50 * CEILING[dtype], 0.1)
 
 
-def _asked(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
+def _answer(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
     """The answer; a pass that the model's code refuses is none."""
     try:
         return ask()
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as fault:
-        said = " ".join(str(fault).split())[:200]
-        raised = said if isinstance(fault, MhaError) else f"the model's code raised {type(fault).__name__}: {said}"
+        text = " ".join(str(fault).split())[:200]
+        raised = text if isinstance(fault, MhaError) else f"the model's code raised {type(fault).__name__}: {text}"
         message = f"could not be tried, {raised}"
         return HealthCheck(name, None, message, is_caution=True, advice=f"try what {name} asks in a script of your own")
 
@@ -350,7 +357,10 @@ class PassOutputs:
         """Tokens `start` to `end` of every row."""
         return PassOutputs(
             tuple(row[start:end] for row in self.rows),
-            tuple(replace(one, rows=tuple(row[start:end] for row in one.rows)) for one in self.attentions),
+            tuple(
+                replace(attention, rows=tuple(row[start:end] for row in attention.rows))
+                for attention in self.attentions
+            ),
         )
 
     @property
@@ -393,7 +403,9 @@ class Passes:
         spans = [_span(texts, text, side) for text in texts]
         read = [_span(context, text, "right") for text in context] if context else spans
         attentions = [seen_of(call, read if kind == "encoder" else spans) for call, kind in calls]
-        return PassOutputs(by_row(result_of(outputs), spans), tuple(one for one in attentions if one is not None))
+        return PassOutputs(
+            by_row(result_of(outputs), spans), tuple(attention for attention in attentions if attention is not None)
+        )
 
     def alone(self, rows: Sequence[ModelText]) -> PassOutputs:
         """Each row in a pass of its own."""
@@ -416,9 +428,9 @@ class Passes:
 def result_of(outputs: Mapping[str, Any]) -> Float[Tensor, "row token width"]:
     """The logits, or else the output of the last layer: of the decoder, where there are two halves."""
     for name in ("logits", "last_hidden_state"):
-        found = outputs.get(name)
-        if isinstance(found, Tensor) and found.ndim == 3:
-            return found
+        output = outputs.get(name)
+        if isinstance(output, Tensor) and output.ndim == 3:
+            return output
     return next(tensor for tensor in outputs.values() if isinstance(tensor, Tensor) and tensor.ndim == 3)
 
 
@@ -428,10 +440,10 @@ def _span(texts: Sequence[TokenSequence], text: TokenSequence, side: PaddingSide
     return (0, n) if side == "right" else (longest - n, longest)
 
 
-def by_row(found: Float[Tensor, "row token width"], spans: Sequence[tuple[int, int]]) -> TokenOutputs:
+def by_row(tensor: Float[Tensor, "row token width"], spans: Sequence[tuple[int, int]]) -> TokenOutputs:
     """The numbers of each row's tokens, which stand in these columns, on the CPU."""
-    wide = torch.promote_types(found.dtype, torch.float32)
-    return tuple(row[start:end].to(wide).cpu() for row, (start, end) in zip(found, spans, strict=True))
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return tuple(row[start:end].to(wide).cpu() for row, (start, end) in zip(tensor, spans, strict=True))
 
 
 def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> AttentionOutputs | None:
@@ -444,9 +456,11 @@ def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> Attent
 
 def side_by_side(passes: Sequence[PassOutputs]) -> PassOutputs:
     """Passes of different rows as one."""
-    shared = zip(*(one.attentions for one in passes), strict=False)
-    attentions = tuple(replace(same[0], rows=tuple(row for one in same for row in one.rows)) for same in shared)
-    return PassOutputs(tuple(row for one in passes for row in one.rows), attentions)
+    shared = zip(*(part.attentions for part in passes), strict=False)
+    attentions = tuple(
+        replace(same[0], rows=tuple(row for attention in same for row in attention.rows)) for same in shared
+    )
+    return PassOutputs(tuple(row for part in passes for row in part.rows), attentions)
 
 
 def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
@@ -455,9 +469,9 @@ def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
     def joined(parts: Sequence[TokenOutputs]) -> TokenOutputs:
         return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
 
-    shared = zip(*(one.attentions for one in passes), strict=False)
-    attentions = tuple(replace(same[0], rows=joined([one.rows for one in same])) for same in shared)
-    return PassOutputs(joined([one.rows for one in passes]), attentions)
+    shared = zip(*(part.attentions for part in passes), strict=False)
+    attentions = tuple(replace(same[0], rows=joined([attention.rows for attention in same])) for same in shared)
+    return PassOutputs(joined([part.rows for part in passes]), attentions)
 
 
 # ------------------------------------------------------------------------------------------------------------ how far apart
@@ -471,14 +485,14 @@ def distance(ours: TokenOutputs, theirs: TokenOutputs) -> float:
     True
     """
     worst, n, squares = 0.0, 0, 0.0
-    for own, other in zip(ours, theirs, strict=True):
-        own, other = own.double(), other.double()
-        if not bool((own.isfinite() == other.isfinite()).all()):
+    for mine, other in zip(ours, theirs, strict=True):
+        mine, other = mine.double(), other.double()
+        if not bool((mine.isfinite() == other.isfinite()).all()):
             return math.inf
         if not bool(other.isfinite().all()):
             return math.nan
         if other.numel():
-            worst = max(worst, (own - other).norm(dim=-1).max().item())
+            worst = max(worst, (mine - other).norm(dim=-1).max().item())
             n, squares = n + other.shape[0], squares + other.square().sum().item()
     usual = math.sqrt(squares / n) if n else 0.0
     return 0.0 if worst == 0 else worst / usual if usual else math.inf
@@ -488,19 +502,20 @@ def tolerance_of(reference: PassOutputs, shaken: Sequence[PassOutputs], dtype: s
     """From what the numbers moved when every part of the model was shaken by one step of rounding."""
 
     def of(moved: Sequence[TokenOutputs], still: TokenOutputs) -> float:
-        known = [found for found in (distance(rows, still) for rows in moved) if math.isfinite(found)]
-        return max([CEILING[dtype], *(TIMES_SHAKEN[dtype] * found for found in known)])
+        distances = [moved_by for moved_by in (distance(rows, still) for rows in moved) if math.isfinite(moved_by)]
+        return max([CEILING[dtype], *(TIMES_SHAKEN[dtype] * moved_by for moved_by in distances)])
 
-    by_key = [{one.key: one.rows for one in seen.attentions} for seen in shaken]
+    by_key = [{attention.key: attention.rows for attention in seen.attentions} for seen in shaken]
     attentions = {
-        one.key: of([rows[one.key] for rows in by_key if one.key in rows], one.rows) for one in reference.attentions
+        attention.key: of([rows[attention.key] for rows in by_key if attention.key in rows], attention.rows)
+        for attention in reference.attentions
     }
-    return RoundingTolerance(of([one.rows for one in shaken], reference.rows), attentions)
+    return RoundingTolerance(of([outputs.rows for outputs in shaken], reference.rows), attentions)
 
 
 def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingTolerance) -> AttentionOutputs | None:
     """The first attention whose results are farther apart than rounding explains; None where none is."""
-    others = {one.key: one.rows for one in theirs.attentions}
+    others = {attention.key: attention.rows for attention in theirs.attentions}
     for own in ours.attentions:
         if own.key in others and not distance(own.rows, others[own.key]) <= tolerance.attentions.get(own.key, math.inf):
             return own
@@ -517,11 +532,11 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(seed)
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
 
-    def shake(_module: nn.Module, _given: Any, found: Any) -> Any:
-        if not isinstance(found, Tensor) or not found.is_floating_point():
+    def shake(_module: nn.Module, _given: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
-        signs = torch.randint(0, 2, found.shape, generator=generator, dtype=torch.int8).to(found.device)
-        return found + found * ((2 * signs.to(found.dtype) - 1) * eps)
+        signs = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8).to(output.device)
+        return output + output * ((2 * signs.to(output.dtype) - 1) * eps)
 
     handles = [module.register_forward_hook(shake) for module in model.modules() if not any(module.children())]
     try:

@@ -33,8 +33,8 @@ def examine_installation(
     not here. Works without torch, and says that it is missing.
     """
     began = perf_counter()
-    found = libraries()
-    checks = check_libraries(found)
+    installed = libraries()
+    checks = check_libraries(installed)
     devices: tuple[Device, ...] = (cpu(),)
     kernels: tuple[Kernel, ...] = ()
     numerics: tuple[Numerics, ...] = ()
@@ -49,12 +49,12 @@ def examine_installation(
         devices = machine.devices(device, cpu())
         checks += [check_threads(machine.n_threads()), *machine.check_settings(devices)]
         kernels, numerics = machine.measure(
-            [one.name for one in devices], dtype, seed=seed, compiles=compiles, tell=tell
+            [device.name for device in devices], dtype, seed=seed, compiles=compiles, tell=tell
         )
         checks += [*_of_kernels(kernels), *_of_numerics(numerics)]
     return Report(
         checks=tuple(checks),
-        libraries=found,
+        libraries=installed,
         environment=_environment(device),
         devices=devices,
         kernels=kernels,
@@ -76,11 +76,11 @@ def _environment(device: str) -> tuple[tuple[str, str], ...]:
 
 def _not_loaded(fault: Exception) -> HealthCheck:
     """What to tell where torch, or something that is loaded with it, cannot be."""
-    said = next(iter(str(fault).splitlines()), type(fault).__name__)
+    reason = next(iter(str(fault).splitlines()), type(fault).__name__)
     missing = (getattr(fault, "name", None) or "torch").partition(".")[0]
     name = missing if missing in USED else "torch"
     return HealthCheck(
-        name, False, f"it cannot be imported: {said:.200}", meaning="Nothing can be computed.",
+        name, False, f"it cannot be imported: {reason:.200}", meaning="Nothing can be computed.",
         advice=f"pip install --force-reinstall {name}, in the environment of mha",
     )  # fmt: skip
 
@@ -88,24 +88,26 @@ def _not_loaded(fault: Exception) -> HealthCheck:
 def _of_kernels(kernels: Sequence[Kernel]) -> list[HealthCheck]:
     """One check for each device and dtype: its worst backend against the tolerance."""
     checks = []
-    for device, dtype in dict.fromkeys((one.device, one.dtype) for one in kernels):
-        own = [one for one in kernels if (one.device, one.dtype) == (device, dtype)]
-        tried = [one for one in own if one.ok is not None]
-        bad = [one for one in tried if not one.ok]
-        worst = max((one.max_error for one in tried if one.max_error is not None), default=None)
-        tolerance = max((one.tolerance for one in tried if one.tolerance is not None), default=None)
+    for device, dtype in dict.fromkeys((kernel.device, kernel.dtype) for kernel in kernels):
+        tested = [kernel for kernel in kernels if (kernel.device, kernel.dtype) == (device, dtype)]
+        tried = [kernel for kernel in tested if kernel.ok is not None]
+        bad = [kernel for kernel in tried if not kernel.ok]
+        worst = max((kernel.max_error for kernel in tried if kernel.max_error is not None), default=None)
+        tolerance = max((kernel.tolerance for kernel in tried if kernel.tolerance is not None), default=None)
         name = f"kernels {device} {dtype}"
         if bad:
-            told = ", ".join(f"{one.backend} {_error(one)}" for one in bad)
+            errors = ", ".join(f"{kernel.backend} {_error(kernel)}" for kernel in bad)
             checks.append(HealthCheck(
-                name, False, f"{len(bad)} of {len(tried)} backends are wrong: {told}", worst, tolerance,
+                name, False, f"{len(bad)} of {len(tried)} backends are wrong: {errors}", worst, tolerance,
                 meaning="Models that use these kernels get other numbers than attention by definition.",
                 advice="leave these backends out (torch.nn.attention.sdpa_kernel chooses one), and try another release of torch",
             ))  # fmt: skip
         else:
-            others = f", {len(own) - len(tried)} do not exist here or were not tried" if len(tried) < len(own) else ""
-            said = f"{len(tried)} backends agree with attention in float64{others}"
-            checks.append(HealthCheck(name, True if tried else None, said, worst, tolerance))
+            others = (
+                f", {len(tested) - len(tried)} do not exist here or were not tried" if len(tried) < len(tested) else ""
+            )
+            message = f"{len(tried)} backends agree with attention in float64{others}"
+            checks.append(HealthCheck(name, True if tried else None, message, worst, tolerance))
     return checks
 
 
@@ -116,28 +118,35 @@ def _error(kernel: Kernel) -> str:
 def _of_numerics(numerics: Sequence[Numerics]) -> list[HealthCheck]:
     """One check for each device and dtype."""
     checks = []
-    for one in numerics:
-        name = f"numerics {one.device} {one.dtype}"
-        if one.ok:
-            said = "attention, its row sums, forbidden cells, rows without keys and scores × 1000 are as they must be"
-            checks.append(HealthCheck(name, True, said, one.max_error, one.ceiling))
+    for measured in numerics:
+        name = f"numerics {measured.device} {measured.dtype}"
+        if measured.ok:
+            message = (
+                "attention, its row sums, forbidden cells, rows without keys and scores × 1000 are as they must be"
+            )
+            checks.append(HealthCheck(name, True, message, measured.max_error, measured.ceiling))
             continue
-        said = "; ".join(_wrong(one))
+        message = "; ".join(_wrong(measured))
         checks.append(HealthCheck(
-            name, False, said, one.max_error, one.ceiling, meaning="Every number that mha shows in this dtype is in doubt.",
+            name, False, message, measured.max_error, measured.ceiling,
+            meaning="Every number that mha shows in this dtype is in doubt.",
             advice="take another dtype or device, and another release of torch; look at the settings above first",
         ))  # fmt: skip
     return checks
 
 
-def _wrong(one: Numerics) -> list[str]:
+def _wrong(measured: Numerics) -> list[str]:
     """What is not as it must be."""
-    said = [] if one.max_error <= one.ceiling else [f"the error is {one.max_error:.2g}, above {one.ceiling:g}"]
-    if not one.row_sum_error <= one.row_sum_ceiling:
-        said.append(f"rows miss 1 by {one.row_sum_error:.2g}, above {one.row_sum_ceiling:g}")
-    said += [] if one.forbidden == 0 else [f"a forbidden cell has the share {one.forbidden:.2g}"]
-    said += [] if one.empty == 0 else [f"a query without keys gets {one.empty:.2g}"]
-    return said + ([] if one.loud else ["scores × 1000 are not finite, or their rows do not add up to 1"])
+    problems = (
+        []
+        if measured.max_error <= measured.ceiling
+        else [f"the error is {measured.max_error:.2g}, above {measured.ceiling:g}"]
+    )
+    if not measured.row_sum_error <= measured.row_sum_ceiling:
+        problems.append(f"rows miss 1 by {measured.row_sum_error:.2g}, above {measured.row_sum_ceiling:g}")
+    problems += [] if measured.forbidden == 0 else [f"a forbidden cell has the share {measured.forbidden:.2g}"]
+    problems += [] if measured.empty == 0 else [f"a query without keys gets {measured.empty:.2g}"]
+    return problems + ([] if measured.loud else ["scores × 1000 are not finite, or their rows do not add up to 1"])
 
 
 # ------------------------------------------------------------------------------------------------ libraries and threads
@@ -177,24 +186,28 @@ def is_within(version: str, needs: str) -> bool:
         return True
 
 
-def check_libraries(found: tuple[Library, ...]) -> list[HealthCheck]:
+def check_libraries(installed: tuple[Library, ...]) -> list[HealthCheck]:
     """Whether what is needed is here in a version that mha works with, and which extras are missing, which is no fault."""
-    missing = [one.name for one in found if one.extra is None and one.version is None]
-    wrong = [one for one in found if one.version is not None and not is_within(one.version, one.needs)]
+    missing = [library.name for library in installed if library.extra is None and library.version is None]
+    wrong = [
+        library
+        for library in installed
+        if library.version is not None and not is_within(library.version, library.needs)
+    ]
     checks = []
-    said = [f"{name} is missing" for name in missing]
-    said += [f"{one.name} is {one.version}, needed is {one.needs}" for one in wrong]
-    if said:
+    problems = [f"{name} is missing" for name in missing]
+    problems += [f"{library.name} is {library.version}, needed is {library.needs}" for library in wrong]
+    if problems:
         checks.append(HealthCheck(
-            "libraries", False, "; ".join(said), meaning="What uses them fails, or computes something that was never tried.",
-            advice=f"{installing(*(one.name for one in wrong))} brings what is needed",
+            "libraries", False, "; ".join(problems), meaning="What uses them fails, or computes something that was never tried.",
+            advice=f"{installing(*(library.name for library in wrong))} brings what is needed",
         ))  # fmt: skip
     else:
-        n = sum(one.version is not None for one in found)
+        n = sum(library.version is not None for library in installed)
         checks.append(HealthCheck("libraries", True, f"{n} libraries are of versions that mha works with"))
-    absent = sorted({one.extra for one in found if one.extra is not None and one.version is None})
+    absent = sorted({library.extra for library in installed if library.extra is not None and library.version is None})
     if absent:
-        names = [one.name for one in found if one.extra in absent and one.version is None]
+        names = [library.name for library in installed if library.extra in absent and library.version is None]
         message = f"not installed: {', '.join(names)}. {installing(*names)} installs them"
         checks.append(HealthCheck("extras", None, message))
     else:
@@ -206,18 +219,18 @@ def check_threads(n_threads: int | None) -> HealthCheck:
     """Whether the threads that are computed with suit the cores; where others than those are asked for, it is slow, not wrong."""
     cores = n_cpus()
     given = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name)}
-    told = ", ".join(f"{name}={value}" for name, value in given.items()) or "OMP_NUM_THREADS is not set"
+    variables = ", ".join(f"{name}={value}" for name, value in given.items()) or "OMP_NUM_THREADS is not set"
     odd = [name for name, value in given.items() if not re.fullmatch(r"\s*[1-9]\d*\s*", value)]
     n = "unknown" if n_threads is None else str(n_threads)
-    message = f"{n} of {cores} cores ({told})"
+    message = f"{n} of {cores} cores ({variables})"
     if odd:
         advice = f"set {odd[0]} to a count such as {cores}, or leave it out"
         return HealthCheck("threads", None, f"{odd[0]} is no count: {message}", is_caution=True, advice=advice)
-    asked = max([n_threads or 0, *map(int, given.values())])
-    if asked > cores:
+    most = max([n_threads or 0, *map(int, given.values())])
+    if most > cores:
         advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
-        said = f"more threads than cores, which wait for each other: {message}"
-        return HealthCheck("threads", None, said, asked, cores, is_caution=True, advice=advice)
+        message_of_excess = f"more threads than cores, which wait for each other: {message}"
+        return HealthCheck("threads", None, message_of_excess, most, cores, is_caution=True, advice=advice)
     return HealthCheck("threads", True, message, n_threads, cores)
 
 

@@ -89,18 +89,18 @@ def _kernel(
             ran = kernel_among(operators_of(lambda: prepared.once("forward")))
         if prepared.leaves is heads and not shared:
             shared.append(exact_answer(prepared, workload, most_flops=_MOST_FLOPS))
-        own = prepared.leaves is heads
-        exact = shared[0] if own else exact_answer(prepared, workload, most_flops=_MOST_FLOPS)
+        takes_shared = prepared.leaves is heads
+        exact = shared[0] if takes_shared else exact_answer(prepared, workload, most_flops=_MOST_FLOPS)
         error = deviation(prepared, workload, exact).max_error
     except Exception as fault:
         status, reason = outcome_of(fault)
         ok = False if status == "failed" and backend in _ALWAYS_THERE else None
         return Kernel(device, dtype, backend, status, ok, reason=reason)
     tolerance = TOLERANCES[dtype].output * max(1.0, float(exact.out.abs().max()))
-    known = finite(error)
+    finite_error = finite(error)
     return Kernel(
-        device, dtype, backend, "ok", error <= tolerance, known, tolerance, ran,
-        None if known is not None else "results are not finite",
+        device, dtype, backend, "ok", error <= tolerance, finite_error, tolerance, ran,
+        None if finite_error is not None else "results are not finite",
     )  # fmt: skip
 
 
@@ -146,8 +146,8 @@ def _run(q: Tensor, k: Tensor, v: Tensor, offset: int = 0, scale: float | None =
 
 def _largest(numbers: Tensor) -> float:
     """The largest absolute value, infinite where one is not finite."""
-    found = numbers.abs().max().item()
-    return found if math.isfinite(found) else math.inf
+    largest = numbers.abs().max().item()
+    return largest if math.isfinite(largest) else math.inf
 
 
 # ------------------------------------------------------------------------------------------------- devices and settings
@@ -162,20 +162,20 @@ def n_threads() -> int:
     return torch.get_num_threads()
 
 
-def devices(asked: str, cpu: Device) -> tuple[Device, ...]:
+def devices(name_or_auto: str, cpu: Device) -> tuple[Device, ...]:
     """Every device here, the CPU first; of `asked` other than auto that one alone. Raises `MhaError` where it is not here."""
-    found = [cpu]
+    present = [cpu]
     if torch.cuda.is_available():
-        found += [_cuda(index) for index in range(torch.cuda.device_count())]
+        present += [_cuda(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        found.append(Device("mps", "Apple's GPU, in the same memory", None, None))
-    if asked == "auto":
-        return tuple(found)
-    name = "cuda:0" if asked == "cuda" else asked
-    chosen = tuple(one for one in found if one.name == name)
+        present.append(Device("mps", "Apple's GPU, in the same memory", None, None))
+    if name_or_auto == "auto":
+        return tuple(present)
+    name = "cuda:0" if name_or_auto == "cuda" else name_or_auto
+    chosen = tuple(device for device in present if device.name == name)
     if not chosen:
         raise MhaError(
-            f"device {asked} must be present, got {', '.join(one.name for one in found)}",
+            f"device {name_or_auto} must be present, got {', '.join(device.name for device in present)}",
             hint="mha doctor without --device says why" if nvidia_driver() else "--device cpu works everywhere",
             code="no-device",
         )
@@ -196,7 +196,7 @@ def check_settings(present: Sequence[Device]) -> list[HealthCheck]:
 
 def _build(present: Sequence[Device]) -> HealthCheck:
     """Whether a graphics card that is here is one that this build of torch can use."""
-    has_cuda = any(one.name.startswith("cuda") for one in present)
+    has_cuda = any(device.name.startswith("cuda") for device in present)
     if not nvidia_driver() or has_cuda or torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
         return HealthCheck("build", True, f"torch {torch.__version__}, {f'CUDA {built}' if built else 'for CPUs'}")
@@ -209,12 +209,12 @@ def _build(present: Sequence[Device]) -> HealthCheck:
 
 def _precision() -> HealthCheck:
     """Whether products of float32 are computed in float32."""
-    said = torch.get_float32_matmul_precision()
-    if said == _EXACT and not torch.backends.cuda.matmul.allow_tf32:
+    precision = torch.get_float32_matmul_precision()
+    if precision == _EXACT and not torch.backends.cuda.matmul.allow_tf32:
         return HealthCheck("precision", True, "products of float32 are computed in float32 (TF32 is off)")
     given = [name for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE") if os.environ.get(name)]
     return HealthCheck(
-        "precision", False, f"products of float32 may be rounded to TF32 or bfloat16: torch's precision is {said!r}",
+        "precision", False, f"products of float32 may be rounded to TF32 or bfloat16: torch's precision is {precision!r}",
         meaning="Numbers in float32 are good to three digits instead of seven.",
         advice=f"unset {given[0]}" if given else "torch.set_float32_matmul_precision('highest') where it was changed",
     )  # fmt: skip
@@ -233,7 +233,7 @@ def _default_dtype() -> HealthCheck:
 
 def _deterministic(present: Sequence[Device]) -> HealthCheck:
     is_on = torch.are_deterministic_algorithms_enabled()
-    has_cuda = any(one.name.startswith("cuda") for one in present)
+    has_cuda = any(device.name.startswith("cuda") for device in present)
     if is_on and has_cuda and not os.environ.get(_WORKSPACE):
         return HealthCheck(
             "deterministic", False, f"deterministic algorithms are asked for, and {_WORKSPACE} is not set",

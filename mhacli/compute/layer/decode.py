@@ -59,14 +59,16 @@ def decode(
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
         timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
         record = make_record(setup, request, observed, timings)
-        ways = time_caches(setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch)
+        timings_of_caches = time_caches(
+            setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch
+        )
     return replace(
         record,
         self_check=_against_recomputation(record),
         decoding=DecodeSummary(
             cache=cache,
             prompt_len=prompt_len,
-            ways=ways,
+            ways=timings_of_caches,
             weight_bytes=weight_bytes(setup.config),
             token_bytes=token_bytes(setup.config),
             full_token_bytes=token_bytes(setup.config, setup.config.n_heads),
@@ -115,15 +117,17 @@ class Decoder:
         seconds: dict[str, float] = {}
         full, past = self.setup.run(), self._empty()
         for number, span in enumerate(self.spans()):
-            seen: dict[str, Tensor] = {}
+            tensors_of_step: dict[str, Tensor] = {}
             watch = Stopwatch(self.setup.device)
-            out, past = self.step(*span, past, lambda site, tensor, into=seen, **_: into.update({site: tensor}))
+            out, past = self.step(
+                *span, past, lambda site, tensor, into=tensors_of_step, **_: into.update({site: tensor})
+            )
             watch(site_of(number), out)
             seconds |= watch.seconds
-            self._gather(whole, seen | {"out": out}, span)
-            whole["v"] = seen["v"] if past is None else past.v
+            self._gather(whole, tensors_of_step | {"out": out}, span)
+            whole["v"] = tensors_of_step["v"] if past is None else past.v
             difference = largest_difference(out, full[:, slice(*span)])
-            steps.append(self._step(number, span, seen, past, difference))
+            steps.append(self._step(number, span, tensors_of_step, past, difference))
         tensors = {site: tensor.cpu() for site, tensor in whole.items()}
         return Observed(tuple(steps), tensors, self.setup.visible().cpu(), seconds)
 
@@ -230,8 +234,8 @@ def decode_step(number: int, out: TokenVectors, *, n_keys: int, cache: CacheStep
 
 def largest_of(steps: Sequence[Step]) -> float:
     """The largest distance of a step's output from that of a pass over all; infinite where one is not finite."""
-    found = [step.cache.max_abs_difference for step in steps if step.cache is not None]
-    return max((math.inf if error is None else error for error in found), default=0.0)
+    differences = [step.cache.max_abs_difference for step in steps if step.cache is not None]
+    return max((math.inf if error is None else error for error in differences), default=0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------- one layer of ours
@@ -252,8 +256,8 @@ def _against_recomputation(record: Record) -> SelfCheck:
     rows of a full recomputation. There both sides may err, so the tolerance is twice that of one output; what is shown must
     still keep its own.
     """
-    own, tolerance = record.self_check.max_abs_error, 2 * record.self_check.tolerance
-    worst = max(math.inf if own is None else own, largest_of(record.trace))
+    shown_error, tolerance = record.self_check.max_abs_error, 2 * record.self_check.tolerance
+    worst = max(math.inf if shown_error is None else shown_error, largest_of(record.trace))
     if not math.isfinite(worst):
         return SelfCheck(None, tolerance, False)
     if worst <= tolerance and not record.self_check.ok:
@@ -274,12 +278,12 @@ def time_caches(
     layer: MultiHeadAttention, config: Config, lengths: Sequence[int], batch: int
 ) -> tuple[CacheTiming, ...]:
     """Each way at each length, over random rows with a causal mask. Rounds A B C A B C, so that noise meets all alike."""
-    ways: list[CacheTiming] = []
+    timings_of_caches: list[CacheTiming] = []
     for length in sorted(set(lengths)):
         grid = sorted({round(1 + (length - 1) * part / (N_TIMED - 1)) for part in range(N_TIMED)})
         timings = {point: _time_steps(layer, batch, point, is_last=point == length) for point in grid}
-        ways += [_cache_timing(kind, timings, config, batch) for kind in KINDS]
-    return tuple(ways)
+        timings_of_caches += [_cache_timing(kind, timings, config, batch) for kind in KINDS]
+    return tuple(timings_of_caches)
 
 
 def _cache_timing(

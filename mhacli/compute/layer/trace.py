@@ -73,7 +73,7 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     b, h, at = place.sequence, place.head, _columns(setup, place)
     i, j = at
     keys = (setup.encoded.context or setup.encoded.sequences)[b]
-    own = slice(j - place.key, j - place.key + len(keys.tokens))
+    key_columns = slice(j - place.key, j - place.key + len(keys.tokens))
     q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
     allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
     scores = observed.tensors["scores"][b, h, i].tolist()
@@ -90,8 +90,10 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
         softcap=setup.config.softcap,
         allowed=allowed[j],
         score=finite(scores[j]) if allowed[j] else None,
-        scores_row=tuple(finite(x) if ok else None for x, ok in zip(scores[own], allowed[own], strict=True)),
-        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, own]),
+        scores_row=tuple(
+            finite(x) if ok else None for x, ok in zip(scores[key_columns], allowed[key_columns], strict=True)
+        ),
+        pattern_row=_numbers(observed.tensor("pattern")[b, h, i, key_columns]),
         share=finite(observed.tensor("shares")[b, h, i, j].item()),
         z=_numbers(observed.tensors["z"][b, h, i]),
         parts=tuple(_parts(setup, observed, place, at)),
@@ -150,31 +152,31 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
     layer, context, b = setup.layer.attention, setup.context, place.sequence
-    own = setup.content(), setup.places
-    others = own if context is None else (setup.context_content(context), context.places)
+    query_rows = setup.content(), setup.places
+    key_rows = query_rows if context is None else (setup.context_content(context), context.places)
     made = []
     for (rows, places), projection, head, index in (
-        (own, layer.q_proj, place.head, at[0]),
-        (others, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
+        (query_rows, layer.q_proj, place.head, at[0]),
+        (key_rows, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
     ):
         added = setup.added(places)
         position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
         made.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
     (q_content, q_position), (k_content, k_position) = made
-    for name, kind, one, other in (
+    for name, kind, query_part, key_part in (
         ("content of the query · content of the key", "content", q_content, k_content),
         ("content of the query · place of the key", "both", q_content, k_position),
         ("place of the query · content of the key", "both", q_position, k_content),
         ("place of the query · place of the key", "position", q_position, k_position),
     ):
-        yield ScorePart(name, kind, finite(scale * float(one @ other)))  # type: ignore[arg-type]
+        yield ScorePart(name, kind, finite(scale * float(query_part @ key_part)))  # type: ignore[arg-type]
 
 
 def _projected(linear: nn.Linear, content: Tensor, position: Tensor, head: int, d_head: int) -> tuple[Tensor, Tensor]:
     """One head's columns of the projection of a content and of a position, in float64 on the CPU."""
-    own = slice(head * d_head, (head + 1) * d_head)
-    weight = linear.weight[own].cpu().double()
-    bias = 0.0 if linear.bias is None else linear.bias[own].cpu().double()
+    columns = slice(head * d_head, (head + 1) * d_head)
+    weight = linear.weight[columns].cpu().double()
+    bias = 0.0 if linear.bias is None else linear.bias[columns].cpu().double()
     return weight @ content.cpu().double() + bias, weight @ position.cpu().double()
 
 

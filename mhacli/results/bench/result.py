@@ -209,8 +209,8 @@ def read_benchmark(path: str) -> Benchmark:
             code="bad-file",
             path=path,
         )
-    found = decode(Benchmark, document, path)
-    for place, row in enumerate(found.rows):
+    benchmark = decode(Benchmark, document, path)
+    for place, row in enumerate(benchmark.rows):
         times = (row.median_s, row.median_low_s, row.median_high_s)
         is_timed = row.status == "ok" or row.interval is not None
         if is_timed and not all(time is not None and _LEAST <= time <= _MOST for time in times):
@@ -218,11 +218,11 @@ def read_benchmark(path: str) -> Benchmark:
         if row.samples_s and not _LEAST <= min(row.samples_s) <= max(row.samples_s) <= _MOST:
             extremes = min(row.samples_s), max(row.samples_s)
             raise _refusal(path, f"rows[{place}] must have samples from {_LEAST:g} to {_MOST:g} s", extremes)
-    for place, ceiling in enumerate(found.ceilings):
+    for place, ceiling in enumerate(benchmark.ceilings):
         rates = (ceiling.matmul_tflops, ceiling.copy_gb_per_s)
         if not all(_LEAST <= rate <= _MOST for rate in rates):
             raise _refusal(path, f"ceilings[{place}] must have rates from {_LEAST:g} to {_MOST:g}", rates)
-    return found
+    return benchmark
 
 
 def workload_of(row: Workload) -> Workload:
@@ -451,40 +451,42 @@ def _timed(row: BenchRow) -> Interval:
     assert stated is not None  # the caller asked
     if not row.samples_s:
         return stated
-    found = median_interval(row.samples_s)
-    factor = stated.median / found.median
-    return Interval(stated.median, found.low * factor, found.high * factor)
+    recomputed = median_interval(row.samples_s)
+    factor = stated.median / recomputed.median
+    return Interval(stated.median, recomputed.low * factor, recomputed.high * factor)
 
 
 def _noise(row: BenchRow, now: Benchmark, baseline: Benchmark) -> Interval:
     """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
-    seen = [1.0]
+    ratios = [1.0]
     for control in (now.control(row), baseline.control(row)):
-        seen += [] if control is None else [control.interval.low, control.interval.high]
+        ratios += [] if control is None else [control.interval.low, control.interval.high]
     ours, theirs = ({c.dtype: c for c in run.ceilings}.get(row.dtype) for run in (now, baseline))
     if ours is not None and theirs is not None:
-        seen += [theirs.matmul_tflops / ours.matmul_tflops, theirs.copy_gb_per_s / ours.copy_gb_per_s]
-    return Interval(1.0, min(seen), max(seen))
+        ratios += [theirs.matmul_tflops / ours.matmul_tflops, theirs.copy_gb_per_s / ours.copy_gb_per_s]
+    return Interval(1.0, min(ratios), max(ratios))
 
 
 def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
-    said = []
+    warnings = []
     for name in _SAME:
         ours, theirs = getattr(now.environment, name), getattr(baseline.environment, name)
         if ours != theirs:
-            said.append(f"{name} differs: {theirs} then, {ours} now")
+            warnings.append(f"{name} differs: {theirs} then, {ours} now")
     if now.seed != baseline.seed:
-        said.append(f"seed differs: {baseline.seed} then, {now.seed} now")
+        warnings.append(f"seed differs: {baseline.seed} then, {now.seed} now")
     fewest = min((len(row.samples_s) for run in (now, baseline) for row in run.rows if row.samples_s), default=0)
     if fewest and not is_known(fewest):
-        said.append(f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range")
+        warnings.append(
+            f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range"
+        )
     then = {ceiling.dtype: ceiling for ceiling in baseline.ceilings}
     for ceiling in now.ceilings:
         if ceiling.dtype in then:
             other = then[ceiling.dtype]
-            said += _rate("matrix product", ceiling.matmul_tflops / other.matmul_tflops, ceiling.dtype)
-            said += _rate("copy", ceiling.copy_gb_per_s / other.copy_gb_per_s, ceiling.dtype)
-    return said
+            warnings += _rate("matrix product", ceiling.matmul_tflops / other.matmul_tflops, ceiling.dtype)
+            warnings += _rate("copy", ceiling.copy_gb_per_s / other.copy_gb_per_s, ceiling.dtype)
+    return warnings
 
 
 def _rate(what: str, ratio: float, dtype: str) -> list[str]:

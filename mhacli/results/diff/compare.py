@@ -223,7 +223,7 @@ def _said(record: Record) -> Mapping[str, str]:
         said |= {name: getattr(c, name) for name in names if name not in _OF_OTHERS}
     if record.module is not None:
         said |= {"module": record.module.target, "called": record.module.called}
-        said |= {f"argument {one.name}": one.value for one in record.module.arguments}
+        said |= {f"argument {argument.name}": argument.value for argument in record.module.arguments}
     if record.decoding is not None:
         said |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
     if record.survey is not None:
