@@ -18,7 +18,7 @@ import typer
 from mhacli.cli.streams import ColourChoice
 from mhacli.cli.values import integer, real, size, whole
 from mhacli.io.files import format_size
-from mhacli.render.base.options import View
+from mhacli.render.base.options import Scale, View
 from mhacli.results.record.head_statistics import SORTS
 from mhacli.spec.config import (
     DEFAULT_KEEP_LIMIT,
@@ -110,6 +110,8 @@ HeadList = Annotated[
     str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
 ]
 Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")]
+Revision = Annotated[str | None, option("Checkpoint", "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")]
+MapScale = Annotated[Scale | None, option(VIEW, "How shades follow shares. (default: linear, log for long texts)")]
 _DEVICES = ["auto", "cpu", "cuda", "mps"]
 
 

@@ -10,7 +10,7 @@ A pattern is written in the notation of Python, of which this is all:
 - `and`, `or`, `not` and parentheses.
 
 The text is parsed, never executed. A token outside the text has no answer, nor has a division by zero: what is compared with
-it is false, whatever the comparison (`mhacli.attention.tiled.conditions` evaluates).
+it is false, whatever the comparison (`mhacli.attention.tiled.conditions` evaluates, by the operations of `Cells`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from mhacli.errors import UsageError
 
@@ -54,107 +55,63 @@ RELATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Number:
-    """A whole number, of either sign where it was calculated."""
+class Cells(Protocol):
+    """The queries and keys that a condition is asked about. The values that methods take and return are the implementation's own;
+    a condition only hands them on."""
 
-    value: int
+    def position(self, axis: Axis) -> Any:
+        """The positions of the queries or of the keys."""
 
+    def number(self, value: int) -> Any:
+        """A whole number."""
 
-@dataclass(frozen=True)
-class Place:
-    """The place of the query or of the key in its own text."""
+    def absolute(self, number: Any) -> Any:
+        """A number without its sign."""
 
-    axis: Axis
+    def calculate(self, sign: str, left: Any, right: Any, *, may_divide_by_0: bool) -> Any:
+        """The result of one of `OPERATIONS`."""
 
+    def token(self, axis: Axis, position: Any) -> Any:
+        """The tokens at positions of the text of the queries or of the keys."""
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """Two numbers and one of `OPERATIONS`; at least one of them depends on a place."""
+    def word(self, text: str) -> Any:
+        """The token with this text."""
 
-    operator: str
-    left: Numeric
-    right: Numeric
+    def compare_numbers(self, relation: str, left: Any, right: Any) -> Any:
+        """Where one of `RELATIONS` holds."""
 
+    def compare_tokens(self, relation: str, left: Any, right: Any) -> Any:
+        """Where tokens are equal (`==`), or are two different tokens (`!=`)."""
 
-@dataclass(frozen=True)
-class Absolute:
-    """A number without its sign."""
+    def is_listed(self, relation: str, token: Any, words: Sequence[str]) -> Any:
+        """Where a token is one of the words (`in`), or there is a token and it is none of them (`not in`)."""
 
-    number: Numeric
+    def negate(self, condition: Any) -> Any:
+        """Where the condition does not hold."""
 
+    def all_of(self, conditions: Iterable[Any]) -> Any:
+        """Where all conditions hold."""
 
-@dataclass(frozen=True)
-class Token:
-    """The token at a place of the text of `axis`."""
-
-    index: Numeric
-    axis: Axis
-
-
-@dataclass(frozen=True)
-class Word:
-    """The token with this text."""
-
-    text: str
+    def any_of(self, conditions: Iterable[Any]) -> Any:
+        """Where at least one condition holds."""
 
 
-@dataclass(frozen=True)
-class Words:
-    """Tokens by their texts: what `in` and `not in` look into."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A chain of operands with a relation between each two: of `RELATIONS`, `in` or `not in`."""
-
-    operands: tuple[Operand | Words, ...]
-    relations: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Not:
-    """True where the condition is false."""
-
-    condition: Condition
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """True where all conditions are."""
-
-    conditions: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    """True where at least one condition is."""
-
-    conditions: tuple[Condition, ...]
-
-
-Numeric = Number | Place | Arithmetic | Absolute
-Operand = Numeric | Token | Word
-Condition = Comparison | Not | AllOf | AnyOf
-Expression = Operand | Words | Condition
+Evaluation = Callable[[Cells], Any]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A condition, and the text that says it."""
+    """A condition and the text that it was read from. `holds` evaluates it for some cells, `words` are the tokens that it names,
+    and `largest(position)` is a magnitude that no number in it exceeds while no position exceeds `position`."""
 
     text: str
-    expression: Condition
+    holds: Evaluation = field(compare=False)
+    words: frozenset[str] = field(compare=False)
+    largest: Callable[[int], int] = field(compare=False)
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern that the text says, without spaces around it. Raises `UsageError` that shows the part that cannot be.
-
-    >>> parse_pattern("k < q").expression
-    Comparison(operands=(Place(axis='k'), Place(axis='q')), relations=('<',))
-    """
+    """The pattern that the text says, without spaces around it. Raises `UsageError` that shows the part that cannot be."""
     if len(text) > MAX_CHARACTERS:
         raise _refused(f"have at most {MAX_CHARACTERS} characters", str(len(text)))
     text = text.strip()
@@ -167,44 +124,16 @@ def parse_pattern(text: str) -> Pattern:
     depth = _depth(body)
     if depth > MAX_DEPTH:
         raise _refused(f"be nested at most {MAX_DEPTH} deep", str(depth))
+    parser = _Parser()
     try:
-        return Pattern(text, _condition(body))
+        holds = parser.condition(body)
     except _RefusedError as error:
         source = ast.get_source_segment(text, error.node)
         raise _refused(error.rule, _quoted(text if source is None else source)) from None
-
-
-def parts(expression: Expression) -> Iterator[Expression]:
-    """The expression and everything that it is made of."""
-    yield expression
-    match expression:
-        case Arithmetic(_, left, right):
-            inner: tuple[Expression, ...] = (left, right)
-        case Absolute(one) | Token(one, _) | Not(one):
-            inner = (one,)
-        case Comparison(several, _) | AllOf(several) | AnyOf(several):
-            inner = several
-        case _:
-            inner = ()
-    for part in inner:
-        yield from parts(part)
-
-
-def largest(number: Numeric, place: int = PLACES_BELOW - 1) -> int:
-    """A magnitude that the number never exceeds while no place exceeds `place`; its parts may exceed it.
-
-    >>> largest(Arithmetic("-", Place("q"), Number(3)), 10)
-    13
-    """
-    match number:
-        case Number(value):
-            return abs(value)
-        case Place():
-            return place
-        case Absolute(inner):
-            return largest(inner, place)
-    left, right = largest(number.left, place), largest(number.right, place)
-    return {"+": left + right, "-": left + right, "*": left * right, "//": left, "%": right}[number.operator]
+    numbers = tuple(parser.numbers)
+    return Pattern(
+        text, holds, frozenset(parser.words), lambda position: max((n.largest(position) for n in numbers), default=0)
+    )
 
 
 _HINT = (
@@ -256,52 +185,143 @@ def _depth(node: ast.expr) -> int:
     return depth
 
 
-def _condition(node: ast.expr) -> Condition:
-    match node:
-        case ast.BoolOp(op=ast.And()):
-            return AllOf(tuple(map(_condition, node.values)))
-        case ast.BoolOp():
-            return AnyOf(tuple(map(_condition, node.values)))
-        case ast.UnaryOp(op=ast.Not()):
-            return Not(_condition(node.operand))
-        case ast.Compare():
-            return _comparison(node)
-    raise _RefusedError("be made of conditions such as k < q", node)
+class _Number(NamedTuple):
+    """A number of a pattern: how to evaluate it, a magnitude that it never exceeds while no position exceeds the argument, the
+    axes whose positions it depends on, and its value where it depends on none."""
+
+    evaluate: Evaluation
+    largest: Callable[[int], int]
+    axes: frozenset[Axis] = frozenset()
+    value: int | None = None
 
 
-def _comparison(node: ast.Compare) -> Comparison:
-    nodes = (node.left, *node.comparators)
-    operands = tuple(map(_operand, nodes))
-    relations = tuple(_RELATIONS.get(type(op), "") for op in node.ops)
-    for place, relation in enumerate(relations):
-        left, right = operands[place : place + 2]
-        if not relation:
-            raise _RefusedError("compare with == != < <= > >= in or not in", node)
-        if relation in ("in", "not in"):
-            if not isinstance(left, Token | Word):
-                raise _RefusedError("look for tokens in a list of words", nodes[place])
-            if not isinstance(right, Words):
-                raise _RefusedError('look for tokens in a list of words such as ("a", "b")', nodes[place + 1])
-        elif isinstance(left, Words) or isinstance(right, Words):
-            raise _RefusedError("use a list of words after in or not in", node)
-        elif isinstance(left, Token | Word) != isinstance(right, Token | Word):
-            raise _RefusedError("compare tokens with tokens and numbers with numbers", node)
-        elif isinstance(left, Token | Word) and relation not in ("==", "!="):
-            raise _RefusedError("compare tokens with == != in or not in", node)
-    return Comparison(operands, relations)
+class _Tokens(NamedTuple):
+    """Tokens to compare: at positions of a text, or one word."""
+
+    evaluate: Evaluation
 
 
-def _operand(node: ast.expr) -> Operand | Words:
-    match node:
-        case ast.Constant(value=str(text)):
-            return Word(text)
-        case ast.Tuple() | ast.List():
-            return Words(tuple(map(_word, node.elts)))
-        case ast.Subscript():
-            return _token(node)
-        case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
-            raise _RefusedError("compare numbers or tokens", node)
-    return _number(node)
+Words = tuple[str, ...]
+
+
+def _constant(value: int) -> _Number:
+    return _Number(lambda cells: cells.number(value), lambda _: abs(value), value=value)
+
+
+class _Parser:
+    """Reads Python's tree of a pattern, each part once, into functions that evaluate it; collects its words and numbers."""
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self.numbers: list[_Number] = []
+
+    def condition(self, node: ast.expr) -> Evaluation:
+        match node:
+            case ast.BoolOp():
+                parts = [self.condition(value) for value in node.values]
+                if isinstance(node.op, ast.And):
+                    return lambda cells: cells.all_of(part(cells) for part in parts)
+                return lambda cells: cells.any_of(part(cells) for part in parts)
+            case ast.UnaryOp(op=ast.Not()):
+                inner = self.condition(node.operand)
+                return lambda cells: cells.negate(inner(cells))
+            case ast.Compare():
+                return self.comparison(node)
+        raise _RefusedError("be made of conditions such as k < q", node)
+
+    def comparison(self, node: ast.Compare) -> Evaluation:
+        nodes = (node.left, *node.comparators)
+        operands = [self.operand(part) for part in nodes]
+        relations = [_RELATIONS.get(type(op), "") for op in node.ops]
+        for n, relation in enumerate(relations):
+            _require_comparable(node, relation, operands[n : n + 2], nodes[n : n + 2])
+
+        is_number = isinstance(operands[0], _Number)
+
+        def planes(cells: Cells) -> Iterator[Any]:
+            values = [part.evaluate(cells) if isinstance(part, _Number | _Tokens) else part for part in operands]
+            for relation, (left, right) in zip(relations, pairwise(values), strict=True):
+                of_tokens = cells.is_listed if relation in ("in", "not in") else cells.compare_tokens
+                yield (cells.compare_numbers if is_number else of_tokens)(relation, left, right)
+
+        return lambda cells: cells.all_of(planes(cells))
+
+    def operand(self, node: ast.expr) -> _Number | _Tokens | Words:
+        match node:
+            case ast.Constant(value=str(text)):
+                self.words.add(text)
+                return _Tokens(lambda cells: cells.word(text))
+            case ast.Tuple() | ast.List():
+                texts = tuple(map(_word, node.elts))
+                self.words.update(texts)
+                return texts
+            case ast.Subscript():
+                return self.token(node)
+            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
+                raise _RefusedError("compare numbers or tokens", node)
+        return self.number(node)
+
+    def token(self, node: ast.Subscript) -> _Tokens:
+        if not (isinstance(node.value, ast.Name) and node.value.id == "tok"):
+            raise _RefusedError("take tokens from tok", node)
+        index = self.number(node.slice)
+        if len(index.axes) > 1:
+            raise _RefusedError("say the place in tok[…] by q or by k, not by both", node)
+        axis: Axis = next(iter(index.axes), "k")
+        return _Tokens(lambda cells: cells.token(axis, index.evaluate(cells)))
+
+    def number(self, node: ast.expr) -> _Number:
+        number = self._number(node)
+        self.numbers.append(number)
+        return number
+
+    def _number(self, node: ast.expr) -> _Number:
+        match node:
+            case ast.Name(id="q" | "k"):
+                axis: Axis = "q" if node.id == "q" else "k"
+                return _Number(lambda cells: cells.position(axis), lambda position: position, frozenset((axis,)))
+            case ast.Name(id="tok" | "abs"):
+                raise _RefusedError("use tok and abs as in tok[k] and abs(q - k)", node)
+            case ast.Name():
+                raise _RefusedError("use no names but q, k, tok and abs", node)
+            case ast.Constant():
+                return _literal(node)
+            case ast.BinOp() if type(node.op) in _OPERATORS:
+                return _calculated(_OPERATORS[type(node.op)], self.number(node.left), self.number(node.right), node)
+            case ast.UnaryOp(op=ast.USub()):
+                return _calculated("-", _constant(0), self.number(node.operand), node)
+            case ast.BinOp() | ast.UnaryOp(op=ast.UAdd() | ast.Invert()):
+                raise _RefusedError("calculate with a + b, a - b, a * b, a // b, a % b, -a and abs(a)", node)
+            case ast.Call():
+                return self.absolute(node)
+        raise _RefusedError("calculate with whole numbers, q and k", node)
+
+    def absolute(self, node: ast.Call) -> _Number:
+        if not (isinstance(node.func, ast.Name) and node.func.id == "abs"):
+            raise _RefusedError("call nothing but abs", node)
+        if len(node.args) != 1 or node.keywords:
+            raise _RefusedError("give abs one number", node)
+        number = self.number(node.args[0])
+        if number.value is not None:
+            return _constant(abs(number.value))
+        return number._replace(evaluate=lambda cells: cells.absolute(number.evaluate(cells)))
+
+
+def _require_comparable(node: ast.Compare, relation: str, operands: Sequence[Any], nodes: Sequence[ast.expr]) -> None:
+    left, right = operands
+    if not relation:
+        raise _RefusedError("compare with == != < <= > >= in or not in", node)
+    if relation in ("in", "not in"):
+        if not isinstance(left, _Tokens):
+            raise _RefusedError("look for tokens in a list of words", nodes[0])
+        if isinstance(right, _Tokens | _Number):
+            raise _RefusedError('look for tokens in a list of words such as ("a", "b")', nodes[1])
+    elif not (isinstance(left, _Tokens | _Number) and isinstance(right, _Tokens | _Number)):
+        raise _RefusedError("use a list of words after in or not in", node)
+    elif isinstance(left, _Tokens) != isinstance(right, _Tokens):
+        raise _RefusedError("compare tokens with tokens and numbers with numbers", node)
+    elif isinstance(left, _Tokens) and relation not in ("==", "!="):
+        raise _RefusedError("compare tokens with == != in or not in", node)
 
 
 def _word(node: ast.expr) -> str:
@@ -310,61 +330,28 @@ def _word(node: ast.expr) -> str:
     raise _RefusedError('list words such as "the"', node)
 
 
-def _token(node: ast.Subscript) -> Token:
-    if not (isinstance(node.value, ast.Name) and node.value.id == "tok"):
-        raise _RefusedError("take tokens from tok", node)
-    index = _number(node.slice)
-    axes = {part.axis for part in parts(index) if isinstance(part, Place)}
-    if len(axes) > 1:
-        raise _RefusedError("say the place in tok[…] by q or by k, not by both", node)
-    return Token(index, axes.pop() if axes else "k")
-
-
-def _number(node: ast.expr) -> Numeric:
-    match node:
-        case ast.Name(id="q"):
-            return Place("q")
-        case ast.Name(id="k"):
-            return Place("k")
-        case ast.Name(id="tok" | "abs"):
-            raise _RefusedError("use tok and abs as in tok[k] and abs(q - k)", node)
-        case ast.Name():
-            raise _RefusedError("use no names but q, k, tok and abs", node)
-        case ast.Constant():
-            return _literal(node)
-        case ast.BinOp() if type(node.op) in _OPERATORS:
-            return _calculated(_OPERATORS[type(node.op)], _number(node.left), _number(node.right), node)
-        case ast.UnaryOp(op=ast.USub()):
-            return _calculated("-", Number(0), _number(node.operand), node)
-        case ast.BinOp() | ast.UnaryOp(op=ast.UAdd() | ast.Invert()):
-            raise _RefusedError("calculate with a + b, a - b, a * b, a // b, a % b, -a and abs(a)", node)
-        case ast.Call():
-            return _absolute(node)
-    raise _RefusedError("calculate with whole numbers, q and k", node)
-
-
-def _literal(node: ast.Constant) -> Number:
+def _literal(node: ast.Constant) -> _Number:
     if type(node.value) is not int or node.value >= LITERALS_BELOW:
         raise _RefusedError("write numbers as whole numbers below 1000000000", node)
-    return Number(node.value)
+    return _constant(node.value)
 
 
-def _absolute(node: ast.Call) -> Numeric:
-    if not (isinstance(node.func, ast.Name) and node.func.id == "abs"):
-        raise _RefusedError("call nothing but abs", node)
-    if len(node.args) != 1 or node.keywords:
-        raise _RefusedError("give abs one number", node)
-    number = _number(node.args[0])
-    return Number(abs(number.value)) if isinstance(number, Number) else Absolute(number)
-
-
-def _calculated(sign: str, left: Numeric, right: Numeric, node: ast.expr) -> Numeric:
-    """Numbers without a place are calculated here, so that a divisor which is always 0 is seen."""
-    if sign in ("//", "%") and right == Number(0):
+def _calculated(sign: str, left: _Number, right: _Number, node: ast.expr) -> _Number:
+    """Numbers without a position are calculated here, so that a divisor which is always 0 is seen."""
+    if sign in ("//", "%") and right.value == 0:
         raise _RefusedError("divide by something other than 0", node)
-    number = Arithmetic(sign, left, right)
-    if largest(number) >= NUMBERS_BELOW:
+
+    def largest(position: int) -> int:
+        a, b = left.largest(position), right.largest(position)
+        return {"+": a + b, "-": a + b, "*": a * b, "//": a, "%": b}[sign]
+
+    if largest(PLACES_BELOW - 1) >= NUMBERS_BELOW:
         raise _RefusedError("calculate with numbers below 2^63", node)
-    if isinstance(left, Number) and isinstance(right, Number):
-        return Number(OPERATIONS[sign](left.value, right.value))
-    return number
+    if left.value is not None and right.value is not None:
+        return _constant(OPERATIONS[sign](left.value, right.value))
+    may_divide_by_0 = sign in ("//", "%") and right.value is None
+
+    def evaluate(cells: Cells) -> Any:
+        return cells.calculate(sign, left.evaluate(cells), right.evaluate(cells), may_divide_by_0=may_divide_by_0)
+
+    return _Number(evaluate, largest, left.axes | right.axes)

@@ -12,61 +12,78 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhacli.errors import UsageError
-from mhacli.spec.conditions import (
-    DUPLICATE,
-    INDUCTION,
-    Absolute,
-    AllOf,
-    AnyOf,
-    Arithmetic,
-    Comparison,
-    Not,
-    Number,
-    Pattern,
-    Place,
-    Token,
-    Word,
-    Words,
-    largest,
-    parse_pattern,
-    parts,
-)
+from mhacli.spec.conditions import DUPLICATE, INDUCTION, Pattern, parse_pattern
 
-Q, K = Place("q"), Place("k")
 HINT = (
     'q and k are places, tok[k] is a token and "the" one by its text; there are + - * // % abs, == != < <= > >= in, '
     "and or not; for example: tok[k] == tok[q] and k < q"
 )
 
+
+class Written:
+    """Cells that write down how a pattern is evaluated."""
+
+    def position(self, axis):
+        return axis
+
+    def number(self, value):
+        return str(value)
+
+    def absolute(self, number):
+        return f"|{number}|"
+
+    def calculate(self, sign, left, right, *, may_divide_by_0):
+        return f"({left} {sign}{'?' if may_divide_by_0 else ''} {right})"
+
+    def token(self, axis, position):
+        return f"token({axis}: {position})"
+
+    def word(self, text):
+        return repr(text)
+
+    def compare_numbers(self, relation, left, right):
+        return f"{left} {relation} {right}"
+
+    def compare_tokens(self, relation, left, right):
+        return f"{left} {relation} {right}"
+
+    def is_listed(self, relation, token, words):
+        return f"{token} {relation} {words}"
+
+    def negate(self, condition):
+        return f"not {condition}"
+
+    def all_of(self, conditions):
+        return f"all[{', '.join(conditions)}]"
+
+    def any_of(self, conditions):
+        return f"any[{', '.join(conditions)}]"
+
+
+def written(text: str) -> str:
+    return parse_pattern(text).holds(Written())
+
+
 MEANINGS = {
-    "k < q": Comparison((K, Q), ("<",)),
-    "(k) <= (q)": Comparison((K, Q), ("<=",)),
-    "0 < q - k <= 8": Comparison((Number(0), Arithmetic("-", Q, K), Number(8)), ("<", "<=")),
-    "q > k >= 1_000": Comparison((Q, K, Number(1000)), (">", ">=")),
-    "q + k * 2 != 0x10": Comparison((Arithmetic("+", Q, Arithmetic("*", K, Number(2))), Number(16)), ("!=",)),
-    "q // 3 == k % 4": Comparison((Arithmetic("//", Q, Number(3)), Arithmetic("%", K, Number(4))), ("==",)),
-    "abs(q - k) < 3": Comparison((Absolute(Arithmetic("-", Q, K)), Number(3)), ("<",)),
-    "-k < -5": Comparison((Arithmetic("-", Number(0), K), Number(-5)), ("<",)),
-    "k < abs(3 - 7) * 2 + 9 // 2 + 9 % 4": Comparison((K, Number(13)), ("<",)),
-    "tok[k] == tok[q]": Comparison((Token(K, "k"), Token(Q, "q")), ("==",)),
-    "tok[q - 1] != tok[0]": Comparison((Token(Arithmetic("-", Q, Number(1)), "q"), Token(Number(0), "k")), ("!=",)),
-    "tok[abs(k - 2)] == 'the'": Comparison((Token(Absolute(Arithmetic("-", K, Number(2))), "k"), Word("the")), ("==",)),
-    'tok[k] in ("a", "b")': Comparison((Token(K, "k"), Words(("a", "b"))), ("in",)),
-    'tok[k] not in ["a"]': Comparison((Token(K, "k"), Words(("a",))), ("not in",)),
-    'tok[q] == tok[k] in ("a",)': Comparison((Token(Q, "q"), Token(K, "k"), Words(("a",))), ("==", "in")),
-    '"\\n" == tok[k]': Comparison((Word("\n"), Token(K, "k")), ("==",)),
-    "k < q and not k < 3 or q == 0": AnyOf(
-        (
-            AllOf((Comparison((K, Q), ("<",)), Not(Comparison((K, Number(3)), ("<",))))),
-            Comparison((Q, Number(0)), ("==",)),
-        )
-    ),
-    "k < q and (k < 3 or q == 0)": AllOf(
-        (
-            Comparison((K, Q), ("<",)),
-            AnyOf((Comparison((K, Number(3)), ("<",)), Comparison((Q, Number(0)), ("==",)))),
-        )
-    ),
+    "k < q": "all[k < q]",
+    "(k) <= (q)": "all[k <= q]",
+    "0 < q - k <= 8": "all[0 < (q - k), (q - k) <= 8]",
+    "q > k >= 1_000": "all[q > k, k >= 1000]",
+    "q + k * 2 != 0x10": "all[(q + (k * 2)) != 16]",
+    "q // 3 == k % 4": "all[(q // 3) == (k % 4)]",
+    "q // k == 1 % (k - 4)": "all[(q //? k) == (1 %? (k - 4))]",
+    "abs(q - k) < 3": "all[|(q - k)| < 3]",
+    "-k < -5": "all[(0 - k) < -5]",
+    "k < abs(3 - 7) * 2 + 9 // 2 + 9 % 4": "all[k < 13]",
+    "tok[k] == tok[q]": "all[token(k: k) == token(q: q)]",
+    "tok[q - 1] != tok[0]": "all[token(q: (q - 1)) != token(k: 0)]",
+    "tok[abs(k - 2)] == 'the'": "all[token(k: |(k - 2)|) == 'the']",
+    'tok[k] in ("a", "b")': "all[token(k: k) in ('a', 'b')]",
+    'tok[k] not in ["a"]': "all[token(k: k) not in ('a',)]",
+    'tok[q] == tok[k] in ("a",)': "all[token(q: q) == token(k: k), token(k: k) in ('a',)]",
+    '"\\n" == tok[k]': "all['\\n' == token(k: k)]",
+    "k < q and not k < 3 or q == 0": "any[all[all[k < q], not all[k < 3]], all[q == 0]]",
+    "k < q and (k < 3 or q == 0)": "all[all[k < q], any[all[k < 3], all[q == 0]]]",
 }
 
 NOTATION = "be one expression in Python's notation"
@@ -178,7 +195,8 @@ def outcome(text: str) -> Pattern | str:
 
 @pytest.mark.parametrize("text", MEANINGS)
 def test_a_pattern_becomes_what_it_says(text: str) -> None:
-    assert parse_pattern(text) == Pattern(text, MEANINGS[text])
+    assert parse_pattern(text).text == text
+    assert written(text) == MEANINGS[text]
 
 
 def test_the_text_is_kept_without_the_spaces_around_it() -> None:
@@ -186,11 +204,8 @@ def test_the_text_is_kept_without_the_spaces_around_it() -> None:
 
 
 def test_the_named_patterns_are_patterns() -> None:
-    same, other = Comparison((Token(K, "k"), Token(Q, "q")), ("==",)), Comparison((K, Q), ("!=",))
-    assert parse_pattern(DUPLICATE).expression == AllOf((same, other))
-    before = Arithmetic("-", K, Number(1))
-    follows, other = Comparison((Token(before, "k"), Token(Q, "q")), ("==",)), Comparison((before, Q), ("!=",))
-    assert parse_pattern(INDUCTION).expression == AllOf((follows, other))
+    assert written(DUPLICATE) == "all[all[token(k: k) == token(q: q)], all[k != q]]"
+    assert written(INDUCTION) == "all[all[token(k: (k - 1)) == token(q: q)], all[(k - 1) != q]]"
 
 
 @pytest.mark.parametrize(("text", "rule", "shown"), REFUSALS)
@@ -216,10 +231,7 @@ def test_deep_nesting_is_refused_by_its_depth() -> None:
     def nested(n: int) -> str:
         return "not " * n + "k < q"
 
-    condition = parse_pattern(nested(48)).expression
-    for _ in range(48):
-        assert isinstance(condition, Not)
-        condition = condition.condition
+    assert written(nested(48)) == "not " * 48 + "all[k < q]"
     for text, depth in ((nested(49), 51), ("-" * 490 + "k < q", 492), ("+".join("k" * 100) + "<q", 101)):
         with pytest.raises(UsageError) as caught:
             parse_pattern(text)
@@ -360,23 +372,17 @@ def test_no_warning_of_python_reaches_the_user() -> None:
     assert said == []
 
 
-def test_the_parts_are_the_expression_and_all_within() -> None:
-    text = 'not abs(k - 1) < 3 or tok[q] in ("a",) and q == k'
-    found = list(parts(parse_pattern(text).expression))
-    assert [type(part).__name__ for part in found] == [
-        "AnyOf", "Not", "Comparison", "Absolute", "Arithmetic", "Place", "Number", "Number",
-        "AllOf", "Comparison", "Token", "Place", "Words", "Comparison", "Place", "Place",
-    ]  # fmt: skip
+def test_the_words_are_all_that_are_named() -> None:
+    assert parse_pattern('not tok[k] == "a" or tok[q] in ("b", "c") and q == k').words == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(
     ("text", "bound"),
-    [("q - k", 20), ("q + k * k", 110), ("abs(3 - q)", 13), ("q // k", 10), ("k * k % 7", 7), ("-k", 10), ("5", 5), ("-5", 5)],
+    [("q - k", 20), ("q + k * k", 110), ("abs(3 - q)", 13), ("q // k", 10), ("k * k % 7", 100), ("-k", 10), ("5", 5), ("-5", 5)],
 )  # fmt: skip
-def test_by_hand_how_large_a_number_can_be(text: str, bound: int) -> None:
-    expression = parse_pattern(f"{text} == 0").expression
-    assert isinstance(expression, Comparison)
-    assert largest(expression.operands[0], 10) == bound
+def test_by_hand_how_large_the_numbers_of_a_pattern_can_be(text: str, bound: int) -> None:
+    assert parse_pattern(f"{text} == 0").largest(10) == bound
+    assert parse_pattern(f"1 < 0 or tok[{text.replace('q', 'k')}] == 'a'").largest(10) >= bound
 
 
 @given(places.filter(lambda text: len(text) < 200), st.integers(0, 12), st.integers(0, 12))
@@ -384,11 +390,10 @@ def test_by_hand_how_large_a_number_can_be(text: str, bound: int) -> None:
 def test_no_number_is_larger_than_it_can_be(text: str, q: int, k: int) -> None:
     """Python itself says the number: the text is of our own making."""
     try:
-        expression = parse_pattern(f"{text} == 0").expression
+        pattern = parse_pattern(f"{text} == 0")
     except UsageError:
         return
-    assert isinstance(expression, Comparison)
-    assert abs(eval(text, {"q": q, "k": k, "abs": abs})) <= largest(expression.operands[0], 12)
+    assert abs(eval(text, {"q": q, "k": k, "abs": abs})) <= pattern.largest(12)
 
 
 def test_patterns_are_read_without_torch() -> None:

@@ -6,35 +6,15 @@ the two costs a whole tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.spec.conditions import (
-    OPERATIONS,
-    RELATIONS,
-    Absolute,
-    AllOf,
-    AnyOf,
-    Comparison,
-    Condition,
-    Not,
-    Number,
-    Numeric,
-    Operand,
-    Pattern,
-    Place,
-    Token,
-    Word,
-    Words,
-    largest,
-    parts,
-)
+from mhacli.spec.conditions import OPERATIONS, RELATIONS, Pattern
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -66,30 +46,17 @@ def matcher(
     >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
     [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
     """
-    everything = list(parts(pattern.expression))
-    longest = max(len(q_tokens), len(k_tokens))
-    most = max((largest(part, longest) for part in everything if isinstance(part, Numeric)), default=0)
+    most = pattern.largest(max(len(q_tokens), len(k_tokens)))
     dtype = torch.int32 if most < 2**31 else torch.int64  # a difference of places takes a sixth of the time in int32
-    words = {part.text for part in everything if isinstance(part, Word)}
-    words |= {text for part in everything if isinstance(part, Words) for text in part.texts}
-    ids = {word: id_of(word) for word in words}
+    ids = {word: id_of(word) for word in pattern.words}
     texts = {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}
 
     def matches(q_idx: Queries, k_idx: Keys) -> Cells:
         places = {"q": q_idx.to(dtype)[:, None], "k": k_idx.to(dtype)[None, :]}
-        found = _condition(pattern.expression, _Tile(places, texts, ids))
-        return found.expand(len(q_idx), len(k_idx))
+        plane: Tensor = pattern.holds(_Tile(places, texts, ids))
+        return plane.expand(len(q_idx), len(k_idx))
 
     return matches
-
-
-class _Tile(NamedTuple):
-    places: Mapping[str, Tensor]
-    texts: Mapping[str, Tensor]
-    ids: Mapping[str, int]
-
-    def filled(self, value: int, dtype: torch.dtype) -> _Numbers:
-        return torch.full((1, 1), value, dtype=dtype, device=self.places["q"].device)
 
 
 class _Values(NamedTuple):
@@ -105,77 +72,70 @@ def _bordered(tokens: Int[Tensor, " text"]) -> Int[Tensor, " bordered"]:
     return torch.cat([border, tokens.clamp(min=_NO_TOKEN), border])
 
 
-def _condition(condition: Condition, tile: _Tile) -> _Plane:
-    match condition:
-        case Not(inner):
-            return ~_condition(inner, tile)
-        case AllOf(several):
-            return _joined(torch.bitwise_and, (_condition(part, tile) for part in several))
-        case AnyOf(several):
-            return _joined(torch.bitwise_or, (_condition(part, tile) for part in several))
-    return _joined(torch.bitwise_and, _compared(condition, tile))
-
-
 def _joined(join: Callable[[Tensor, Tensor], Tensor], planes: Iterable[_Plane]) -> _Plane:
     """One by one, so that few are held. As bytes: joining a column to a plane of bool takes torch eighteen times as long."""
     return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
-
-
-def _compared(comparison: Comparison, tile: _Tile) -> Iterator[_Plane]:
-    """Planes that must all be true."""
-    found: dict[Operand | Words, _Values] = {
-        operand: _operand(operand, tile) for operand in comparison.operands if not isinstance(operand, Words)
-    }
-    for relation, (left, right) in zip(comparison.relations, pairwise(comparison.operands), strict=True):
-        if isinstance(right, Words):
-            yield from _listed(found[left], [tile.ids[text] for text in right.texts], inside=relation == "in")
-        elif relation == "==" and isinstance(left, Token | Word):
-            others = found[right].values
-            yield found[left].values == torch.where(others < 0, _NOR_THIS, others)
-        else:
-            yield RELATIONS[relation](found[left].values, found[right].values)
-            yield from _known(found[left], found[right])
-
-
-def _listed(tokens: _Values, ids: Sequence[int], *, inside: bool) -> list[_Plane]:
-    known_ids = torch.tensor([word for word in ids if word >= 0], dtype=torch.int64, device=tokens.values.device)
-    plane = torch.isin(tokens.values, known_ids, invert=not inside)
-    return [plane, *_known(tokens)]
 
 
 def _known(*sides: _Values) -> list[_Plane]:
     return [side.known for side in sides if side.known is not None]
 
 
-def _operand(operand: Operand, tile: _Tile) -> _Values:
-    match operand:
-        case Word(text):
-            return _Values(tile.filled(tile.ids[text], torch.int64))
-        case Token(index, axis):
-            return _token(_number(index, tile), tile.texts[axis])
-    return _number(operand, tile)
+class _Tile(NamedTuple):
+    """The cells of a tile, as `mhacli.spec.conditions.Cells`: numbers and tokens are `_Values`, conditions planes of bool."""
 
+    places: Mapping[str, Tensor]
+    texts: Mapping[str, Tensor]
+    ids: Mapping[str, int]
 
-def _token(place: _Values, text: Int[Tensor, " bordered"]) -> _Values:
-    """Place 0 stands behind the border; what has no place leads to the border."""
-    inside = place.values.long().clamp(-1, len(text) - 2) + 1
-    tokens = text.to(inside.device)[inside if place.known is None else torch.where(place.known, inside, 0)]
-    return _Values(tokens, tokens >= 0)
+    def _filled(self, value: int, dtype: torch.dtype) -> _Values:
+        return _Values(torch.full((1, 1), value, dtype=dtype, device=self.places["q"].device))
 
+    def position(self, axis: str) -> _Values:
+        return _Values(self.places[axis])
 
-def _number(number: Numeric, tile: _Tile) -> _Values:
-    match number:
-        case Number(value):
-            return _Values(tile.filled(value, tile.places["q"].dtype))
-        case Place(axis):
-            return _Values(tile.places[axis])
-        case Absolute(inner):
-            values, known = _number(inner, tile)
-            return _Values(values.abs(), known)
-    left, right = _number(number.left, tile), _number(number.right, tile)
-    divisor, planes = right.values, _known(left, right)
-    if number.operator in ("//", "%") and not isinstance(number.right, Number):
-        planes.append(divisor != 0)
-        divisor = torch.where(divisor == 0, 1, divisor)
-    values = OPERATIONS[number.operator](left.values, divisor)
-    return _Values(values, _joined(torch.bitwise_and, planes) if planes else None)
+    def number(self, value: int) -> _Values:
+        return self._filled(value, self.places["q"].dtype)
+
+    def absolute(self, number: _Values) -> _Values:
+        return _Values(number.values.abs(), number.known)
+
+    def calculate(self, sign: str, left: _Values, right: _Values, *, may_divide_by_0: bool) -> _Values:
+        divisor, planes = right.values, _known(left, right)
+        if may_divide_by_0:
+            planes.append(divisor != 0)
+            divisor = torch.where(divisor == 0, 1, divisor)
+        values = OPERATIONS[sign](left.values, divisor)
+        return _Values(values, self.all_of(planes) if planes else None)
+
+    def token(self, axis: str, position: _Values) -> _Values:
+        """Place 0 stands behind the border; what has no place leads to the border."""
+        text = self.texts[axis]
+        inside = position.values.long().clamp(-1, len(text) - 2) + 1
+        tokens = text.to(inside.device)[inside if position.known is None else torch.where(position.known, inside, 0)]
+        return _Values(tokens, tokens >= 0)
+
+    def word(self, text: str) -> _Values:
+        return self._filled(self.ids[text], torch.int64)
+
+    def compare_numbers(self, relation: str, left: _Values, right: _Values) -> _Plane:
+        return self.all_of([RELATIONS[relation](left.values, right.values), *_known(left, right)])
+
+    def compare_tokens(self, relation: str, left: _Values, right: _Values) -> _Plane:
+        if relation == "!=":
+            return self.compare_numbers(relation, left, right)
+        return left.values == torch.where(right.values < 0, _NOR_THIS, right.values)
+
+    def is_listed(self, relation: str, token: _Values, words: Sequence[str]) -> _Plane:
+        known_ids = [self.ids[word] for word in words if self.ids[word] >= 0]
+        listed = torch.tensor(known_ids, dtype=torch.int64, device=token.values.device)
+        return self.all_of([torch.isin(token.values, listed, invert=relation == "not in"), *_known(token)])
+
+    def negate(self, condition: _Plane) -> _Plane:
+        return ~condition
+
+    def all_of(self, conditions: Iterable[_Plane]) -> _Plane:
+        return _joined(torch.bitwise_and, conditions)
+
+    def any_of(self, conditions: Iterable[_Plane]) -> _Plane:
+        return _joined(torch.bitwise_or, conditions)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from mhacli.cli.options import (
+    VIEW,
     DeviceOptions,
     LayerOptions,
     Precision,
     SourceOptions,
     TextOptions,
     command,
+    number,
+    option,
     option_group,
 )
 from mhacli.cli.shared.checkpoint import (
@@ -43,38 +44,29 @@ class DecodeOptions:
 
     prompt_len: Annotated[
         int,
-        typer.Option(
-            parser=whole("prompt-len", 0, 10**9),
-            metavar="N",
-            help="Read the first N tokens at once (prefill), then decode. (default: 0)",
-            rich_help_panel=_DECODING,
-            show_default=False,
+        number(
+            _DECODING,
+            whole("prompt-len", 0, 10**9),
+            "Read the first N tokens at once (prefill), then decode. (default: 0)",
         ),
     ] = 0
-    cache: Annotated[
-        CacheKind,
-        typer.Option(help="How the steps keep the past; all three are compared.", rich_help_panel=_DECODING),
-    ] = "preallocated"
+    cache: Annotated[CacheKind, option(_DECODING, "How the steps keep the past; all three are compared.")] = (
+        "preallocated"
+    )
     lengths: Annotated[
         str | None,
-        typer.Option(
+        option(
+            _DECODING,
+            "Lengths at which the three are compared, such as 64,256,1024. (default: that of the text)",
             metavar="LIST",
-            help="Lengths at which the three are compared, such as 64,256,1024. (default: that of the text)",
-            rich_help_panel=_DECODING,
         ),
     ] = None
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Heads to draw, such as 0,2. (default: all that fit)", rich_help_panel="View"
-        ),
-    ] = None
-    sequence: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Sequences to draw. (default: all that fit)", rich_help_panel="View"),
-    ] = None
+    head: Annotated[str | None, option(VIEW, "Heads to draw, such as 0,2. (default: all that fit)", metavar="LIST")] = (
+        None
+    )
+    sequence: Annotated[str | None, option(VIEW, "Sequences to draw. (default: all that fit)", metavar="LIST")] = None
     precision: Precision = 2
-    all: Annotated[bool, typer.Option("--all", help="Draw every step and every key.", rich_help_panel="View")] = False
+    all: Annotated[bool, option(VIEW, "Draw every step and every key.", "--all")] = False
 
 
 @command

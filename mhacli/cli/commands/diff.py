@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mhacli.cli.options import ColourOptions, Precision, command, number, option, option_group
+from mhacli.cli.options import ColourOptions, MapScale, Precision, command, number, option, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.streams import life
 from mhacli.cli.values import index_list, real, require_record
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.render.base.options import ViewOptions
 from mhacli.results.record.consistency import require_agreement
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class PanelOptions:
         str | None,
         option(_VIEW, "Sequences to draw, such as 0,2. (default: where a head changed most)", metavar="LIST"),
     ] = None
-    map_scale: Annotated[
-        Scale | None, option(_VIEW, "How shades follow shares. (default: linear, log for long texts)")
-    ] = None
+    map_scale: MapScale = None
     precision: Precision = 2
     all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.cli.options import ColourOptions, command, device_option, option, option_group, seed_option
+from mhacli.cli.options import ColourOptions, Revision, command, device_option, option, option_group, seed_option
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
@@ -46,9 +46,7 @@ class ExaminedModelOptions:
         str | None,
         option(_MODEL, "Examine this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
     ] = None
-    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
-        None
-    )
+    revision: Revision = None
     tokenizer: Annotated[
         str | None,
         option(_MODEL, "byte, or the path of a tokenizer.json. (default: the checkpoint's own)", metavar="NAME"),

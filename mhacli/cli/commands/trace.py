@@ -10,8 +10,6 @@ from dataclasses import asdict, fields, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import typer
-
 from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
@@ -20,6 +18,7 @@ from mhacli.cli.options import (
     TextOptions,
     command,
     number,
+    option,
     option_group,
 )
 from mhacli.cli.shared.checkpoint import (
@@ -64,34 +63,17 @@ class WalkOptions:
 
     route: Annotated[
         Literal["separate", "fused", "per-head"],
-        typer.Option(
-            help="Which of the three ways to write it is walked; all three are compared.", rich_help_panel=_WALK
-        ),
+        option(_WALK, "Which of the three ways to write it is walked; all three are compared."),
     ] = "separate"
     values: Annotated[
-        bool,
-        typer.Option(
-            "--values",
-            help="Each tensor's extremes, distribution and moments; small ones whole.",
-            rich_help_panel=_WALK,
-        ),
+        bool, option(_WALK, "Each tensor's extremes, distribution and moments; small ones whole.", "--values")
     ] = False
-    cell: Annotated[
-        str | None, typer.Option(metavar="HEAD,QUERY,KEY", help="Follow one number all the way.", rich_help_panel=_WALK)
-    ] = None
+    cell: Annotated[str | None, option(_WALK, "Follow one number all the way.", metavar="HEAD,QUERY,KEY")] = None
     sequence: Annotated[
-        int,
-        typer.Option(
-            parser=whole("sequence", 0, 10**9), metavar="N", help="The sequence of the cell.", rich_help_panel=_WALK
-        ),
+        int, option(_WALK, "The sequence of the cell.", parser=whole("sequence", 0, 10**9), metavar="N")
     ] = 0
-    mask: Annotated[
-        bool,
-        typer.Option("--mask", help="Draw the mask alone, with its density; no layer is made.", rich_help_panel=_WALK),
-    ] = False
-    step: Annotated[
-        bool, typer.Option("--step", help="Stop at each site until a key is pressed; q ends.", rich_help_panel=_WALK)
-    ] = False
+    mask: Annotated[bool, option(_WALK, "Draw the mask alone, with its density; no layer is made.", "--mask")] = False
+    step: Annotated[bool, option(_WALK, "Stop at each site until a key is pressed; q ends.", "--step")] = False
 
 
 @option_group
@@ -100,18 +82,16 @@ class OwnOptions:
 
     arg: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            _OWN,
+            "An argument of the constructor, where TEXT is FILE.py:CLASS or package.module:CLASS.",
             "--arg",
             metavar="NAME=VALUE",
-            help="An argument of the constructor, where TEXT is FILE.py:CLASS or package.module:CLASS.",
-            rich_help_panel=_OWN,
         ),
     ] = None
     call_arg: Annotated[
         list[str] | None,
-        typer.Option(
-            "--call-arg", metavar="NAME=VALUE", help="An argument that each call is given.", rich_help_panel=_OWN
-        ),
+        option(_OWN, "An argument that each call is given.", "--call-arg", metavar="NAME=VALUE"),
     ] = None
     time_limit: Annotated[
         float | None,

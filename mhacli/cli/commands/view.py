@@ -12,6 +12,7 @@ from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
     LayerOptions,
+    MapScale,
     SaveOptions,
     SourceOptions,
     TextOptions,
@@ -25,7 +26,7 @@ from mhacli.cli.streams import wants_colour
 from mhacli.cli.values import are_literal, holds_record, whole
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.memory import uncollected
-from mhacli.render.base.options import Scale, ViewOptions
+from mhacli.render.base.options import ViewOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,10 +45,7 @@ class StartOptions:
         int | None, number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)")
     ] = None
     sequence: Annotated[int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.")] = 0
-    map_scale: Annotated[
-        Scale | None,
-        option(_VIEW, "How shades follow shares. (default: linear, log for long texts)"),
-    ] = None
+    map_scale: MapScale = None
     hide_sinks: Annotated[bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks")] = False
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option_group
+from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option, option_group
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.streams import life
 from mhacli.cli.values import whole
@@ -38,19 +36,13 @@ class VocabularyOptions:
 
     top: Annotated[
         int | None,
-        typer.Option(
-            parser=whole("top", 1, 10**9),
-            metavar="K",
-            help="Only the K most frequent, most frequent first.",
-            rich_help_panel=OUTPUT,
-        ),
+        option(OUTPUT, "Only the K most frequent, most frequent first.", parser=whole("top", 1, 10**9), metavar="K"),
     ] = None
-    all: Annotated[bool, typer.Option("--all", help="Hide nothing: every row.", rich_help_panel=OUTPUT)] = False
+    all: Annotated[bool, option(OUTPUT, "Hide nothing: every row.", "--all")] = False
     formats: VocabularyFormats
-    save: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Save the whole vocabulary as JSON, for --vocab.", rich_help_panel=OUTPUT),
-    ] = None
+    save: Annotated[str | None, option(OUTPUT, "Save the whole vocabulary as JSON, for --vocab.", metavar="FILE")] = (
+        None
+    )
     force: ForceOne = False
 
 

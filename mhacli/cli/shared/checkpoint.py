@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
+    Revision,
     SaveOptions,
     SourceOptions,
     TextOptions,
@@ -51,9 +52,7 @@ class ModelOptions(LayerChoiceOptions):
         str | None,
         option(_MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
     ] = None
-    revision: Annotated[str | None, option(_MODEL, "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")] = (
-        None
-    )
+    revision: Revision = None
 
 
 @option_group
