@@ -45,7 +45,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeResult:
     """A question that needs no weights, its answer as a number, and whether that is as it must be; None where the question is
     one of choice, or could not be asked, which `message` says."""
 
@@ -56,7 +56,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """The module against the reference with its own weights, over `n_inputs` inputs: the largest difference of the outputs, and
     the tolerance within which they are the same."""
 
@@ -75,13 +75,13 @@ class ModeReport:
     verdict: Verdict
     called: str
     findings: tuple[str, ...]
-    probes: tuple[Probe, ...]
-    comparison: Comparison | None
+    probes: tuple[ProbeResult, ...]
+    comparison: OutputComparison | None
     reason: str | None = None
 
 
 @dataclass(frozen=True)
-class Departure:
+class FirstDifference:
     """The first place of the computation that the module does not pass: `site` is what the reference makes there, `last_shared`
     the last site whose numbers were seen in the module too. Of two modules, `other_file`, `other_line` and `other_source` are
     the place of the other's."""
@@ -108,11 +108,11 @@ class Examination:
     arguments: tuple[Argument, ...]
     findings: tuple[Finding, ...]
     choices: tuple[Choice, ...]
-    probes: tuple[Probe, ...]
-    comparison: Comparison | None
+    probes: tuple[ProbeResult, ...]
+    comparison: OutputComparison | None
     reason: str | None = None
     closest: str | None = None
-    departure: Departure | None = None
+    departure: FirstDifference | None = None
     modes: tuple[ModeReport, ...] = ()
     n_parameters: int = 0
     n_hypotheses: int = 0

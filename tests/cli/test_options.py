@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.cli.commands.trace import OwnOptions, WalkOptions, _require_of_checkpoint
+from mhacli.cli.commands.trace import UserModuleOptions, WalkOptions, _require_of_checkpoint
 from mhacli.cli.options import command
 from mhacli.cli.values import counts, index_list, integer, reach, real, shape, size, triple, whole, words_of
 from mhacli.errors import UsageError
@@ -183,13 +183,13 @@ def test_a_command_takes_the_fields_of_its_groups_as_parameters_of_their_own():
 
 
 def test_groups_of_the_same_options_are_the_same():
-    assert OwnOptions() == OwnOptions()
-    assert OwnOptions(time_limit=1.0) != OwnOptions()
+    assert UserModuleOptions() == UserModuleOptions()
+    assert UserModuleOptions(time_limit=1.0) != UserModuleOptions()
 
 
 def test_options_of_an_attention_of_ones_own_are_none_of_a_checkpoint():
-    _require_of_checkpoint(WalkOptions(), OwnOptions())
+    _require_of_checkpoint(WalkOptions(), UserModuleOptions())
     with pytest.raises(
         UsageError, match="arg, call-arg and time-limit must be of an attention of your own, got a model"
     ):
-        _require_of_checkpoint(WalkOptions(), OwnOptions(time_limit=1.0))
+        _require_of_checkpoint(WalkOptions(), UserModuleOptions(time_limit=1.0))

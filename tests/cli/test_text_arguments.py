@@ -169,7 +169,7 @@ def test_behind_two_dashes_a_context_and_the_name_of_a_target_are_texts() -> Non
         patch.setattr("sys.argv", ["mha", "trace", "--context", ".", "--", "my.py:Attention"])
         assert words.are_literal()
         assert sources.read_context(TextOptions(context=["."]), Decoding()) == ["."]
-        assert ownmodule.target_in(SourceOptions(typed=["my.py:Attention"]), ownmodule.OwnOptions()) is None
+        assert ownmodule.target_in(SourceOptions(typed=["my.py:Attention"]), ownmodule.UserModuleOptions()) is None
 
 
 def test_a_text_given_by_the_option_is_told_in_the_record_as_any_other(tmp_path: Path) -> None:

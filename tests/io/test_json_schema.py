@@ -13,9 +13,9 @@ from mhacli.io.json_schema import _hint, decode, load_json
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.bench.result import Benchmark, BenchRow
 from mhacli.results.bench.workload import Workload
-from mhacli.results.check import Departure, Examination
+from mhacli.results.check import Examination, FirstDifference
 from mhacli.results.record.head_statistics import HeadsSummary
-from mhacli.results.record.record import CacheStep, Cell, InspectedLayer, Model, OwnModule, Record
+from mhacli.results.record.record import CacheStep, Cell, InspectedLayer, Model, Record, UserModule
 from mhacli.spec.config import Config
 from mhacli.text.vocabulary import _File
 
@@ -94,9 +94,9 @@ def classes_within(kind):
 @pytest.mark.parametrize(
     ("root", "within"),
     [
-        (Record, {CacheStep, Cell, OwnModule, HeadsSummary, InspectedLayer, Model}),
+        (Record, {CacheStep, Cell, UserModule, HeadsSummary, InspectedLayer, Model}),
         (Benchmark, {BenchRow}),
-        (Examination, {Departure}),
+        (Examination, {FirstDifference}),
         (CheckRequest, {TargetRequest}),
         (WalkRequest, {TargetRequest}),
         (Metadata, {Config}),

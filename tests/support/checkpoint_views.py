@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.view import layers_view
-from mhacli.results.record.record import Generated, LayerWithout, SpanTokens
+from mhacli.results.record.record import Generated, NonAttentionLayer, SpanTokens
 from support.layers_made import WORDS, corner, layered, spoiled, text_of
 from support.records import drawn
 
@@ -31,7 +31,7 @@ RECORDS = {
     "pair": layered(text_of(WORDS[:7]), context=[text_of(WORDS)], n_layers=2),
     "generated": KEPT,
     "sinks": layered(causal=True, windows=(None, 3), sinks=True, n_kv_heads=2),
-    "hybrid": layered(without=(LayerWithout(1, "linear_attention"),), n_layers=2),
+    "hybrid": layered(without=(NonAttentionLayer(1, "linear_attention"),), n_layers=2),
     "bad": spoiled(layered(n_layers=2), 1, "the keyword \x1b[2J[foo] is not understood"),
     "wide": layered(SHORT, n_heads=70, n_layers=2),
     "hostile": layered(text_of(HOSTILE), spans=(SpanTokens("\x1b]0;", ((1,),)),)),

@@ -22,8 +22,8 @@ from mhacli.results.record.record import (
     Environment,
     Generated,
     InspectedLayer,
-    LayerWithout,
     Model,
+    NonAttentionLayer,
     Record,
     SelfCheck,
     SpanTokens,
@@ -74,7 +74,7 @@ def layered(
     spans: Sequence[SpanTokens] = (),
     kept: Kept = NOTHING_KEPT,
     generated: Generated | None = None,
-    without: Sequence[LayerWithout] = (),
+    without: Sequence[NonAttentionLayer] = (),
     padding: str = "right",
     seed: int = 0,
 ) -> Record:

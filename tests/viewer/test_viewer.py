@@ -29,7 +29,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from mhacli.results.record.head_statistics import HeadStatistics, Sink
-from mhacli.results.record.record import LayerWithout, OwnModule, Record
+from mhacli.results.record.record import NonAttentionLayer, Record, UserModule
 from mhacli.viewer.app import Viewer
 from mhacli.viewer.head import HeadScreen
 from mhacli.viewer.head_table import head_table
@@ -202,7 +202,7 @@ def test_a_click_finds_the_cell_under_it_however_many_lines_stand_above(size: tu
 
 
 def test_layers_stand_in_rows_with_a_sign_for_each_head() -> None:
-    record = layered(n_layers=4, n_heads=11, without=(LayerWithout(2, "mamba"),))
+    record = layered(n_layers=4, n_heads=11, without=(NonAttentionLayer(2, "mamba"),))
     require_screen("layers", drive(record, "down", "right")[1])
 
 
@@ -664,7 +664,7 @@ def test_the_cursor_stays_on_its_tokens_from_head_to_head_and_while_the_screen_c
 
 
 def test_a_gallery_has_a_row_for_layers_without_attention() -> None:
-    record = layered(n_layers=3, n_heads=4, without=(LayerWithout(1, "mamba"),))
+    record = layered(n_layers=3, n_heads=4, without=(NonAttentionLayer(1, "mamba"),))
     laid = head_table(record)
     assert [(row.name, row.instead) for row in laid.rows] == [("0", ""), ("1", "mamba"), ("2", ""), ("3", "")]
     assert laid.above((0, 2), 1) == (2, 2)
@@ -739,7 +739,7 @@ def test_a_record_without_patterns_says_how_to_keep_them() -> None:
 
 def test_a_record_of_somebodys_module_is_its_walkthrough() -> None:
     record = make_record(MAT)
-    module = OwnModule("mine.py:Mine", (), "forward(x)", (("batch", 2),), 1, (2, 5, 6), (2, 5, 6))
+    module = UserModule("mine.py:Mine", (), "forward(x)", (("batch", 2),), 1, (2, 5, 6), (2, 5, 6))
     end, shown = drive(replace(record, module=module, heads=(), arrays={}))
     assert isinstance(end.screen, TextScreen)
     assert "mine.py:Mine" in shown

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.record.record import AttentionKind, LayerWithout
+from mhacli.results.record.record import AttentionKind, NonAttentionLayer
 
 LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""
@@ -92,7 +92,7 @@ def size_of(config: Any, name: str) -> int:
 
 def without_attention(
     config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
-) -> tuple[LayerWithout, ...]:
+) -> tuple[NonAttentionLayer, ...]:
     """The layers in which no attention was seen, with why it is `unfit` to be shown, or else what the config calls their type.
     Of a model of two halves each kind of attention is told of its own."""
     types = dict(enumerate(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()))
@@ -103,7 +103,7 @@ def without_attention(
         return f"{kind} {unfit.get((kind, number), 'attention, which was not seen')}"
 
     missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in found]
-    return tuple(LayerWithout(n, instead(kind, n)) for kind, n in missing)
+    return tuple(NonAttentionLayer(n, instead(kind, n)) for kind, n in missing)
 
 
 def positions_of(model: Any) -> str:

@@ -165,14 +165,14 @@ MEANINGS: Final[Mapping[Role, str]] = {
 """What each guessed role means, in a few words."""
 
 
-class Surroundings(NamedTuple):
+class GuessContext(NamedTuple):
     """What values depend on that are no sizes: whether the user wants it causal, and the device that it will be on."""
 
     causal: bool
     device: str
 
 
-def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: Surroundings) -> dict[Role, Any]:
+def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: GuessContext) -> dict[Role, Any]:
     """A value for every role of `roles`, given those that are known."""
     sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and _is_size(value)})
     d_head = int(sizes["d_head"])
@@ -193,7 +193,7 @@ def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: Surroundin
     return {role: sizes[role] if role in SIZES else others[role] for role in roles if role in SIZES or role in others}
 
 
-def guess_reason(role: Role, around: Surroundings) -> str:
+def guess_reason(role: Role, around: GuessContext) -> str:
     """What a guess for the role rests on, in a few words."""
     return MEANINGS.get(role, "--causal" if around.causal else "no --causal")
 

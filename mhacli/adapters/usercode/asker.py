@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, Sizes, UserAttention
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, InputSizes, MaskForm, UserAttention
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,7 +33,7 @@ class InputDrawer:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: InputSizes,
         *,
         seed: int,
         n_heads: int | None = None,
@@ -153,7 +153,7 @@ def ask(
     padding: MaskForm | None = None,
     training: bool = False,
     seed: int | None = None,
-) -> Answer:
+) -> AttentionOutput:
     """The answer to inputs of any dtype and device, without gradients; what is random begins with `seed` where one is given.
     Raises what the attention raises."""
     given = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
@@ -202,7 +202,7 @@ class FreshCopies:
 
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
-    ) -> Answer:
+    ) -> AttentionOutput:
         """Calls a copy that has not been called before."""
         return self.unused()(inputs, mask=mask, padding=padding, training=training)
 

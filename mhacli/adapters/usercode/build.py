@@ -14,9 +14,9 @@ from torch import nn
 
 from mhacli.adapters.usercode.arguments import (
     EMPTY,
+    GuessContext,
     Parameters,
     Role,
-    Surroundings,
     describe_parameters,
     describe_unknown,
     guess_reason,
@@ -202,7 +202,7 @@ def _built(
 ) -> Built:
     """The class called with `given`, of which `given_names` are the user's and `earlier` were guessed before. Raises what the
     constructor raises."""
-    parameters, around = parameters_of(target.thing), Surroundings(request.causal, request.device)
+    parameters, around = parameters_of(target.thing), GuessContext(request.causal, request.device)
     words = _words(target.name, parameters, given, around)
     with seeded(request.seed, torch.device("cpu")):
         made = _called(target.thing, parameters, words.values)
@@ -251,7 +251,7 @@ def _of_what_came_back(target: Target, made: Any) -> Target:
     return Target(target.name, thing, source_file(thing) or target.file, documentation)
 
 
-def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: Surroundings) -> _ConstructorCall:
+def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: GuessContext) -> _ConstructorCall:
     """What the constructor is called with. Raises `MhaError` for names that it does not know, and for what has no usual name."""
     named = {p.name: p for p in parameters.named}
     inner: dict[str, dict[str, Any]] = {}
@@ -338,7 +338,7 @@ def _known_roles(
     return known
 
 
-def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: Surroundings) -> list[Guess]:
+def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: GuessContext) -> list[Guess]:
     """Parameters that make it causal, which are off by default, and `--causal` says so."""
     return [
         Guess(p.name, True, "--causal")
@@ -488,7 +488,7 @@ def make_config(
     default: object,
     given: Mapping[str, Any],
     known: Mapping[Role, Any],
-    around: Surroundings,
+    around: GuessContext,
 ) -> MadeConfig:
     """The config for the parameter `name`: its default changed, its class called, or one of guesses.
 
@@ -526,7 +526,7 @@ def _class_values(config: object) -> dict[str, Any]:
 
 
 def _instance(
-    name: str, cls: type, given: Mapping[str, Any], known: Mapping[Role, Any], around: Surroundings
+    name: str, cls: type, given: Mapping[str, Any], known: Mapping[Role, Any], around: GuessContext
 ) -> MadeConfig:
     """The config's own class, called with what was given and with guesses for what has no default."""
     parameters = parameters_of(cls)

@@ -177,7 +177,7 @@ def _write(fd: int, message: bytes) -> None:
 # ---------------------------------------------------------------------------------------------------------- the answers
 
 
-class _Answers:
+class _MessageParser:
     """The answers of a process, parsed as they come: a line of JSON each, and behind it as many bytes as it says.
 
     `what` is the stage that the process is at."""
@@ -209,7 +209,7 @@ class _Answers:
 
 def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None]) -> bytes:
     """Waits for the result. Raises `MhaError` where the process ends in any other way."""
-    answers, limit_s = _Answers(), LOADING_LIMIT_S
+    answers, limit_s = _MessageParser(), LOADING_LIMIT_S
     on_stage(answers.what)
     began = time.monotonic()
     while True:
@@ -234,7 +234,7 @@ def _result(child: _Child, time_limit_s: float, on_stage: Callable[[str], None])
             raise _too_slow(child, answers.what, limit_s)
 
 
-def _understood(answers: _Answers, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _understood(answers: _MessageParser, chunk: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
     try:
         yield from answers.fed(chunk)
     except (ValueError, TypeError, RecursionError) as fault:

@@ -52,7 +52,7 @@ class _Role(NamedTuple):
     order: str | None = None
 
 
-def projection_readings(parts: Sequence[Part], widths: Widths) -> Iterator[ProjectionReading]:
+def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
     """Every reading, the most natural first. None where queries, keys and values cannot be distinguished."""
     for sources, outputs in _assignments(tuple(parts), widths):
         for roles in product(*sources):
@@ -61,7 +61,7 @@ def projection_readings(parts: Sequence[Part], widths: Widths) -> Iterator[Proje
 
 
 def _assignments(
-    parts: tuple[Part, ...], widths: Widths
+    parts: tuple[WeightMatrix, ...], widths: Widths
 ) -> Iterator[tuple[list[list[tuple[_Role, ...]]], list[_Role | None]]]:
     """Which parts are queries, keys and values, by their names where they have any, and what is left for the output."""
     for chosen in _choices_of_inputs(parts, widths):
@@ -72,9 +72,11 @@ def _assignments(
             yield sources, list(_outputs(left))
 
 
-def _choices_of_inputs(parts: tuple[Part, ...], widths: Widths) -> Iterator[tuple[tuple[Part, ...], ...]]:
+def _choices_of_inputs(
+    parts: tuple[WeightMatrix, ...], widths: Widths
+) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
     """Groups of parts that together are q, k and v; a group is what belongs to the same letters, such as a list of heads."""
-    by_letters: dict[str, list[Part]] = {}
+    by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
     for wanted in (("q", "k", "v"), *((order,) for order in by_letters if set(order) == set("qkv"))):
@@ -92,7 +94,7 @@ def _choices_of_inputs(parts: tuple[Part, ...], widths: Widths) -> Iterator[tupl
             yield tuple((part._replace(letters=letter + "?"),) for letter, part in zip("qkv", order, strict=True))
 
 
-def _roles(group: tuple[Part, ...], widths: Widths) -> Iterator[tuple[_Role, ...]]:
+def _roles(group: tuple[WeightMatrix, ...], widths: Widths) -> Iterator[tuple[_Role, ...]]:
     """The projections that a group of parts can be."""
     first = group[0]
     letters, is_named = first.letters.rstrip("?"), not first.letters.endswith("?")
@@ -109,7 +111,9 @@ def _roles(group: tuple[Part, ...], widths: Widths) -> Iterator[tuple[_Role, ...
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
-def _singles(group: tuple[Part, ...], letter: str, widths: Widths) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
+def _singles(
+    group: tuple[WeightMatrix, ...], letter: str, widths: Widths
+) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
     """A projection of its own, or one for each head."""
     if len(group) > 1:
         made = [
@@ -128,7 +132,7 @@ def _singles(group: tuple[Part, ...], letter: str, widths: Widths) -> Iterator[t
         yield Projection(weight, bias), choices
 
 
-def _matrices(part: Part, widths: Widths, letter: str) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
+def _matrices(part: WeightMatrix, widths: Widths, letter: str) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
     """The matrix as `[width, d_in]`, head after head."""
     d_in = widths.d_in if letter == "q" else widths.d_context
     n_heads = widths.n_heads if letter == "q" else widths.n_kv_heads or widths.n_heads
@@ -159,7 +163,7 @@ def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, 
                     yield heads_first.flatten(0, 1), (Choice("kernel", "weights have an axis for heads"),)
 
 
-def _fused(part: Part, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
+def _fused(part: WeightMatrix, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
     """The projections that lie in one matrix, by every order and layout that is left open."""
     if part.weight.ndim == 3 and part.weight.shape[0] == len(letters):
         notes = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
@@ -186,7 +190,7 @@ def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Width
     return [widths._replace(n_kv_heads=n_kv), widths] if is_shared else [widths]
 
 
-def _fused_per_head(group: tuple[Part, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
+def _fused_per_head(group: tuple[WeightMatrix, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
     """The projections where every head has a fused matrix of its own."""
     ordered = sorted(group, key=lambda part: part.number or 0)
     matrices = [next(_matrices(part, widths, letters[0]), None) for part in ordered]
@@ -212,7 +216,7 @@ def _layout_choice(layout: str) -> Choice:
 
 
 def _ordered(
-    part: Part,
+    part: WeightMatrix,
     letters: str,
     is_named: bool,
     pieces: Sequence[Tensor],
@@ -259,7 +263,7 @@ def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tens
     return [piece.flatten(0, 2) for piece in grouped]
 
 
-def _outputs(left: Sequence[Part]) -> Iterator[_Role | None]:
+def _outputs(left: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
     """The candidates for the output projection; None where there is none."""
     named = [part for part in left if part.letters == "o"]
     candidates = named or [part for part in left if not part.letters]
@@ -278,7 +282,7 @@ def _outputs(left: Sequence[Part]) -> Iterator[_Role | None]:
             yield _Role("o", Projection(weight, bias), (part.name,))
 
 
-def _output_matrices(part: Part) -> Iterator[Tensor]:
+def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
     """The output matrix as `[d_out, head·d_v]`."""
     if part.weight.ndim == 3:
         for axis in range(3):
@@ -293,7 +297,7 @@ def _output_matrices(part: Part) -> Iterator[Tensor]:
 
 
 def _with_outputs(
-    roles: dict[str, _Role], outputs: Sequence[_Role | None], parts: Sequence[Part], widths: Widths
+    roles: dict[str, _Role], outputs: Sequence[_Role | None], parts: Sequence[WeightMatrix], widths: Widths
 ) -> Iterator[ProjectionReading]:
     """The readings that these inputs make, with every output that fits."""
     q, k, v = (roles[letter].projection for letter in "qkv")
@@ -346,7 +350,7 @@ _AFFIXED = re.compile(r"^(?:w|fc|linear|lin|proj)?(q|k|v)s?(?:linear|lin|proj|pr
 _FUSED = re.compile(r"^(?:to_?|w_?|c_?|fc_?)?((?!(.).?\2)[qkv]{2,3})(?:_?proj|s)?$")
 
 
-class Part(NamedTuple):
+class WeightMatrix(NamedTuple):
     """A matrix and its bias. `letters` say what its name claims: q, k, v, o, several of q, k and v in the order in which it has
     them side by side, or nothing. `number` is its place in a list of alike ones."""
 
@@ -358,9 +362,9 @@ class Part(NamedTuple):
     number: int | None = None
 
 
-def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[Part, ...]:
+def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
     """Every matrix of a module, or of tensors that are passed by name, in the order in which they were made."""
-    found: list[Part] = []
+    found: list[WeightMatrix] = []
     raw: dict[str, Tensor] = dict(tensors)
     for path, child in () if module is None else module.named_modules(remove_duplicate=False):
         own = dict(child.named_parameters(recurse=False, remove_duplicate=False))
@@ -386,12 +390,12 @@ def _orientation(module: nn.Module) -> Orientation | None:
     return "in-out" if type(module).__name__ == "Conv1D" else None
 
 
-def _part(name: str, weight: Tensor, bias: Tensor | None, orientation: Orientation) -> Part:
+def _part(name: str, weight: Tensor, bias: Tensor | None, orientation: Orientation) -> WeightMatrix:
     letters, index = read_name(name)
-    return Part(name, weight, bias, orientation, letters, index)
+    return WeightMatrix(name, weight, bias, orientation, letters, index)
 
 
-def _raw_parts(raw: Mapping[str, Tensor]) -> Iterator[Part]:
+def _raw_parts(raw: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:
     """Bare parameters; a vector is the bias of the matrix whose name claims the same."""
     vectors = {name: t for name, t in raw.items() if _is_bias(name, t)}
     for name, tensor in raw.items():
@@ -404,7 +408,7 @@ def _raw_parts(raw: Mapping[str, Tensor]) -> Iterator[Part]:
         is_torch = name.rpartition(".")[2] in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         if bias is None and is_torch and name.rpartition(".")[2] != "in_proj_weight":
             bias = _third(vectors, letters[0])
-        yield Part(name, tensor, bias, "out-in" if is_torch else "free", *letters)
+        yield WeightMatrix(name, tensor, bias, "out-in" if is_torch else "free", *letters)
 
 
 def _third(vectors: Mapping[str, Tensor], letter: str) -> Tensor | None:

@@ -30,7 +30,7 @@ from mhacli.adapters.usercode.call.convention import (
     write_mask,
 )
 from mhacli.adapters.usercode.call.find_call import Caller
-from mhacli.adapters.usercode.call.signature import Parameter, call_role, called_function, signature_of, source_of
+from mhacli.adapters.usercode.call.signature import CallParameter, call_role, called_function, signature_of, source_of
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
@@ -245,7 +245,7 @@ def _is_output(part: Any, caller: Caller, rows: Tensor) -> bool:
     return isinstance(part, Tensor) and part.shape[:-1] == shape[:-1] and part.ndim == len(shape)
 
 
-def _kinds(parameter: Parameter) -> list[tuple[str, str]]:
+def _kinds(parameter: CallParameter) -> list[tuple[str, str]]:
     """How an argument that says where a step stands may be written, the likeliest first."""
     if parameter.role == "positions":
         one = "[1, row]" if "ids" in parameter.name else "[row]"

@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
     real: Bool[Tensor, "batch key"] | None = None
 
 
-class Answer(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What attention answered: `out` `[batch, query, d_out]`, of a function `[batch, head, query, d_v]`; and the pattern that
     it returned besides, `[batch, head, query, key]`, with one head where it is their mean, None where it returns none."""
 
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class InputSizes:
     """The sizes that it is asked with. Pairwise different, and different from its own, as far as it lets them be."""
 
     batch: int
@@ -108,7 +108,7 @@ class UserAttention(Protocol):
         """What is called."""
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> InputSizes:
         """What it can be called with; `k_len` is `q_len` where keys must be the queries' own rows."""
 
     @property
@@ -161,7 +161,7 @@ class UserAttention(Protocol):
 
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
-    ) -> Answer:
+    ) -> AttentionOutput:
         """Asks it. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what it raises."""
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:

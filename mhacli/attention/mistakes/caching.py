@@ -17,8 +17,8 @@ from torch import Tensor
 from mhacli.attention.mistakes.stages import (
     Mistake,
     MistakeVariant,
+    ReferenceInputs,
     ReferenceLayer,
-    Rows,
     Stages,
     Symptoms,
     finished,
@@ -59,7 +59,7 @@ class DecodingStep:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class CacheLayout:
     """What a step attends with: `keys` and `values` tell for every column of the scores the token that stands there, −1 for an
     empty place; `visible`, bool `[query, key]`, who sees it. `query_places` and `key_places` are the positions that rows are
     turned by, those of keys by column. Columns of `keys_of_values` hold values in the place of keys, those of `values_of_keys`
@@ -75,13 +75,13 @@ class Arrangement:
     of_first: frozenset[int] = frozenset()
 
 
-Change = Callable[[DecodingStep, Arrangement], Arrangement]
+Change = Callable[[DecodingStep, CacheLayout], CacheLayout]
 
 
-def arranged(step: DecodingStep) -> Arrangement:
+def right_layout(step: DecodingStep) -> CacheLayout:
     """The step as it should be: all tokens so far in their order."""
     tokens = tuple(range(step.end))
-    return Arrangement(tokens, tokens, tokens[step.start :], tokens, last_rows(step, step.end))
+    return CacheLayout(tokens, tokens, tokens[step.start :], tokens, last_rows(step, step.end))
 
 
 def last_rows(step: DecodingStep, n_keys: int, shift: int = 0) -> Tensor:
@@ -90,7 +90,7 @@ def last_rows(step: DecodingStep, n_keys: int, shift: int = 0) -> Tensor:
     return ones.tril(n_keys - step.length + shift) if step.is_causal else ones
 
 
-def with_rows(step: DecodingStep, laid: Arrangement, keys: tuple[int, ...], values: tuple[int, ...]) -> Arrangement:
+def with_rows(step: DecodingStep, laid: CacheLayout, keys: tuple[int, ...], values: tuple[int, ...]) -> CacheLayout:
     """The arrangement with other tokens in its columns, each turned by its own place."""
     places = tuple(max(token, 0) for token in keys)
     return replace(laid, keys=keys, values=values, key_places=places, visible=last_rows(step, len(keys)))
@@ -123,10 +123,12 @@ class ProjectedText:
 def projected_text(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> ProjectedText:
     """The text, projected and cut into heads by the stages of a layer."""
     asked = rows if layer.before is None else layer.before(rows)
-    return ProjectedText(layer, stages, rows, *heads(stages, replace(layer, pairing=None), Rows(asked, asked, asked)))
+    return ProjectedText(
+        layer, stages, rows, *heads(stages, replace(layer, pairing=None), ReferenceInputs(asked, asked, asked))
+    )
 
 
-def answered(text: ProjectedText, step: DecodingStep, laid: Arrangement) -> Tensor:
+def answered(text: ProjectedText, step: DecodingStep, laid: CacheLayout) -> Tensor:
     """The output `[batch, query, d_out]` of a step that attends so."""
     queries = range(step.start, step.end)
     q = torch.cat([text.row("q", token, place) for token, place in zip(queries, laid.query_places, strict=True)], dim=2)
@@ -147,9 +149,9 @@ def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, place: int, *, 
         return row
     long = row.new_zeros(*row.shape[:2], place + 1, row.shape[-1])
     if is_query:
-        return stages.turn(layer, row, long)[0]
+        return stages.rotate(layer, row, long)[0]
     long[:, :, place:] = row
-    return stages.turn(layer, row, long)[1][:, :, place:]
+    return stages.rotate(layer, row, long)[1][:, :, place:]
 
 
 # ------------------------------------------------------------------------------------------------------------------- positions
@@ -158,7 +160,7 @@ def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, place: int, *, 
 def _placed(queries: Callable[[DecodingStep, int], int], keys: Callable[[DecodingStep, int], int]) -> Change:
     """Queries and keys turned by other places than their own, by token; what is empty is not turned."""
 
-    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         return replace(
             laid,
             query_places=tuple(max(0, queries(step, token)) for token in range(step.start, step.end)),
@@ -233,7 +235,7 @@ _PLACES = (
 def _rows(tokens: Callable[[DecodingStep], list[int]], of: str = "both", *, by_column: bool = False) -> Change:
     """Other tokens in the columns of the keys, of the values, or of both; turned by their own places or by their columns."""
 
-    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         found = tuple(tokens(step))
         keys = found if of != "values" else laid.keys
         values = found if of != "keys" else laid.values
@@ -293,18 +295,18 @@ def _late(step: DecodingStep) -> list[int]:
     return list(range(step.start)) or list(range(step.end))
 
 
-def _old_by_first(step: DecodingStep, laid: Arrangement) -> Arrangement:
+def _old_by_first(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
     return replace(laid, of_first=frozenset(n for n, token in enumerate(laid.keys) if 0 <= token < step.start))
 
 
-def _all_by_first(step: DecodingStep, laid: Arrangement) -> Arrangement:
+def _all_by_first(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
     return replace(laid, of_first=frozenset(range(len(laid.keys)))) if step.start else laid
 
 
 def _swapped(keep: Callable[[DecodingStep, int], bool], *, keys: bool = True, values: bool = True) -> Change:
     """Rows of some tokens stand as values where keys should, and as keys where values should."""
 
-    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         found = frozenset(n for n, token in enumerate(laid.keys) if token >= 0 and keep(step, token))
         none: frozenset[int] = frozenset()
         return replace(laid, keys_of_values=found if keys else none, values_of_keys=found if values else none)
@@ -364,7 +366,7 @@ _ORDERS = (
 
 
 def _seen(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
-    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         return replace(laid, visible=rule(step, len(laid.keys))) if step.start else laid
 
     return change
@@ -385,7 +387,7 @@ def _columns(keep: Callable[[DecodingStep, int], bool]) -> Callable[[DecodingSte
 def _with_room(is_meant: Callable[[DecodingStep], bool], *, sees_all: bool) -> Change:
     """In some steps columns for all that the cache has room for, what is empty too."""
 
-    def change(step: DecodingStep, laid: Arrangement) -> Arrangement:
+    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         n_empty = (step.room or 0) - len(laid.keys)
         if n_empty <= 0 or not is_meant(step):
             return laid
@@ -529,7 +531,7 @@ CACHING = (
     ),
 )
 
-ARRANGEMENTS: Mapping[str, tuple[MistakeVariant, ...]] = {
+CACHE_LAYOUTS: Mapping[str, tuple[MistakeVariant, ...]] = {
     "cache-order": _ORDERS,
     "cache-position": _PLACES,
     "cache-mask": _SEEN,

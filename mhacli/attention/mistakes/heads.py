@@ -13,8 +13,8 @@ from mhacli.attention.mistakes.stages import (
     Inapplicable,
     Mistake,
     MistakeVariant,
+    ReferenceInputs,
     ReferenceLayer,
-    Rows,
     Symptoms,
     inputs_of,
     out_of,
@@ -40,7 +40,7 @@ def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
     """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
     values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
             raise Inapplicable
         fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
@@ -333,12 +333,12 @@ _REDUCED = (
 def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callable[..., Tensor]:
     """Another kv head for each query head, of keys, values or both."""
 
-    def share(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
+    def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
         if heads.shape[1] == 1:
             raise Inapplicable
-        return chosen(heads, layer.n_heads) if which in of else stages.share(layer, heads, which)
+        return chosen(heads, layer.n_heads) if which in of else stages.repeat_kv(layer, heads, which)
 
-    return share
+    return repeat_kv
 
 
 def tiled(heads: Tensor, n_heads: int) -> Tensor:
@@ -355,7 +355,7 @@ _TILED = (
         "k.repeat(1, n_heads // n_kv_heads, 1, 1)",
         "query heads read the keys of a neighbour's group: weights of any published model give nonsense",
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
-        "share",
+        "repeat_kv",
         "qk",
         (
             MistakeVariant("kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)),
@@ -405,12 +405,12 @@ def asked_by_one(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tenso
 def patterns_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     """One pattern for all heads."""
 
-    def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
         if pattern.shape[1] == 1:
             raise Inapplicable
         return chosen(pattern, pattern.shape[1])
 
-    return shares
+    return value_weights
 
 
 def mean_for_all(heads: Tensor, n_heads: int) -> Tensor:
@@ -435,7 +435,7 @@ _SHARED = (
         "k[:, :1].expand(-1, n_heads, -1, -1)",
         "the other kv heads are projected and never used",
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
-        "share",
+        "repeat_kv",
         "qk",
         (MistakeVariant("every query head reads kv head 0", shared_as(first_for_all)),),
     ),
@@ -460,7 +460,7 @@ _SHARED = (
                 "pattern @ v[:, :1]",
                 "the values of the other heads are projected and never used",
                 "pattern @ v",
-                "share",
+                "repeat_kv",
                 "z",
                 functools.partial(shared_as, of="v"),
             ),
@@ -470,7 +470,7 @@ _SHARED = (
                 "q @ k[:, :1].transpose(-2, -1)",
                 "the keys of the other heads are projected and never used",
                 "q @ k.transpose(-2, -1)",
-                "share",
+                "repeat_kv",
                 "qk",
                 functools.partial(shared_as, of="k"),
             ),
@@ -492,7 +492,7 @@ _SHARED = (
         "pattern[:, :1] @ v",
         "the heads attend alike: what each is to look for is lost",
         "pattern @ v",
-        "shares",
+        "value_weights",
         "z",
         (
             MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all), is_rare=True),

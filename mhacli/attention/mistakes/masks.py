@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import Inapplicable, Mistake, MistakeVariant, ReferenceLayer, Symptoms, Written
+from mhacli.attention.mistakes.stages import (
+    Inapplicable,
+    Mistake,
+    MistakeVariant,
+    ReferenceLayer,
+    SourceEvidence,
+    Symptoms,
+)
 
 MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
 """The operations by which people mask scores, without the underscores of those in place."""
@@ -302,10 +309,10 @@ def erased_to_infinity(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, k
 def erased_to(value: float) -> Callable[..., Tensor]:
     """Forbidden shares are a number after the softmax."""
 
-    def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
         return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
 
-    return shares
+    return value_weights
 
 
 def times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
@@ -325,7 +332,7 @@ _ERASED = (
         "scores.softmax(dim=-1) * mask",
         "the shares that are left no longer sum to 1, and forbidden tokens still take part in the sum",
         "scores.masked_fill(mask == 0, float('-inf')).softmax(dim=-1)",
-        "shares",
+        "value_weights",
         "pattern",
         (
             MistakeVariant(
@@ -366,11 +373,11 @@ def _of_sentinel(value: float) -> tuple[MistakeVariant, MistakeVariant]:
     )
 
 
-def _is_filled(written: Written) -> bool:
+def _is_filled(written: SourceEvidence) -> bool:
     return any(operation.name.rstrip("_") in ("masked_fill", "where") for operation in written.operations)
 
 
-def _is_raised(written: Written) -> bool:
+def _is_raised(written: SourceEvidence) -> bool:
     masking = (operation for operation in written.operations if operation.name.rstrip("_") in MASKING)
     return any(bool(operation.output.isposinf().any()) for operation in masking)
 

@@ -15,8 +15,8 @@ from mhacli.attention.mistakes.stages import (
     Mistake,
     MistakeVariant,
     Pairing,
+    ReferenceInputs,
     ReferenceLayer,
-    Rows,
     inputs_of,
     out_of,
     rotated,
@@ -36,7 +36,7 @@ OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(
 def order_of(order: str) -> Callable[..., tuple[Tensor, ...]]:
     """The projections that lie as q, k, v taken in another order: `order` says what each is taken for."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         laid = dict(zip(order, inputs_of(layer), strict=True))
         return tuple(laid[letter](given) for letter, given in zip("qkv", rows[:3], strict=True))
 
@@ -65,7 +65,7 @@ _FUSED = (
 def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
     """Projections by the letter of what each is used for, one of them twice: `qkk` makes values with that of the keys."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         named = dict(zip("qkv", inputs_of(layer), strict=True))
         return tuple(named[letter](given) for letter, given in zip(letters, rows[:3], strict=True))
 
@@ -75,7 +75,7 @@ def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
 def not_projected(letter: str) -> Callable[..., tuple[Tensor, ...]]:
     """Rows as they are in the place of those that a projection makes of them."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         return tuple(
             given if name == letter else projection(given)
             for name, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True)
@@ -170,7 +170,7 @@ _EXCHANGED = (
 def rows_for(order: str) -> Callable[..., tuple[Tensor, ...]]:
     """Queries, keys and values made from other rows: `order` says from whose, "qkk" the values from those of the keys."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         given = dict(zip("qkv", rows[:3], strict=True))
         return tuple(projection(given[letter]) for projection, letter in zip(inputs_of(layer), order, strict=True))
 
@@ -227,7 +227,7 @@ _ROWS = (
 def unbiased(*of: str) -> Callable[..., tuple[Tensor, ...]]:
     """Projections, named by their letters, without their biases."""
 
-    def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         made = []
         for letter, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True):
             if letter in of and projection.bias is None:
@@ -257,7 +257,7 @@ def out_transposed(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     return out._replace(weight=out.weight.mT)(rows)
 
 
-def transposed_inputs(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, ...]:
+def transposed_inputs(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
     """Square projections of queries, keys and values, applied the other way round."""
     rotated_round = [p._replace(weight=p.weight.mT) for p in inputs_of(layer)]
     return tuple(projection(given) for projection, given in zip(rotated_round, rows[:3], strict=True))
@@ -333,12 +333,12 @@ def pairing_of(layer: ReferenceLayer) -> Pairing:
 def rotated_as(pairing_q: Pairing, pairing_k: Pairing, angles: Pairing | None) -> Callable[..., tuple[Tensor, Tensor]]:
     """Columns paired in one way, and the table of angles laid out in another."""
 
-    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         pairing_of(layer)
         start = k.shape[2] - q.shape[2]
         return rotated(q, layer, start, pairing_q, angles), rotated(k, layer, 0, pairing_k, angles)
 
-    return turn
+    return rotate
 
 
 def rotated_other(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,23 +355,23 @@ def rotated_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
 def rotated_queries(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Keys are not turned."""
     pairing_of(layer)
-    return stages.turn(layer, q, k)[0], k
+    return stages.rotate(layer, q, k)[0], k
 
 
 def rotated_keys(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries are not turned."""
     pairing_of(layer)
-    return q, stages.turn(layer, q, k)[1]
+    return q, stages.rotate(layer, q, k)[1]
 
 
 def rotated_off_by(places: int) -> Callable[..., tuple[Tensor, Tensor]]:
     """Queries turned by the place of a neighbour."""
 
-    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         pairing, start = pairing_of(layer), k.shape[2] - q.shape[2]
         return rotated(q, layer, start + places, pairing), rotated(k, layer, 0, pairing)
 
-    return turn
+    return rotate
 
 
 _PAIRING = Mistake(
@@ -380,7 +380,7 @@ _PAIRING = Mistake(
     "angles = torch.cat([a, a], -1) with x[..., ::2], x[..., 1::2] rotated",
     "columns are turned by angles that are not theirs: scores no longer depend on the distance alone",
     "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
-    "turn",
+    "rotate",
     "q",
     (
         MistakeVariant(
@@ -407,7 +407,7 @@ _ROTATIONS = (
         "q, k, v = apply_rotary(q), apply_rotary(k), apply_rotary(v)",
         "what a token hands over depends on where it stands",
         "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
-        "turn_values",
+        "rotate_values",
         "v",
         (MistakeVariant("the values are turned too", rotated_values),),
     ),
@@ -417,7 +417,7 @@ _ROTATIONS = (
         "q = apply_rotary(q)  # and k is left as it is",
         "scores depend on where the query stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
-        "turn",
+        "rotate",
         "k",
         (MistakeVariant("the keys are not turned", rotated_queries),),
     ),
@@ -427,7 +427,7 @@ _ROTATIONS = (
         "k = apply_rotary(k)  # and q is left as it is",
         "scores depend on where the key stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
-        "turn",
+        "rotate",
         "q",
         (MistakeVariant("the queries are not turned", rotated_keys),),
     ),
@@ -437,7 +437,7 @@ _ROTATIONS = (
         "q, k = rotate(q, places), rotate(k, places + 1)",
         "a token takes its neighbour for itself: with weights of any published model scores are those of other distances",
         "q, k = rotate(q, places), rotate(k, places)",
-        "turn",
+        "rotate",
         "q",
         (
             MistakeVariant("queries are turned one place too far", rotated_off_by(1)),
@@ -506,19 +506,19 @@ def rotated_by_head(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor
 def rotated_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Other rates than theta^(−2j/d): `rates` makes them of the right ones."""
 
-    def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if layer.pairing is None or layer.rates is not None or q.shape[-1] < 4:
             raise Inapplicable
         d = q.shape[-1]
         right = layer.theta ** -(torch.arange(0, d, 2, dtype=q.dtype, device=q.device) / d)
-        return stages.turn(replace(layer, rates=rates(right)), q, k)
+        return stages.rotate(replace(layer, rates=rates(right)), q, k)
 
-    return turn
+    return rotate
 
 
 def rotated_back(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries turned one way, keys the other."""
-    return stages.turn(layer, q, k)[0], rotated(k, layer, 0, pairing_of(layer), sign=-1)
+    return stages.rotate(layer, q, k)[0], rotated(k, layer, 0, pairing_of(layer), sign=-1)
 
 
 def rotated_one_way(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -542,7 +542,7 @@ _ANGLES = (
         "places = torch.arange(q.shape[1])  # q is [batch, head, query, d_head]",
         "all tokens are turned alike: the order of the text has no effect",
         "places = torch.arange(q.shape[-2])  # or turn before the transpose",
-        "turn",
+        "rotate",
         "q",
         (MistakeVariant("the number of the head is taken for the place", rotated_by_head),),
     ),
@@ -552,7 +552,7 @@ _ANGLES = (
         "theta ** (torch.arange(0, d, 2) / d)  # without 1 /",
         "neighbouring places cannot be told from far ones",
         "1.0 / theta ** (torch.arange(0, d, 2) / d)",
-        "turn",
+        "rotate",
         "q",
         (
             MistakeVariant("the angles grow from pair to pair by theta^(2j/d)", rotated_with(torch.reciprocal)),
@@ -565,7 +565,7 @@ _ANGLES = (
         "q * cos + rotate(q) * sin, k * cos - rotate(k) * sin",
         "scores depend on the sum of two places instead of their difference",
         "t * cos + rotate(t) * sin for both",
-        "turn",
+        "rotate",
         "k",
         (MistakeVariant("keys are turned backwards", rotated_back),),
     ),
@@ -575,7 +575,7 @@ _ANGLES = (
         "rotate_half: torch.cat([x2, x1], dim=-1)",
         "it is no rotation: queries and keys grow and shrink with their places",
         "rotate_half: torch.cat([-x2, x1], dim=-1)",
-        "turn",
+        "rotate",
         "q",
         (MistakeVariant("no column of a pair is turned with a minus", rotated_one_way, is_rare=True),),
     ),

@@ -15,7 +15,7 @@ from mhacli.attention.mistakes.stages import (
     Mistake,
     MistakeVariant,
     ReferenceLayer,
-    Written,
+    SourceEvidence,
     WrittenOperation,
 )
 
@@ -52,7 +52,7 @@ def unpacks_in_order(operations: Sequence[WrittenOperation], order: str) -> bool
     return None
 
 
-def _is_unpacked_in_order(written: Written) -> bool:
+def _is_unpacked_in_order(written: SourceEvidence) -> bool:
     in_order = unpacks_in_order(written.operations, written.order or "qkv")
     return bool(in_order) or (in_order is None and written.order is None)
 
@@ -116,7 +116,7 @@ def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Te
     return stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep)) * right
 
 
-def _scalings(written: Written) -> list[WrittenOperation]:
+def _scalings(written: SourceEvidence) -> list[WrittenOperation]:
     """The operations that scale scores: by a number, or in a fused kernel, and not those of two tables."""
     scaling = ("mul", "div", "mul_", "div_", "scaled_dot_product_attention")
     return [
@@ -125,11 +125,11 @@ def _scalings(written: Written) -> list[WrittenOperation]:
     ]  # fmt: skip
 
 
-def _is_scaled_twice(written: Written) -> bool:
+def _is_scaled_twice(written: SourceEvidence) -> bool:
     return len(_scalings(written)) > 1
 
 
-def _speaks_of_the_model(written: Written) -> bool:
+def _speaks_of_the_model(written: SourceEvidence) -> bool:
     lines = " ".join(operation.source for operation in _scalings(written))
     words = ("d_model", "embed", "n_embd", "hidden", "emb", "dim")
     return any(word in lines for word in words) and "head" not in lines
@@ -261,7 +261,7 @@ _SCALES = (
         "scores.softmax(dim=-1) / math.sqrt(d_head)",
         "the softmax is too sharp, and the shares of a query sum to 1/√d_head",
         "(scores / math.sqrt(d_head)).softmax(dim=-1)",
-        "shares",
+        "value_weights",
         "pattern",
         (MistakeVariant("the softmax is over unscaled scores, and its result is scaled", scaled_late),),
     ),

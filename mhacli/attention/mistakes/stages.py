@@ -70,7 +70,7 @@ class ReferenceLayer:
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
-    bias: Callable[[Rows], Tensor | None] | None = None
+    bias: Callable[[ReferenceInputs], Tensor | None] | None = None
     sinks: Tensor | None = None
 
     @property
@@ -79,7 +79,7 @@ class ReferenceLayer:
         return None if self.weights is None else self.weights.q.weight.shape[0] // self.n_heads
 
 
-class Rows(NamedTuple):
+class ReferenceInputs(NamedTuple):
     """What is asked: rows `[batch, length, d_in]` of queries, keys and values, or heads `[batch, head, length, d]`; and
     what the caller says of masks, True = may attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`."""
 
@@ -100,7 +100,7 @@ class Result(NamedTuple):
 # ------------------------------------------------------------------------------------------------------- stages as they should be
 
 
-def project(layer: ReferenceLayer, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of queries, keys and values, `[batch, length, head·d]`."""
     assert layer.weights is not None
     return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
@@ -118,14 +118,14 @@ def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return q if layer.q_norm is None else layer.q_norm(q), k if layer.k_norm is None else layer.k_norm(k)
 
 
-def turn(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys turned by their places; queries are the last of the keys."""
     if layer.pairing is None:
         return q, k
     return rotated(q, layer, k.shape[2] - q.shape[2], layer.pairing), rotated(k, layer, 0, layer.pairing)
 
 
-def turn_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
+def rotate_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
     """Values are not turned."""
     return v
 
@@ -135,7 +135,7 @@ def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
     return q, k, v
 
 
-def share(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
+def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
     """Keys or values, `which` says k or v, with each kv head repeated for the query heads that share it: 0 0 1 1."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
 
@@ -204,7 +204,7 @@ def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
-def shares(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
     """What the values are weighted by: the pattern. `scaled` are the scores before the mask."""
     return pattern
 
@@ -231,10 +231,10 @@ class Stages:
     project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
     split: Callable[..., Tensor] = split
     norm: Callable[..., tuple[Tensor, Tensor]] = norm
-    turn: Callable[..., tuple[Tensor, Tensor]] = turn
-    turn_values: Callable[..., Tensor] = turn_values
+    rotate: Callable[..., tuple[Tensor, Tensor]] = rotate
+    rotate_values: Callable[..., Tensor] = rotate_values
     take: Callable[..., tuple[Tensor, Tensor, Tensor]] = take
-    share: Callable[..., Tensor] = share
+    repeat_kv: Callable[..., Tensor] = repeat_kv
     products: Callable[..., Tensor] = products
     scale: Callable[..., Tensor] = scale
     cap: Callable[..., tuple[Tensor, bool]] = cap
@@ -245,7 +245,7 @@ class Stages:
     together: Callable[..., Tensor | None] = together
     mask: Callable[..., Tensor] = mask
     softmax: Callable[..., Tensor] = softmax
-    shares: Callable[..., Tensor] = shares
+    value_weights: Callable[..., Tensor] = value_weights
     weigh: Callable[..., Tensor] = weigh
     merge: Callable[..., Tensor] = merge
     project_out: Callable[..., Tensor] = project_out
@@ -254,7 +254,7 @@ class Stages:
 RIGHT = Stages()
 
 
-def run(stages: Stages, layer: ReferenceLayer, asked: Rows, tap: Tap = no_tap) -> Result:
+def run(stages: Stages, layer: ReferenceLayer, asked: ReferenceInputs, tap: Tap = no_tap) -> Result:
     """The output of a layer with these stages. Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`."""
     rows = asked
     if layer.before is not None:
@@ -267,7 +267,9 @@ def run(stages: Stages, layer: ReferenceLayer, asked: Rows, tap: Tap = no_tap) -
     return Result(finished(stages, layer, (q, k, v), keep, bias, asked.queries, tap), keep)
 
 
-def heads(stages: Stages, layer: ReferenceLayer, rows: Rows, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
+def heads(
+    stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap = no_tap
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values `[batch, head, length, d]`: projected, cut into heads, normed and turned."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
@@ -278,14 +280,14 @@ def heads(stages: Stages, layer: ReferenceLayer, rows: Rows, tap: Tap = no_tap) 
         k = stages.split(layer, made[1], layer.n_kv_heads, "k")
         v = stages.split(layer, made[2], layer.n_kv_heads, "v")
     q, k = stages.norm(layer, q, k)
-    q, k = stages.turn(layer, q, k)
-    q, k, v = stages.take(layer, q, k, stages.turn_values(layer, v))
+    q, k = stages.rotate(layer, q, k)
+    q, k, v = stages.take(layer, q, k, stages.rotate_values(layer, v))
     for site, tensor in zip("qkv", (q, k, v), strict=True):
         tap(site, tensor)
     return q, k, v
 
 
-def _seen(stages: Stages, layer: ReferenceLayer, rows: Rows, q_len: int, k_len: int) -> Tensor | None:
+def _seen(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int) -> Tensor | None:
     own = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
     given = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
     padding = None if rows.real is None else stages.padding_rule(layer, rows.real)
@@ -322,16 +324,16 @@ def _mixed(
     tap: Tap,
 ) -> Tensor:
     q, k, v = made
-    qk = stages.products(layer, q, stages.share(layer, k, "k"))
+    qk = stages.products(layer, q, stages.repeat_kv(layer, k, "k"))
     tap("qk", qk)
     scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)
     tap("scaled", scaled)
     scaled = scaled if bias is None else stages.add_bias(layer, scaled, bias)
     scores = scaled if keep is None or not is_unmasked else stages.mask(layer, scaled, keep)
     tap("scores", scores)
-    pattern = stages.shares(layer, stages.softmax(layer, scores), scaled, keep)
+    pattern = stages.value_weights(layer, stages.softmax(layer, scores), scaled, keep)
     tap("pattern", pattern)
-    z = stages.weigh(layer, pattern, stages.share(layer, v, "v"))
+    z = stages.weigh(layer, pattern, stages.repeat_kv(layer, v, "v"))
     tap("z", z)
     return z
 
@@ -411,7 +413,7 @@ class WrittenOperation(Protocol):
     def source(self) -> str: ...  # noqa: D102
 
 
-class Written(NamedTuple):
+class SourceEvidence(NamedTuple):
     """What an author has written: the operations of a run, and the order of the letters q, k and v in the name of a fused
     projection, None where there is none."""
 
@@ -472,7 +474,7 @@ def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:
     return True
 
 
-_MASKED = ("mask_rule", "padding_rule", "together", "mask", "shares", "causal_rule", "softmax")
+_MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show when a mask is given."""
 
 
@@ -504,7 +506,7 @@ class Mistake:
     operations: tuple[str, ...] = ()
     in_source: str = ""
     applies: Callable[[SourceHints, ReferenceLayer], bool] = _always
-    rather_than: Mapping[str, Callable[[Written], bool]] = field(default_factory=dict)
+    rather_than: Mapping[str, Callable[[SourceEvidence], bool]] = field(default_factory=dict)
     shown_by: tuple[Literal["large", "windows"], ...] = ()
     may_be_nan: bool = False
     with_number: Callable[[float], tuple[MistakeVariant, ...]] | None = None
@@ -524,4 +526,4 @@ def _idle_stages(layer: ReferenceLayer) -> set[str]:
     """The stages that have nothing to do in a layer."""
     idle = {"project", "split", "merge", "project_out"} if layer.weights is None else set()
     idle |= {"add_bias"} if layer.bias is None else set()
-    return idle | ({"turn", "turn_values"} if layer.pairing is None else set())
+    return idle | ({"rotate", "rotate_values"} if layer.pairing is None else set())

@@ -77,7 +77,7 @@ class WalkOptions:
 
 
 @option_group
-class OwnOptions:
+class UserModuleOptions:
     """How somebody's own attention is built and called, where TEXT names one."""
 
     arg: Annotated[
@@ -118,7 +118,7 @@ def trace(
     layer: LayerOptions,
     device: DeviceOptions,
     model: ModelOptions,
-    own: OwnOptions,
+    own: UserModuleOptions,
     walking: WalkOptions,
     output: StepsOutput,
 ) -> None:
@@ -180,11 +180,11 @@ def _walk_ours(
     _tell(record, telling, request.notes)
 
 
-def _require_of_checkpoint(walking: WalkOptions, own: OwnOptions) -> None:
+def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None:
     """Raises `UsageError` for what is only there for a layer of our own: other ways to write it, and its mask alone."""
     if walking.route != "separate":
         raise UsageError("route must be left out with --model, whose own way is walked", hint="leave --route out")
-    if own != OwnOptions():
+    if own != UserModuleOptions():
         raise UsageError("arg, call-arg and time-limit must be of an attention of your own, got a model")
     if walking.mask:
         raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
@@ -265,7 +265,7 @@ def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
 # ----------------------------------------------------------------------------------------- attention of the user's own
 
 
-def target_in(source: SourceOptions, own: OwnOptions) -> str | None:
+def target_in(source: SourceOptions, own: UserModuleOptions) -> str | None:
     """The target that the first word names, None where the words are texts. Raises `UsageError` for options that need a target,
     for a word beside one, and for a Python file alone, whose classes it lists."""
     words = [] if are_literal() else source.typed or []
@@ -322,7 +322,9 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
                 )
 
 
-def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool) -> Record:
+def walk_target(
+    target: str, own: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool
+) -> Record:
     """The record of the walk, made in a process of its own. Raises `MhaError` for what cannot be imported, built or called."""
     from mhacli.adapters.usercode.process import run_in_child
     from mhacli.adapters.usercode.target import require_readable
@@ -342,7 +344,7 @@ def walk_target(target: str, own: OwnOptions, *, layer: LayerOptions, device: De
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))
 
 
-def _request(target: str, own: OwnOptions, *, layer: LayerOptions, device: DeviceOptions) -> TargetRequest:
+def _request(target: str, own: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions) -> TargetRequest:
     from mhacli.requests.user_code import TargetRequest
 
     return TargetRequest(

@@ -30,7 +30,7 @@ from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
-from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding
+from mhacli.results.check import Choice, Examination, Finding, FirstDifference, OutputComparison
 
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
 """What the other is built with too where the first has it by default: rows must fit both."""
@@ -46,7 +46,7 @@ class MaskForms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Gap:
+class ErrorSummary:
     """How far two answers to the same input are apart, relative to the tolerance; `case` names the input, which is `inputs`
     with its masks in their `forms`."""
 
@@ -70,7 +70,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     other = _other(request.against, _told(one), stage)
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
-    best: list[_Gap] = []
+    best: list[ErrorSummary] = []
     how, pair = Choice("weights", "there are no weights to carry over"), (one, other)
     for mine, theirs, said in _pairs(one, other, request):
         gaps = list(_gaps(mine, theirs, request.of.seed))
@@ -93,7 +93,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             Choice("called", f"the other is called {other.described}"),
         ),
         probes=(),
-        comparison=Comparison(
+        comparison=OutputComparison(
             request.against.target,
             str(one.dtype).removeprefix("torch."),
             len(best),
@@ -267,7 +267,7 @@ def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- the answers
 
 
-def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[_Gap]:
+def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[ErrorSummary]:
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
     draw = InputDrawer.of(common, seed)
@@ -298,7 +298,7 @@ def _least(
     mine: Sequence[MaskForm],
     theirs: Sequence[MaskForm],
     how: str,
-) -> _Gap:
+) -> ErrorSummary:
     """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
     gaps = [
         _gap(name, one, other, inputs, (MaskForms(**{how: a}), MaskForms(**{how: b})))
@@ -313,26 +313,28 @@ def _gap(
     other: UserAttention,
     inputs: Inputs,
     forms: tuple[MaskForms, MaskForms] = (MaskForms(), MaskForms()),
-) -> _Gap:
+) -> ErrorSummary:
     try:
         a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
     except Exception:  # a form that these sizes do not fit
-        return _Gap(name, math.inf, TOLERANCE)
+        return ErrorSummary(name, math.inf, TOLERANCE)
     if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
         a, b = a[inputs.real], b[inputs.real]  # nobody says what padding is to answer
     finite = a[a.isfinite()]
     tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
     if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
-        return _Gap(name, math.inf, tolerance, tuple(b.shape), inputs, forms)
+        return ErrorSummary(name, math.inf, tolerance, tuple(b.shape), inputs, forms)
     gap = (a - b)[~a.isnan()].abs()
-    return _Gap(name, gap.max().item() if gap.numel() else 0.0, tolerance, (), inputs, forms)
+    return ErrorSummary(name, gap.max().item() if gap.numel() else 0.0, tolerance, (), inputs, forms)
 
 
-def _worst(gaps: Sequence[_Gap]) -> float:
+def _worst(gaps: Sequence[ErrorSummary]) -> float:
     return max(gap.difference / gap.tolerance for gap in gaps)
 
 
-def _parting(gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], seed: int) -> Departure | None:
+def _parting(
+    gaps: Sequence[ErrorSummary], pair: tuple[UserAttention, UserAttention], seed: int
+) -> FirstDifference | None:
     """Where the two part on the first of the inputs on which they differ; None where that cannot be told."""
     for gap in gaps:
         if not gap.ok and gap.inputs is not None:
@@ -344,7 +346,10 @@ def _parting(gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], se
 
 
 def _findings(
-    gaps: Sequence[_Gap], pair: tuple[UserAttention, UserAttention], request: CheckRequest, parting: Departure | None
+    gaps: Sequence[ErrorSummary],
+    pair: tuple[UserAttention, UserAttention],
+    request: CheckRequest,
+    parting: FirstDifference | None,
 ) -> tuple[Finding, ...]:
     apart = [gap for gap in gaps if not gap.ok]
     if not apart:
@@ -365,7 +370,7 @@ def _findings(
     )
 
 
-def _fix(request: CheckRequest, parting: Departure | None) -> str:
+def _fix(request: CheckRequest, parting: FirstDifference | None) -> str:
     """What to look at."""
     if parting is not None:
         return f"compare the two lines that make {parting.site}"
@@ -384,7 +389,7 @@ def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None
     return None
 
 
-def _words(gap: _Gap) -> str:
+def _words(gap: ErrorSummary) -> str:
     if math.isinf(gap.difference):
         return f"other shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
     return f"largest difference {gap.difference:.3g}, tolerance {gap.tolerance:.2g}"
@@ -410,7 +415,7 @@ class _SiteTensors:
 
 def departure(
     one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[MaskForms, MaskForms], seed: int
-) -> Departure | None:
+) -> FirstDifference | None:
     """The first site, in the order of execution, from which on the two differ; None where their sites cannot be told. Raises
     what either raises.
 
@@ -429,7 +434,7 @@ def departure(
     here, there = _makers(mine[site], theirs[site])
     own = (None, None, "") if here is None else (here.file, here.line, here.source)
     others = (None, None, "") if there is None else (there.file, there.line, there.source)
-    return Departure(site, before[-1] if before else None, *own, *others)
+    return FirstDifference(site, before[-1] if before else None, *own, *others)
 
 
 def _makers(mine: _SiteTensors, theirs: _SiteTensors) -> tuple[Operation | None, Operation | None]:

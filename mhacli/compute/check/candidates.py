@@ -26,9 +26,9 @@ from mhacli.adapters.usercode.projections import (
     read_name,
 )
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
-from mhacli.attention.mistakes.stages import Pairing, ReferenceLayer, Rows, split
+from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
 from mhacli.compute.check.inputs import TOLERANCE, InputCase, ask
-from mhacli.compute.check.traits import NOTHING_READ, Norm, Traits, unlike
+from mhacli.compute.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, unlike
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Choice
 
@@ -48,8 +48,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class MeantLayer:
-    """What the author says that it is, and what runs show besides, `traits`. `causal` are the answers to whether it masks the
+class IntendedLayer:
+    """What the author says that it is, and what runs show besides, `properties`. `causal` are the answers to whether it masks the
     future itself that are left open."""
 
     causal: tuple[bool, ...] = (False, True)
@@ -60,14 +60,14 @@ class MeantLayer:
     thetas: tuple[float, ...] = (10000.0,)
     softcap: float | None = None
     scale_words: tuple[str, ...] = ()
-    traits: Traits = NOTHING_READ
+    properties: ObservedProperties = NO_PROPERTIES
 
 
 def candidates(
     subject: UserAttention,
     module: nn.Module | None,
     tensors: Mapping[str, Tensor],
-    meant: MeantLayer,
+    meant: IntendedLayer,
     request: CheckRequest,
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
@@ -75,7 +75,7 @@ def candidates(
     turnings = list(_rotation_choices(meant))
     found = [
         _with(base, meant, causal, turning, scale)
-        for base in _with_traits(_bases(subject, module, tensors, request), meant.traits)
+        for base in _with_traits(_bases(subject, module, tensors, request), meant.properties)
         for causal, turning, scale in product(meant.causal, turnings, _scales_of(base, told, meant))
     ]
     return sorted(found, key=_n_open)
@@ -86,39 +86,43 @@ def _n_open(candidate: Candidate) -> int:
     return sum(_READ not in choice.message for choice in candidate.choices)
 
 
-def _with_traits(bases: Iterable[Candidate], traits: Traits) -> Iterator[Candidate]:
+def _with_traits(bases: Iterable[Candidate], properties: ObservedProperties) -> Iterator[Candidate]:
     """Layers with the biases and sinks that runs show."""
     said = []
-    if traits.bias is not None:
-        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{traits.bias.place}"))
-    if traits.sinks is not None:
-        said.append(Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{traits.sinks.place}"))
-    logits = None if traits.sinks is None else traits.sinks.logits
+    if properties.bias is not None:
+        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{properties.bias.place}"))
+    if properties.sinks is not None:
+        said.append(Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{properties.sinks.place}"))
+    logits = None if properties.sinks is None else properties.sinks.logits
     for base in bases:
-        layer = replace(base.layer, bias=traits.bias, sinks=logits)
-        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *said)), traits)
+        layer = replace(base.layer, bias=properties.bias, sinks=logits)
+        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *said)), properties)
 
 
-def _with_norms(base: Candidate, traits: Traits) -> Iterator[Candidate]:
+def _with_norms(base: Candidate, properties: ObservedProperties) -> Iterator[Candidate]:
     """The same with queries and keys normed as runs show, and, where these are not seen to be what is normed, without."""
     layer = base.layer
-    fitting = [norm for norm in traits.norms if norm.gain.shape[-1] == layer.d_head]
+    fitting = [norm for norm in properties.norms if norm.gain.shape[-1] == layer.d_head]
     if not fitting or layer.q_norm is not None or layer.k_norm is not None:
         yield base
         return
     said = Choice("qk-norm", f"queries and keys of each head are normed, as {_READ}")
-    seen = _normed_in_run(layer, fitting, traits.rows)
+    seen = _normed_in_run(layer, fitting, properties.rows)
     if seen is None:
         yield base
     for q_norm, k_norm in product(unlike(fitting), repeat=2) if seen is None else [seen]:
         is_one_for_both = q_norm.is_like(k_norm)
         n_gains = (q_norm.gain.shape[0], k_norm.gain.shape[0])
-        if (traits.uses_all or not is_one_for_both) and n_gains in product((1, layer.n_heads), (1, layer.n_kv_heads)):
+        if (properties.uses_all or not is_one_for_both) and n_gains in product(
+            (1, layer.n_heads), (1, layer.n_kv_heads)
+        ):
             normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
             yield replace(base, layer=normed, choices=(*base.choices, said))
 
 
-def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], rows: Rows | None) -> tuple[Norm, Norm] | None:
+def _normed_in_run(
+    layer: ReferenceLayer, fitting: Sequence[Norm], rows: ReferenceInputs | None
+) -> tuple[Norm, Norm] | None:
     """The last norm that was seen of this layer's queries, and of its keys; None where one of them was seen of neither."""
     if layer.weights is None or rows is None:
         return None
@@ -130,7 +134,7 @@ def _normed_in_run(layer: ReferenceLayer, fitting: Sequence[Norm], rows: Rows | 
 
 
 def _scales_of(
-    base: Candidate, told: int | None, meant: MeantLayer
+    base: Candidate, told: int | None, meant: IntendedLayer
 ) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
     weights, d_head = base.layer.weights, base.layer.d_head
@@ -151,7 +155,7 @@ def _scales_of(
 
 def _with(
     base: Candidate,
-    meant: MeantLayer,
+    meant: IntendedLayer,
     causal: bool,
     turning: RotationChoice,
     scale: tuple[float | Tensor | None, Choice | None],
@@ -185,15 +189,15 @@ class RotationChoice(NamedTuple):
         return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
-def _rotation_choices(meant: MeantLayer) -> Iterator[RotationChoice]:
+def _rotation_choices(meant: IntendedLayer) -> Iterator[RotationChoice]:
     """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
     rotation, the usual ones."""
     told = meant.pairings[0] if meant.is_pairing_known else None
-    for turn in meant.traits.rotations:
+    for turn in meant.properties.rotations:
         yield RotationChoice(told or turn.pairing, turn.base, turn.rates)
-    if meant.traits.rotations:
+    if meant.properties.rotations:
         return
-    is_open = meant.traits.has_tables and meant.pairings == (None,)
+    is_open = meant.properties.has_tables and meant.pairings == (None,)
     pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else meant.pairings
     for pairing in pairings:
         for theta in meant.thetas:
@@ -309,28 +313,28 @@ def _is_count(value: object) -> bool:
 # ------------------------------------------------------------------------------------------------------------ what is meant
 
 
-def meant_by(
+def intended_layer(
     built: Built,
     module: nn.Module | None,
     request: CheckRequest,
     causal: tuple[bool, ...],
-    traits: Traits = NOTHING_READ,
-) -> MeantLayer:
+    properties: ObservedProperties = NO_PROPERTIES,
+) -> IntendedLayer:
     """What options, arguments and documentation say."""
     pairing = request.rope or documented_pairing(built.documentation)
     rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
     pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
     thetas = [value for _, value in _numbers(built, "theta")]
-    return MeantLayer(
+    return IntendedLayer(
         causal,
         pairings if pairing is None else (pairing,),
         pairing is not None,
-        tuple(_scales(built, module, request, traits)),
+        tuple(_scales(built, module, request, properties)),
         request.scale is not None,
         (*dict.fromkeys((*thetas, 10000.0)),),
         next((value for _, value in _numbers(built, "softcap")), None),
         documented_widths(_docstrings(built)),
-        traits,
+        properties,
     )
 
 
@@ -358,7 +362,7 @@ def source_of(built: Built) -> str:
 
 
 def _scales(
-    built: Built, module: nn.Module | None, request: CheckRequest, traits: Traits
+    built: Built, module: nn.Module | None, request: CheckRequest, properties: ObservedProperties
 ) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
     """The scale that the option says; else the usual one, None, and those of arguments, words, T5, parameters and runs."""
     if request.scale is not None:
@@ -369,7 +373,7 @@ def _scales(
         yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
     for value, words in documented_scales(built.documentation):
         yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
-    if _is_of_t5(built, module, traits):
+    if _is_of_t5(built, module, properties):
         yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which begins with smaller weights instead")
     for name, parameter in [] if module is None else list(module.named_parameters()):
         if parameter.numel() == 1:
@@ -380,21 +384,21 @@ def _scales(
                 (1 / value if value else 1.0, "1 / "),
             ):
                 yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
-    if traits.temperature is not None:
-        scale, place = traits.temperature
+    if properties.temperature is not None:
+        scale, place = properties.temperature
         yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{place}")
 
 
 _BUCKETS = re.compile(r"(?i)bucket")
 
 
-def _is_of_t5(built: Built, module: nn.Module | None, traits: Traits) -> bool:
+def _is_of_t5(built: Built, module: nn.Module | None, properties: ObservedProperties) -> bool:
     """Whether it is T5's attention: by its own name, by that of T5's table of biases, or by a learned bias beside words of
     buckets. T5 divides its weights at the start by √d_head, not its scores. Source: `T5PreTrainedModel._init_weights` of
     transformers, after Mesh TensorFlow's attention."""
     names = () if module is None else (name for name, _ in module.named_modules())
     is_named = re.search(r"T5(?![0-9])", getattr(built.thing, "__name__", "")) is not None
-    is_learned = traits.bias is not None and traits.bias.is_learned
+    is_learned = properties.bias is not None and properties.bias.is_learned
     return (
         is_named
         or any(name.rpartition(".")[2] == "relative_attention_bias" for name in names)
@@ -426,7 +430,7 @@ def with_fitting_surroundings(
     if module is None:
         return found
     try:
-        silent = subject.of(cast(silenced(module), subject.dtype, subject.device), subject.dtype)
+        silent = subject.of(cast(zeroed_parameters(module), subject.dtype, subject.device), subject.dtype)
         with torch.no_grad():
             answer = ask(silent, case.inputs, case.form, case.padding)
         fitting = [one for one in found if _answers(one, case, answer)]
@@ -435,7 +439,7 @@ def with_fitting_surroundings(
     return fitting or found
 
 
-def silenced(module: nn.Module) -> nn.Module:
+def zeroed_parameters(module: nn.Module) -> nn.Module:
     """A copy whose parameters are zero, except for those of norms and single numbers."""
     made = copy.deepcopy(module)
     kept = {id(own) for child in made.modules() if is_norm(child) for own in child.parameters()}

@@ -49,7 +49,7 @@ class PriorKnowledge:
     has_windows: bool = False
 
 
-class Proof(NamedTuple):
+class MatchEvidence(NamedTuple):
     """How near a hypothesis with a mistake came to what was answered, in which cases."""
 
     error: float
@@ -67,7 +67,7 @@ class Diagnosis:
     candidate: Candidate | None = None
     made: tuple[AppliedMistake, ...] = ()
     alternatives: dict[str, tuple[AppliedMistake, ...]] = field(default_factory=dict)
-    proofs: dict[str, Proof] = field(default_factory=dict)
+    proofs: dict[str, MatchEvidence] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     cases: list[InputCase] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
@@ -216,7 +216,7 @@ def _settle(
     tolerance = max(case.tolerance for case in cases)
     for made in fresh:
         code = made.mistake.code
-        result.proofs[code] = Proof(first.error * tolerance, tolerance, tuple(cases))
+        result.proofs[code] = MatchEvidence(first.error * tolerance, tolerance, tuple(cases))
         others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
         if len(fresh) == 1 and others:
             result.alternatives[code] = tuple(others)

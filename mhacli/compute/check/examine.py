@@ -19,17 +19,26 @@ from mhacli.adapters.usercode.user_attention import Built, MaskForm, UserAttenti
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
-from mhacli.compute.check.candidates import Candidate, candidates, meant_by, source_of
+from mhacli.compute.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge, diagnose, stated
 from mhacli.compute.check.findings import by_other_sizes, findings_of
 from mhacli.compute.check.hypotheses import difference, may_be_nan, observe, stages_with
 from mhacli.compute.check.inputs import with_own_weights
+from mhacli.compute.check.observed_properties import observed_properties
 from mhacli.compute.check.probes.catalogue import Probed, probe
 from mhacli.compute.check.stepwise import examine_stepwise
-from mhacli.compute.check.traits import traits_of
 from mhacli.io.json_schema import decode, finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
-from mhacli.results.check import Choice, Comparison, Departure, Examination, Finding, Mode, ModeReport, Probe
+from mhacli.results.check import (
+    Choice,
+    Examination,
+    Finding,
+    FirstDifference,
+    Mode,
+    ModeReport,
+    OutputComparison,
+    ProbeResult,
+)
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
@@ -71,8 +80,8 @@ def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Ex
     stage(f"comparing {request.of.target} with the reference", limited=False)
     examined = with_own_weights(subject, probed, request.of.seed)
     causal = _open_causality(probed, subject, expects_causal)
-    traits = traits_of(examined.subject, request.of.seed)
-    meant = meant_by(subject.built, examined.module, request, causal, traits)
+    properties = observed_properties(examined.subject, request.of.seed)
+    meant = intended_layer(subject.built, examined.module, request, causal, properties)
     found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
     known = _prior_knowledge(
         subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known
@@ -208,7 +217,7 @@ def _of_weights(diagnosis: Diagnosis) -> list[Choice]:
     return said
 
 
-def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | None:
+def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> OutputComparison | None:
     """How far the reference with the module's weights is from the module, as it is and with the mistakes that were found."""
     if diagnosis.candidate is None or not diagnosis.cases:
         return None
@@ -217,7 +226,7 @@ def _comparison(diagnosis: Diagnosis, subject: UserAttention) -> Comparison | No
     gaps = [(difference(layer, stages, case, may_be_nan=is_nan), case.tolerance) for case in cases]
     largest, tolerance = max(gaps, key=lambda gap: gap[0] / gap[1])
     dtype = str(subject.dtype).removeprefix("torch.")
-    return Comparison("reference", dtype, len(cases), finite(largest), tolerance)
+    return OutputComparison("reference", dtype, len(cases), finite(largest), tolerance)
 
 
 def _closest(diagnosis: Diagnosis) -> str | None:
@@ -236,7 +245,7 @@ def _reason(
     diagnosis: Diagnosis,
     found: list[Candidate],
     probed: Probed,
-    departure: Departure | None,
+    departure: FirstDifference | None,
     request: CheckRequest,
     d_in: int,
 ) -> str:
@@ -254,7 +263,7 @@ def _reason(
     return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
 
 
-def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
+def _not_understood(likeliest: Candidate, departure: FirstDifference | None) -> str:
     """The parts of it whose parameters no projection has, else the first site that it makes in a way of its own."""
     unused = () if likeliest.reading is None else likeliest.reading.unused
     parts = list(dict.fromkeys(re.sub(r"\.(weight|bias)$", "", name) for name in unused))
@@ -266,7 +275,7 @@ def _not_understood(likeliest: Candidate, departure: Departure | None) -> str:
     return "nothing in the catalogue explains what it answers"
 
 
-def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candidate]) -> Departure | None:
+def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candidate]) -> FirstDifference | None:
     """The first site of the likeliest layer whose numbers it does not make."""
     if not found or not diagnosis.cases:
         return None
@@ -339,16 +348,16 @@ def _choices_of_modes(reports: Reports) -> Iterator[Choice]:
                 yield choice
 
 
-def _probes_of_modes(reports: Reports) -> Iterator[Probe]:
+def _probes_of_modes(reports: Reports) -> Iterator[ProbeResult]:
     """Every probe once, as in the mode that it speaks against; a cache is asked for in one mode alone."""
-    found: dict[str, list[Probe]] = {}
+    found: dict[str, list[ProbeResult]] = {}
     for report in reports:
         for answer in _named(*report):
             found.setdefault(answer.name, []).append(answer)
     yield from (_worst(probes) for probes in found.values())
 
 
-def _named(mode: Mode, one: Examination) -> list[Probe]:
+def _named(mode: Mode, one: Examination) -> list[ProbeResult]:
     """The probes, with the mode in the message of those that fail."""
     return [
         replace(probe, message=f"{_OVER[mode]}: {probe.message}") if probe.ok is False else probe
@@ -356,17 +365,17 @@ def _named(mode: Mode, one: Examination) -> list[Probe]:
     ]
 
 
-def _worst(probes: Sequence[Probe]) -> Probe:
+def _worst(probes: Sequence[ProbeResult]) -> ProbeResult:
     """The first that fails; else the first that passes, or that measured something."""
     return min(probes, key=lambda probe: (probe.ok is not False, probe.ok is not True, probe.value is None))
 
 
-def _comparison_of_modes(found: Sequence[Comparison]) -> Comparison | None:
+def _comparison_of_modes(found: Sequence[OutputComparison]) -> OutputComparison | None:
     """The one that differs most, of as many inputs as all together."""
     if not found:
         return None
 
-    def gap(one: Comparison) -> float:
+    def gap(one: OutputComparison) -> float:
         return float("inf") if one.max_abs_difference is None else one.max_abs_difference / one.tolerance
 
     return replace(max(found, key=gap), n_inputs=sum(one.n_inputs for one in found))

@@ -10,14 +10,22 @@ from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.user_attention import Built, UserAttention
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
-from mhacli.attention.mistakes.stages import Symptoms, Written
+from mhacli.attention.mistakes.stages import SourceEvidence, Symptoms
 from mhacli.compute.base.user_module import limited
-from mhacli.compute.check.candidates import candidates, meant_by, stated_heads
+from mhacli.compute.check.candidates import candidates, intended_layer, stated_heads
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge
-from mhacli.compute.check.hypotheses import AppliedMistake, CodeLine, ObservedRun, observe, smallest, stages_with, tried
+from mhacli.compute.check.hypotheses import (
+    AppliedMistake,
+    CodeLine,
+    SourceLocator,
+    observe,
+    smallest,
+    stages_with,
+    tried,
+)
 from mhacli.compute.check.inputs import Examined, InputCase, core_cases, with_own_weights
+from mhacli.compute.check.observed_properties import observed_properties
 from mhacli.compute.check.probes.catalogue import Probed
-from mhacli.compute.check.traits import traits_of
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Finding
 
@@ -41,7 +49,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         observed = _observed(diagnosis, subject, case)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
         order = None if candidate.reading is None else candidate.reading.order
-        settled = by_source(alike, Written(observed.operations, order))
+        settled = by_source(alike, SourceEvidence(observed.operations, order))
         sites = settled.variant.sites or ((settled.mistake.site,) if settled.mistake.site else ())
         line, *more = observed.lines_for(settled.mistake, sites, subject.built)
         error, tolerance, cases = diagnosis.proofs[made.mistake.code]
@@ -72,12 +80,12 @@ def _case_of(diagnosis: Diagnosis, made: AppliedMistake) -> InputCase:
     return diagnosis.proofs[made.mistake.code].cases[0]
 
 
-def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> ObservedRun:
+def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> SourceLocator:
     assert diagnosis.candidate is not None
     try:
         return observe(subject, diagnosis.candidate.layer, stages_with(diagnosis.made), case)
     except Exception:  # what cannot be watched has no lines
-        return ObservedRun((), {})
+        return SourceLocator((), {})
 
 
 def finding_of(
@@ -113,7 +121,7 @@ def _from_symptoms(
     diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
 ) -> Iterator[Finding]:
     """Mistakes that probes alone show; those first of which there is no other proof."""
-    subject, observed = examined.subject, ObservedRun((), {})
+    subject, observed = examined.subject, SourceLocator((), {})
     seen = _symptoms(diagnosis, probed, examined, known, request)
     found = [(mistake, mistake.symptom(seen)) for mistake in MISTAKES if mistake.symptom is not None]
     shown = [(mistake, evidence) for mistake, evidence in found if evidence is not None]
@@ -196,8 +204,8 @@ def by_other_sizes(
             modes = find_modes(limited(built.rebuild(changes), stage), request.of)
             subject = next((one for one in modes if one.mode == asked.mode), modes[0])
             examined = with_own_weights(subject, probed, request.of.seed)
-            traits = traits_of(examined.subject, request.of.seed)
-            meant = meant_by(subject.built, examined.module, request, causal, traits)
+            properties = observed_properties(examined.subject, request.of.seed)
+            meant = intended_layer(subject.built, examined.module, request, causal, properties)
             layers = [
                 c.layer for c in candidates(examined.subject, examined.module, examined.tensors, meant, request)[:8]
             ]
@@ -218,7 +226,7 @@ def _other_heads(built: Built) -> Iterator[dict[str, int]]:
             return
 
 
-def by_source(alike: Sequence[AppliedMistake], written: Written) -> AppliedMistake:
+def by_source(alike: Sequence[AppliedMistake], written: SourceEvidence) -> AppliedMistake:
     """The one that the author's lines show: the entries of the catalogue tell two of them from each other."""
     codes = {made.mistake.code: made for made in alike}
     rivals = [made for made in codes.values() if _rules(made, codes)]
@@ -234,7 +242,7 @@ def _rules(made: AppliedMistake, codes: Collection[str]) -> bool:
     return any(made.mistake.code in other.rather_than or other.code in made.mistake.rather_than for other in others)
 
 
-def _preferred(one: AppliedMistake, other: AppliedMistake, written: Written) -> AppliedMistake:
+def _preferred(one: AppliedMistake, other: AppliedMistake, written: SourceEvidence) -> AppliedMistake:
     """Which of two mistakes the lines show; the first where nothing tells them apart."""
     for first, second in ((one, other), (other, one)):
         is_first = first.mistake.rather_than.get(second.mistake.code)

@@ -22,7 +22,7 @@ from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
 from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, drawn_inputs, make_case
-from mhacli.results.check import Departure
+from mhacli.results.check import FirstDifference
 
 
 class AppliedMistake(NamedTuple):
@@ -181,7 +181,7 @@ class CodeLine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObservedRun:
+class SourceLocator:
     """Operations of one run of a user's attention, and what the reference makes at each site on the same input."""
 
     operations: tuple[Operation, ...]
@@ -230,7 +230,7 @@ class ObservedRun:
             preferred = [op for op in making if site[0] in (read_name(name)[0] for name in assigned_names(op.source))]
         return next(iter(preferred or making), None)
 
-    def departure(self) -> Departure:
+    def departure(self) -> FirstDifference:
         """The first site whose numbers the author never makes, and the last before it that is shared."""
         shared = None
         for site in SITES:
@@ -238,9 +238,9 @@ class ObservedRun:
                 continue
             if not any(_same_numbers(op.output, self.sites[site]) for op in self.operations):
                 line = CodeLine() if shared is None else self._after(shared)
-                return Departure(site, shared, line.file, line.number, line.source)
+                return FirstDifference(site, shared, line.file, line.number, line.source)
             shared = site
-        return Departure("out", shared)
+        return FirstDifference("out", shared)
 
     def _after(self, site: str) -> CodeLine:
         """The line of the first operation behind the one that makes a site."""
@@ -269,7 +269,7 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
-def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> ObservedRun:
+def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> SourceLocator:
     """One run of a case's input, watched, beside the reference's own."""
     files = [] if subject.built.file is None else [subject.built.file]
     _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), files)
@@ -279,7 +279,7 @@ def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case:
         sites[site] = tensor
 
     run(stages, layer, case.rows, tap=keep)
-    return ObservedRun(operations, sites)
+    return SourceLocator(operations, sites)
 
 
 def line_in_source(built: Built, mistake: Mistake) -> CodeLine:

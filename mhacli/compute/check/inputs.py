@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.asker import FreshCopies, InputDrawer, cast, cast_copy, map_rows, seeded
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, UserAttention
-from mhacli.attention.mistakes.stages import Rows
+from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.spec.tolerances import TOLERANCES
 
@@ -35,7 +35,7 @@ class InputCase:
 
     kind: InputKind
     name: str
-    rows: Rows
+    rows: ReferenceInputs
     answer: Tensor
     inputs: Inputs
     form: MaskForm | None = None
@@ -79,7 +79,7 @@ def inputs_for(subject: UserAttention, inputs: Inputs) -> Inputs:
     return given._replace(allowed=allowed, real=real)
 
 
-def rows_of(subject: UserAttention, inputs: Inputs) -> Rows:
+def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
     """The same inputs for the reference: as the subject's dtype rounds them."""
 
     def rounded(t: Tensor) -> Tensor:
@@ -87,7 +87,9 @@ def rows_of(subject: UserAttention, inputs: Inputs) -> Rows:
 
     queries = rounded(inputs.queries)
     keys = queries if inputs.keys is None else rounded(inputs.keys)
-    return Rows(queries, keys, keys if inputs.values is None else rounded(inputs.values), inputs.allowed, inputs.real)
+    return ReferenceInputs(
+        queries, keys, keys if inputs.values is None else rounded(inputs.values), inputs.allowed, inputs.real
+    )
 
 
 def make_case(
@@ -291,14 +293,14 @@ class OperationPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Runs:
+class PairedRuns:
     """The steps of two runs of the same sizes; `rows` are those of the first."""
 
     steps: tuple[OperationPair, ...]
     batch: int
     q_len: int
     k_len: int
-    rows: Rows
+    rows: ReferenceInputs
 
     @cached_property
     def learned(self) -> frozenset[int]:
@@ -332,7 +334,7 @@ class Runs:
 
 def runs_of(
     subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
-) -> Runs:
+) -> PairedRuns:
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
     files = [] if subject.built.file is None else [subject.built.file]
@@ -345,7 +347,7 @@ def runs_of(
         raise Unreadable
     rows = rows_of(subject, asked[0])
     steps = tuple(OperationPair(*pair) for pair in zip(first, second, strict=True))
-    return Runs(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
+    return PairedRuns(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
 
 
 def _kind(operation: Operation) -> tuple[object, ...]:

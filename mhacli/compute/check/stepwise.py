@@ -27,14 +27,14 @@ from mhacli.adapters.usercode.stepwise import (
 from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation
 from mhacli.attention.mistakes import BY_CODE, MistakeVariant
 from mhacli.attention.mistakes.caching import (
-    ARRANGEMENTS,
+    CACHE_LAYOUTS,
     TOP_LEFT_CHUNKS,
     UNMASKED,
     DecodingStep,
     ProjectedText,
     answered,
-    arranged,
     projected_text,
+    right_layout,
 )
 from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.base.user_module import limited
@@ -44,7 +44,7 @@ from mhacli.compute.check.findings import finding_of
 from mhacli.compute.check.hypotheses import CodeLine, stages_with
 from mhacli.compute.check.inputs import TOLERANCE, Examined
 from mhacli.compute.check.probes.catalogue import Probed
-from mhacli.results.check import Choice, Finding, Probe
+from mhacli.results.check import Choice, Finding, ProbeResult
 
 _MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4
 """How many ways of stepping are tried, how many keys a cache has room for beyond the text, and how short a text can be."""
@@ -57,7 +57,7 @@ class Stepwise:
 
     findings: tuple[Finding, ...] = ()
     choices: tuple[Choice, ...] = ()
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -82,12 +82,12 @@ class _TextInParts:
             self.full[end] = answer.out.detach().to("cpu", torch.float64)
         return self.full[end]
 
-    def outcome(self, stepped: StepResults, ends: Sequence[int]) -> Outcome:
+    def outcome(self, stepped: StepResults, ends: Sequence[int]) -> StepwiseRun:
         """The steps beside the rows of whole calls."""
         starts = (0, *ends[:-1])
         wanted = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
         largest = max(float(one.abs().nan_to_num().max()) for one in wanted)
-        return Outcome(tuple(ends), stepped.outs, wanted, max(largest, 1e-30) * TOLERANCE)
+        return StepwiseRun(tuple(ends), stepped.outs, wanted, max(largest, 1e-30) * TOLERANCE)
 
 
 def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
@@ -105,7 +105,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     rows = InputDrawer.of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
     asker = _TextInParts(caller, rows, mask)
-    found: list[tuple[StepConvention, list[Outcome]]] = []
+    found: list[tuple[StepConvention, list[StepwiseRun]]] = []
     slow = probed.facts.call_s > _SLOW_S
     for stepping in islice(
         step_conventions(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)
@@ -141,7 +141,7 @@ def _unused(caller: Caller, stage: Stage) -> Caller:
         return caller
 
 
-def _is_settled(found: list[tuple[StepConvention, list[Outcome]]]) -> bool:
+def _is_settled(found: list[tuple[StepConvention, list[StepwiseRun]]]) -> bool:
     """Whether other ways of calling cannot mend it: a table of rotations that is given whole, and read, beside a position."""
     first = found[0][0]
     return (first.is_table_whole and bool(first.placed)) or len(found) >= 6
@@ -170,7 +170,7 @@ def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
 # ------------------------------------------------------------------------------------------------------------------- asking
 
 
-def _tried(stepping: StepConvention, asker: _TextInParts) -> list[Outcome]:
+def _tried(stepping: StepConvention, asker: _TextInParts) -> list[StepwiseRun]:
     """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
     length = asker.rows.shape[1]
     prefill = (length - 2, length - 1, length)
@@ -205,22 +205,22 @@ def _remembers(stepping: StepConvention, stepped: StepResults, asker: _TextInPar
     other = asker.rows.clone()
     other[:, : ends[0]] = other[:, : ends[0]].flip(-1) + 0.5
     again = stepping(other, ends)
-    return any(gap_of(one, two) > 1e-9 for one, two in zip(stepped.outs[1:], again.outs[1:], strict=True))
+    return any(max_error(one, two) > 1e-9 for one, two in zip(stepped.outs[1:], again.outs[1:], strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def _right(stepping: StepConvention, outcomes: Sequence[Outcome]) -> Stepwise:
+def _right(stepping: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
     error = max(max(outcome.errors) for outcome in outcomes)
     kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
     said = f"{kinds}: the same as one call gives ({stepping.text})"
-    probe = Probe("cache", said, error, True)
+    probe = ProbeResult("cache", said, error, True)
     return Stepwise(probes=(probe,), names=stepping.names)
 
 
 def _wrong(
-    stepping: StepConvention, outcomes: list[Outcome], asker: _TextInParts, diagnosis: Diagnosis, probed: Probed
+    stepping: StepConvention, outcomes: list[StepwiseRun], asker: _TextInParts, diagnosis: Diagnosis, probed: Probed
 ) -> Stepwise:
     failing = [outcome for outcome in outcomes if not outcome.is_right]
     error = max(max(outcome.errors) for outcome in failing)
@@ -230,13 +230,13 @@ def _wrong(
     is_right_alone = all(is_chunked(outcome) for outcome in failing)
     if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
         return _of_one_token(stepping, error)
-    probe = Probe("cache", f"steps give something else than one call ({stepping.text})", error, False)
+    probe = ProbeResult("cache", f"steps give something else than one call ({stepping.text})", error, False)
     told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
     findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
     return Stepwise(findings, (), (probe,), stepping.names)
 
 
-def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: Outcome) -> bool:
+def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: StepwiseRun) -> bool:
     """Whether steps of several tokens are not masked at all, or by torch's own causal mask, which is meant for a first call."""
     return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
 
@@ -246,7 +246,7 @@ def _of_one_token(stepping: StepConvention, error: float) -> Stepwise:
     said = (
         "with a cache it takes one token at a time: a later step of several tokens is not masked as one call masks them"
     )
-    probe = Probe(
+    probe = ProbeResult(
         "cache",
         f"token by token, after a prefill: the same as one call gives ({stepping.text}); later chunks are not",
         error,
@@ -258,7 +258,7 @@ def _of_one_token(stepping: StepConvention, error: float) -> Stepwise:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepwiseRun:
     """What came of a text that was given in parts which end at `ends`: the answer of each step, what one call answers in its
     place, and how far they are apart, relative to the tolerance."""
 
@@ -270,7 +270,7 @@ class Outcome:
     @property
     def errors(self) -> tuple[float, ...]:
         """The largest difference of each step."""
-        return tuple(gap_of(one, other) for one, other in zip(self.answers, self.wanted, strict=True))
+        return tuple(max_error(one, other) for one, other in zip(self.answers, self.wanted, strict=True))
 
     @property
     def is_right(self) -> bool:
@@ -283,12 +283,12 @@ class Outcome:
         return [DecodingStep(starts[: n + 1], end, is_causal) for n, end in enumerate(self.ends)]
 
 
-def is_chunked(outcome: Outcome) -> bool:
+def is_chunked(outcome: StepwiseRun) -> bool:
     """Whether a step behind the first one brings several tokens."""
     return any(end - start > 1 for start, end in zip(outcome.ends, outcome.ends[1:], strict=False))
 
 
-def gap_of(one: Tensor, other: Tensor) -> float:
+def max_error(one: Tensor, other: Tensor) -> float:
     """The largest difference; infinite where shapes or NaN differ."""
     if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
         return torch.inf
@@ -305,7 +305,7 @@ class Explainer:
     is_causal: bool
     errors: dict[str, float] = field(default_factory=dict)
 
-    def explained(self, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
+    def explained(self, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
         """The mistakes that together give every answer, the fewest; nothing where none do. Where single steps are wrong they
         alone are explained if chunks are not, or are only unmasked besides."""
         candidate = self.diagnosis.candidate
@@ -320,7 +320,7 @@ class Explainer:
                 return []
             return self._fewest(text, outcomes)
 
-    def _fewest(self, text: ProjectedText, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
+    def _fewest(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
         made = self._found(text, outcomes)
         is_more = len(made) > 1 and UNMASKED in [variant for _, variant in made]
@@ -328,10 +328,10 @@ class Explainer:
             return self._found(text, single) or made
         return made
 
-    def _found(self, text: ProjectedText, outcomes: Sequence[Outcome]) -> list[tuple[str, MistakeVariant]]:
+    def _found(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
         room = self._room(outcomes[0])
         pool = [
-            (code, variant) for code, variants in ARRANGEMENTS.items() for variant in variants
+            (code, variant) for code, variants in CACHE_LAYOUTS.items() for variant in variants
             if BY_CODE[code].applies(SourceHints(), text.layer)
         ]  # fmt: skip
         matching = [[one] for one in pool if self._matches(text, [one], outcomes, room)]
@@ -344,19 +344,19 @@ class Explainer:
         self,
         text: ProjectedText,
         made: Sequence[tuple[str, MistakeVariant]],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[StepwiseRun],
         room: int | None,
     ) -> bool:
         """Whether every step answers what it would with these mistakes."""
-        order = list(ARRANGEMENTS)
+        order = list(CACHE_LAYOUTS)
         worst = 0.0
         for outcome in sorted(outcomes, key=lambda one: one.is_right):
             for step, answer in zip(outcome.steps(is_causal=self.is_causal), outcome.answers, strict=True):
-                laid = arranged(step)
+                laid = right_layout(step)
                 try:
                     for _, variant in sorted(made, key=lambda one: order.index(one[0])):
                         laid = variant.replacement(replace(step, room=room), laid)
-                    gap = gap_of(answered(text, step, laid), answer)
+                    gap = max_error(answered(text, step, laid), answer)
                 except (ValueError, IndexError, RuntimeError):  # an arrangement that cannot be made here
                     return False
                 worst = max(worst, gap)
@@ -378,7 +378,7 @@ class Explainer:
             return next(made for made in matching if made[0][0] == wanted)
         return matching[0]
 
-    def _watched(self, outcome: Outcome) -> tuple[Operation, ...]:
+    def _watched(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
         file = self.stepping.caller.built.file
         try:
             _, operations = watch(lambda: self.stepping(self.rows, outcome.ends), [] if file is None else [file])
@@ -386,7 +386,7 @@ class Explainer:
             return ()
         return operations
 
-    def _room(self, outcome: Outcome) -> int | None:
+    def _room(self, outcome: StepwiseRun) -> int | None:
         """How many keys the scores of the last step have."""
         sizes = []
         for operation in self._watched(outcome):
@@ -396,14 +396,14 @@ class Explainer:
                 sizes.append(operation.output.shape[-1])
         return sizes[-1] if sizes else None
 
-    def is_fused(self, outcome: Outcome) -> bool:
+    def is_fused(self, outcome: StepwiseRun) -> bool:
         """Whether torch's own function makes the causal mask."""
         return any(
             operation.name == "scaled_dot_product_attention" and operation.arguments.get("is_causal") is True
             for operation in self._watched(outcome)
         )
 
-    def likeliest(self, failing: Sequence[Outcome]) -> str:
+    def likeliest(self, failing: Sequence[StepwiseRun]) -> str:
         """The code where no arrangement explains it: by what stands in the scores, and by whether the module knows positions."""
         single = next((outcome for outcome in failing if not is_chunked(outcome)), failing[0])
         room = self._room(single)
@@ -420,7 +420,7 @@ class Explainer:
         self,
         code: str,
         variant: MistakeVariant | None,
-        failing: Sequence[Outcome],
+        failing: Sequence[StepwiseRun],
         made: Sequence[tuple[str, MistakeVariant]],
     ) -> Finding:
         """The mistake with its proof, and the smallest text that shows it."""
@@ -439,7 +439,7 @@ class Explainer:
         tolerance = None if variant is None else first.tolerance
         return finding_of(mistake, shown, line, error=error, tolerance=tolerance, together=others)
 
-    def _line(self, code: str, outcome: Outcome) -> CodeLine:
+    def _line(self, code: str, outcome: StepwiseRun) -> CodeLine:
         """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
         mistake = BY_CODE[code]
         lines = [operation for operation in self._watched(outcome) if operation.line is not None]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.asker import InputDrawer
-from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, Sizes, UserAttention
+from mhacli.adapters.usercode.user_attention import Built, Inputs, InputSizes, MaskForm, Operation, UserAttention
 from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with
@@ -53,7 +53,7 @@ class TraceSizes:
     def inputs(self, seed: int, dtype: torch.dtype, device: torch.device) -> Inputs:
         """Random rows of these sizes, the same for the same seed."""
         is_function = self.n_heads is not None
-        sizes = Sizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
+        sizes = InputSizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
         drawer = InputDrawer(sizes, seed=seed, n_heads=self.n_heads, drawn_in=torch.float32, dtype=dtype, device=device)
         has_keys = self.takes_context or is_function
         inputs = drawer.with_context() if has_keys else Inputs(drawer.rows(self.q_len))
@@ -160,7 +160,7 @@ WordSizes = Mapping[str, int]
 """What each word came to in a run."""
 
 
-class RunSizes(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run: its words' sizes, the shape of what each place of the walk made there, and how often it was passed."""
 
     sizes: WordSizes
@@ -242,7 +242,7 @@ def _kv_heads(flow: Dataflow, roles: Roles, found: WordSizes) -> int:
 # -------------------------------------------------------------------------------------------------------------- naming
 
 
-def known_words(runs: Sequence[RunSizes]) -> tuple[str, ...]:
+def known_words(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     """The words that are different things in these runs."""
     words = [word for word in WORDS if all(word in run.sizes for run in runs)]
     for twin, word in _TWINS:
@@ -251,7 +251,7 @@ def known_words(runs: Sequence[RunSizes]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def axes_of(place: object, site: str, runs: Sequence[RunSizes]) -> tuple[str, ...]:
+def axes_of(place: object, site: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     """The names of the axes of what one place of the walk made, from all runs that passed it with as many axes."""
     shape = runs[0].shapes[place]
     seen = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
@@ -263,7 +263,7 @@ def axes_of(place: object, site: str, runs: Sequence[RunSizes]) -> tuple[str, ..
     return tuple(axes)
 
 
-def _by_heads(axis: str, site: str, runs: Sequence[RunSizes], words: Sequence[str]) -> str:
+def _by_heads(axis: str, site: str, runs: Sequence[MeasuredRun], words: Sequence[str]) -> str:
     """The width of heads side by side, where the width of the model is the same number."""
     heads = "kv_head" if site.startswith(("k", "v")) and "kv_head" in words else "head"
     width = "d_v" if site.startswith(("v", "z", "concat")) and "d_v" in words else "d_head"
@@ -273,7 +273,7 @@ def _by_heads(axis: str, site: str, runs: Sequence[RunSizes], words: Sequence[st
     return named.get(axis, axis)
 
 
-def name_of(sizes: Sequence[int], runs: Sequence[RunSizes], words: Sequence[str]) -> str:
+def name_of(sizes: Sequence[int], runs: Sequence[MeasuredRun], words: Sequence[str]) -> str:
     """What has had these sizes in these runs: the simplest such thing, or the two that cannot be told apart."""
     for candidates in _candidates(words):
         fitting = [

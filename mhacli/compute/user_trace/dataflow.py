@@ -259,7 +259,7 @@ def _name_below(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
     roles.sites[path[-1]] = "z"
 
 
-def is_exchange(operation: Operation) -> bool:
+def is_transpose(operation: Operation) -> bool:
     """Whether an operation exchanges the last two axes."""
     n = operation.output.ndim
     said = operation.arguments
@@ -276,10 +276,10 @@ def _claim(flow: Dataflow, role: str, made: int | None, roles: Roles, claims: di
     """Everything on the way from a projection to the operand of a product belongs to its role."""
     if made is None:
         return
-    if role == "k" and is_exchange(flow.operations[made]) and flow.made_by[made][0] is not None:
+    if role == "k" and is_transpose(flow.operations[made]) and flow.made_by[made][0] is not None:
         roles.sites[made] = "kᵀ"
         made = flow.made_by[made][0]
-    elif role == "k" and is_exchange(flow.operations[made]):
+    elif role == "k" and is_transpose(flow.operations[made]):
         roles.sites[made] = "kᵀ"
         return
     assert made is not None

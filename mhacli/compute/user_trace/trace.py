@@ -20,12 +20,12 @@ from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
-from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, MaskForm, Operation, UserAttention
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.user_trace.axes import (
-    RunSizes,
+    MeasuredRun,
     TraceSizes,
     axes_of,
     distinguish_lengths,
@@ -51,7 +51,7 @@ from mhacli.compute.user_trace.dataflow import (
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.record import OwnModule, Record, SelfCheck, Step, TensorSummary, WeightShape
+from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 
@@ -89,14 +89,14 @@ class WatchedCall(NamedTuple):
     """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
 
     asked: TraceSizes
-    answer: Answer
+    answer: AttentionOutput
     flow: Dataflow
     roles: Roles
     sites: Mapping[int, str]
     places: tuple[object, ...]
     inputs: tuple[tuple[str, Tensor], ...]
 
-    def measured(self) -> RunSizes:
+    def measured(self) -> MeasuredRun:
         """The sizes of this pass, and the shape at each place."""
         shapes: dict[object, tuple[int, ...]] = {}
         counts: dict[object, int] = {}
@@ -104,7 +104,7 @@ class WatchedCall(NamedTuple):
             shapes.setdefault(place, tuple(self.flow.operations[index].output.shape))
             counts[place] = counts.get(place, 0) + 1
         shapes |= {("given", name): tuple(tensor.shape) for name, tensor in self.inputs}
-        return RunSizes(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
+        return MeasuredRun(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
 
 
 def walk_subject(
@@ -194,7 +194,7 @@ def _given(inputs: Inputs, *, is_function: bool) -> tuple[tuple[str, Tensor], ..
     return tuple((name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None)
 
 
-def _given_axes(name: str, runs: Sequence[RunSizes]) -> tuple[str, ...]:
+def _given_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     """The axes of what was given; of a mask, and of keys that are as many as queries, those of the keys too."""
     axes = axes_of(("given", name), name, runs)
     if "key" in known_words(runs) or name in ("x", "q"):
@@ -297,7 +297,7 @@ def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
     return sites
 
 
-def _repeated(one: WatchedCall, runs: Sequence[RunSizes]) -> dict[object, str]:
+def _repeated(one: WatchedCall, runs: Sequence[MeasuredRun]) -> dict[object, str]:
     """What each place that was passed several times was repeated for, where its count says so."""
     words = known_words(runs)
     found = {}
@@ -313,7 +313,11 @@ def _repeated(one: WatchedCall, runs: Sequence[RunSizes]) -> dict[object, str]:
 
 
 def _record(
-    subject: UserAttention, request: TargetRequest, one: WatchedCall, runs: Sequence[RunSizes], command: tuple[str, ...]
+    subject: UserAttention,
+    request: TargetRequest,
+    one: WatchedCall,
+    runs: Sequence[MeasuredRun],
+    command: tuple[str, ...],
 ) -> Record:
     """The record without its steps."""
     asked, built = one.asked, subject.built
@@ -333,7 +337,7 @@ def _record(
         timings={},
         self_check=SelfCheck(None, 0.0, False),
         environment=environment(subject.device, request.device),
-        module=OwnModule(
+        module=UserModule(
             target=request.target,
             arguments=arguments_of(built),
             called=subject.described,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mhacli.render.base.format import count_of, filled, fitted, flowing, number_text, seconds_text
 from mhacli.render.base.options import Screen
-from mhacli.results.check import Comparison, Departure, Examination, Finding, Probe
+from mhacli.results.check import Examination, Finding, FirstDifference, OutputComparison, ProbeResult
 from mhacli.text.escape import visible
 
 _LABEL, _LEAST_ROOM = 9, 11
@@ -187,7 +187,7 @@ def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
 
 
-def _counts(probes: Sequence[Probe], n_passed: int, n_failed: int, n_open: int) -> list[str]:
+def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open: int) -> list[str]:
     """How many probes gave what, and why some were left out, as the first of them says it."""
     left_out = [probe.message.removeprefix(_LEFT_OUT) for probe in probes if probe.message.startswith(_LEFT_OUT)]
     n_others = len(probes) - n_passed - n_failed - n_open - len(left_out)
@@ -197,7 +197,7 @@ def _counts(probes: Sequence[Probe], n_passed: int, n_failed: int, n_open: int) 
     return counts + [f"{len(left_out)} left out: {visible(left_out[0].partition(',')[0])}" for _ in left_out[:1]]
 
 
-def _tells(probe: Probe) -> bool:
+def _tells(probe: ProbeResult) -> bool:
     """Whether a probe that decides nothing says something worth a line."""
     return probe.value is not None or probe.message.startswith(_RAISES)
 
@@ -217,7 +217,7 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
     yield from _cost(examination, on)
 
 
-def _departing(gone: Departure, examination: Examination, on: Screen) -> Iterator[Line]:
+def _departing(gone: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
     """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
     since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
     theirs = "the reference's" if examination.against is None else "the same"
@@ -246,7 +246,7 @@ def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")
 
 
-def _compared(found: Comparison, examination: Examination) -> str:
+def _compared(found: OutputComparison, examination: Examination) -> str:
     """How far it is from what it was compared with; a reference that makes the mistakes that are proven is said to."""
     n_hypotheses = examination.n_hypotheses
     mistaken = any(finding.proven for finding in examination.findings) and examination.against is None

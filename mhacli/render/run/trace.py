@@ -33,7 +33,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import axes_text, groups_table, self_check_line
-from mhacli.results.record.record import Argument, Cell, OwnModule, Record, RouteCheck, Step, TensorSummary
+from mhacli.results.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
 from mhacli.spec.config import ROPE
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import variants
@@ -315,7 +315,7 @@ def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
 _MAX_PRINTED = 3
 
 
-def module_header(record: Record, module: OwnModule, screen: Screen) -> RenderableType:
+def module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
     """The target, what it was built with and what of that was guessed, how it is called, and the sizes of the walk."""
     environment, names = record.environment, [one.name for one in module.arguments]
     arguments = [one for one in module.arguments if not any(name.startswith(f"{one.name}.") for name in names)]
@@ -338,13 +338,13 @@ def _argument(one: Argument) -> str:
     return f"{visible(one.name)}={visible(one.value)}{why}"
 
 
-def _how(module: OwnModule) -> str:
+def _how(module: UserModule) -> str:
     if module.n_runs == 1:
         return "one run: axes are named by their sizes alone, and a|b is one of the two"
     return f"axes are named by how they follow these sizes in {count_of(module.n_runs, 'run')} with different ones"
 
 
-def _printed(module: OwnModule) -> Iterator[Text]:
+def _printed(module: UserModule) -> Iterator[Text]:
     """What the author's code printed meanwhile, its first lines."""
     printed = [line for line in module.printed.splitlines() if line.strip()]
     if printed:
@@ -368,7 +368,7 @@ def repeats_text(step: Step) -> str:
     return f"  × {step.repeats}" + (f" ({visible(step.repeats_of)})" if step.repeats_of else "")
 
 
-def module_closing(record: Record, module: OwnModule, screen: Screen) -> Sequence[RenderableType]:
+def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequence[RenderableType]:
     """Whether the result has the shape that attention gives; and whether watching left it as it is."""
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
     told = f"[{', '.join(axes)}]"

@@ -61,7 +61,7 @@ class Record:
     model: Model | None = None
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
-    module: OwnModule | None = None
+    module: UserModule | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     @property
@@ -149,7 +149,7 @@ def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[
 
 
 @dataclass(frozen=True)
-class LayerWithout:
+class NonAttentionLayer:
     """A layer that has no attention matrix, and what the checkpoint calls its type."""
 
     layer: int
@@ -191,7 +191,7 @@ class Model:
     positions: str
     max_positions: int | None
     dtype: str
-    without: tuple[LayerWithout, ...] = ()
+    without: tuple[NonAttentionLayer, ...] = ()
     generated: Generated | None = None
 
 
@@ -421,7 +421,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class OwnModule:
+class UserModule:
     """Somebody's own attention that was walked: the `target` that names it, the `arguments` it was built with, how it was
     `called`, and the `sizes` that it was asked with, as `(word, size)`. `n_runs` with other sizes told the axes apart. The
     `result` has a shape, and `expected` is the one that attention must give; what it `printed` is kept."""

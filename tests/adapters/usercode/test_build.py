@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mhacli.adapters.usercode.arguments import SPELLINGS, Role, Surroundings, guess_values, parse_value, role_of, stated
+from mhacli.adapters.usercode.arguments import SPELLINGS, GuessContext, Role, guess_values, parse_value, role_of, stated
 from mhacli.adapters.usercode.build import GuessedConfig, build
 from mhacli.adapters.usercode.target import Target
 from mhacli.adapters.usercode.user_attention import Built
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest
 
-HERE = Surroundings(causal=False, device="cpu")
+HERE = GuessContext(causal=False, device="cpu")
 
 
 def built(thing: Any, *words: str, causal: bool = False, seed: int = 0) -> Built:

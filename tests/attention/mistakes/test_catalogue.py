@@ -19,8 +19,8 @@ from mhacli.attention.mistakes.stages import (
     Inapplicable,
     Projection,
     Projections,
+    ReferenceInputs,
     ReferenceLayer,
-    Rows,
     Stages,
     run,
 )
@@ -105,7 +105,7 @@ class Asked(NamedTuple):
     """A layer, and what it is asked."""
 
     layer: ReferenceLayer
-    rows: Rows
+    rows: ReferenceInputs
 
 
 def drawn(*shape, std=1.0):
@@ -144,7 +144,7 @@ def rows_of(q_len=5, k_len=5, *, is_self=True, d_in=8, std=1.0):
     """Three sequences: the softmax over another axis, and masks of other sequences, are to be seen."""
     queries = drawn(3, q_len, d_in, std=std)
     keys = queries if is_self else drawn(3, k_len, d_in, std=std)
-    return Rows(queries, keys, keys)
+    return ReferenceInputs(queries, keys, keys)
 
 
 def square_mask(length=5):
@@ -160,7 +160,7 @@ def padded(length=5, lengths=(3, 5, 2)):
 
 def heads_of(n_heads=3, q_len=5, k_len=5):
     """Rows of a function, with d_head 2; keys are rows of their own."""
-    return Rows(drawn(3, n_heads, q_len, 2), drawn(3, n_heads, k_len, 2), drawn(3, n_heads, k_len, 2))
+    return ReferenceInputs(drawn(3, n_heads, q_len, 2), drawn(3, n_heads, k_len, 2), drawn(3, n_heads, k_len, 2))
 
 
 def everything_that_can_go_wrong():
@@ -171,14 +171,16 @@ def everything_that_can_go_wrong():
     one_each = torch.eye(5, dtype=torch.bool)[None, None]  # all that is allowed may have low scores
     cases = {
         "ordinary": Asked(ordinary, rows_of()),
-        "three axes of the same size": Asked(layer_of(3, 3, 3, 9), Rows(*[drawn(3, 3, 9)] * 3)),
+        "three axes of the same size": Asked(layer_of(3, 3, 3, 9), ReferenceInputs(*[drawn(3, 3, 9)] * 3)),
         "a scale of its own": Asked(replace(ordinary, scale=0.3), rows_of()),
         "grouped": Asked(grouped, rows_of()),
         "grouped, causal": Asked(replace(grouped, causal=True), rows_of()),
         "another text": Asked(ordinary, cross),
         "another text as long": Asked(ordinary, rows_of(is_self=False)),
-        "other rows for each argument": Asked(ordinary, Rows(drawn(3, 4, 8), drawn(3, 7, 8), drawn(3, 7, 8))),
-        "as many other rows for each argument": Asked(ordinary, Rows(*(drawn(3, 5, 8) for _ in "qkv"))),
+        "other rows for each argument": Asked(
+            ordinary, ReferenceInputs(drawn(3, 4, 8), drawn(3, 7, 8), drawn(3, 7, 8))
+        ),
+        "as many other rows for each argument": Asked(ordinary, ReferenceInputs(*(drawn(3, 5, 8) for _ in "qkv"))),
         "causal": Asked(causal, rows_of()),
         "causal, last queries": Asked(causal, cross),
         "mask": Asked(ordinary, rows_of()._replace(allowed=square_mask())),
@@ -204,7 +206,7 @@ def everything_that_can_go_wrong():
     norms = [lambda rows, gain=gain: F.normalize(rows, dim=-1) * gain for gain in drawn(2, 2)]
     normed = replace(ordinary, q_norm=norms[0], k_norm=norms[1])
     cases["normed"] = Asked(normed, rows_of())
-    cases["masks of windows"] = Asked(ordinary, Rows(*[drawn(4, 5, 8)] * 3, allowed=windows))
+    cases["masks of windows"] = Asked(ordinary, ReferenceInputs(*[drawn(4, 5, 8)] * 3, allowed=windows))
     return cases
 
 

@@ -14,7 +14,15 @@ from torch import nn
 
 from mhacli.attention import attend, masks
 from mhacli.attention.mistakes import stages
-from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceLayer, Rows, Stages, run
+from mhacli.attention.mistakes.stages import (
+    RIGHT,
+    Projection,
+    Projections,
+    ReferenceInputs,
+    ReferenceLayer,
+    Stages,
+    run,
+)
 
 BATCH, D_IN, D_CONTEXT = 2, 5, 7
 SITES = ["q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out"]
@@ -45,7 +53,7 @@ class Drawn(NamedTuple):
     """A layer, what it is asked, and its weights by the names that the oracle reads."""
 
     layer: ReferenceLayer
-    rows: Rows
+    rows: ReferenceInputs
     weights: dict[str, list]
 
 
@@ -68,7 +76,9 @@ def drawn(shape, normal, *, biases="qkvo", out=True, context=True, **told):
     queries = normal(BATCH, shape.q_len, D_IN)
     keys = normal(BATCH, shape.k_len, D_CONTEXT) if context else queries
     return Drawn(
-        ReferenceLayer(shape.n_heads, shape.n_kv_heads, weights=weights, **told), Rows(queries, keys, keys), named
+        ReferenceLayer(shape.n_heads, shape.n_kv_heads, weights=weights, **told),
+        ReferenceInputs(queries, keys, keys),
+        named,
     )
 
 
@@ -319,10 +329,13 @@ def test_heads_without_projections_give_what_attend_gives(shape, told, normal):
     v = normal(BATCH, size.n_kv_heads, size.k_len, size.d_v)
     real = torch.arange(size.k_len)[None] < torch.tensor([max(1, size.k_len - 1), size.k_len])[:, None]
     layer = ReferenceLayer(size.n_heads, size.n_kv_heads, causal=True, **told)
-    z = run(RIGHT, layer, Rows(q, k, v, real=real)).out
+    z = run(RIGHT, layer, ReferenceInputs(q, k, v, real=real)).out
     rule = masks.both(masks.causal(size.k_len - size.q_len), masks.padding(real.sum(dim=1)))
     assert worst(z, attend(q, k, v, allowed=rule, **told).numpy()) <= EXACT
-    assert worst(run(RIGHT, replace(layer, causal=False), Rows(q, k, v)).out, attend(q, k, v, **told).numpy()) <= EXACT
+    assert (
+        worst(run(RIGHT, replace(layer, causal=False), ReferenceInputs(q, k, v)).out, attend(q, k, v, **told).numpy())
+        <= EXACT
+    )
 
 
 def tapped(layer, rows):
@@ -351,7 +364,7 @@ def test_a_layer_shows_its_sites_in_order_with_the_numbers_of_the_formula(normal
 
 
 def test_heads_without_projections_have_no_sites_of_projections(normal):
-    rows = Rows(normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 6))
+    rows = ReferenceInputs(normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 6))
     assert [site for site, _ in tapped(ReferenceLayer(3, 3), rows)] == SITES[3:-2]
 
 

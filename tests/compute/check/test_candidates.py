@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.adapters.usercode.user_attention import Built, Sizes
+from mhacli.adapters.usercode.user_attention import Built, InputSizes
 from mhacli.compute.check.candidates import (
     candidates,
     documented_pairing,
     documented_scales,
     head_counts,
-    meant_by,
+    intended_layer,
     stated_heads,
 )
 from mhacli.requests.user_code import CheckRequest, TargetRequest
@@ -142,7 +142,7 @@ def test_a_documentation_says_how_columns_are_paired(pairing):
 # -------------------------------------------------------------------------------------------------------------------- heads
 
 
-class ProbeAnswer(nn.Module):
+class ProbeReply(nn.Module):
     def __init__(self, **attributes):
         super().__init__()
         for name, value in attributes.items():
@@ -157,14 +157,14 @@ def test_the_heads_are_told_by_an_argument(name):
 
 
 def test_the_heads_are_told_by_an_attribute_of_the_module_or_of_what_it_holds():
-    inner = ProbeAnswer(num_heads=4)
-    assert stated_heads(built(), ProbeAnswer(inner=inner), REQUEST) == [4]
-    assert stated_heads(built(n_heads=2), ProbeAnswer(num_heads=4), REQUEST) == [2, 4]
+    inner = ProbeReply(num_heads=4)
+    assert stated_heads(built(), ProbeReply(inner=inner), REQUEST) == [4]
+    assert stated_heads(built(n_heads=2), ProbeReply(num_heads=4), REQUEST) == [2, 4]
 
 
 def test_an_option_tells_the_heads_before_everything_else():
     request = CheckRequest(TargetRequest("mine.py:Attention"), n_heads=5)
-    assert stated_heads(built(n_heads=2), ProbeAnswer(num_heads=4), request) == [5]
+    assert stated_heads(built(n_heads=2), ProbeReply(num_heads=4), request) == [5]
 
 
 @pytest.mark.parametrize("value", [True, 0, -2, 2.0, "4", 5000, None])
@@ -178,7 +178,7 @@ def test_heads_that_are_told_are_tried_first_then_one_and_as_many_as_their_colum
 
 
 def test_groups_of_norms_and_convolutions_are_no_heads():
-    module = ProbeAnswer(norm=nn.GroupNorm(4, 12), qkv=nn.Conv1d(12, 36, 1), proj=nn.Conv1d(12, 12, 1))
+    module = ProbeReply(norm=nn.GroupNorm(4, 12), qkv=nn.Conv1d(12, 36, 1), proj=nn.Conv1d(12, 12, 1))
     assert head_counts(built(n_heads=3), module, REQUEST, parts_width=36)[0] == (3, None)
     assert {one.layer.n_kv_heads for one in listed(module, n_heads=3) if one.layer.n_heads == 3} == {3}
 
@@ -192,7 +192,7 @@ def test_heads_that_nobody_tells_are_all_that_divide_the_width():
 
 
 def scales(documentation="", module=None, request=REQUEST, **arguments):
-    return [value for value, _ in meant_by(built(documentation, **arguments), module, request, (False,)).scales]
+    return [value for value, _ in intended_layer(built(documentation, **arguments), module, request, (False,)).scales]
 
 
 def test_the_usual_scale_comes_first_and_those_that_are_stated_after_it():
@@ -205,7 +205,7 @@ def test_the_usual_scale_comes_first_and_those_that_are_stated_after_it():
 
 def test_a_scale_that_is_an_option_is_the_only_one():
     request = CheckRequest(TargetRequest("mine.py:Attention"), scale=0.7)
-    meant = meant_by(built("unscaled attention", scale=0.2), None, request, (False,))
+    meant = intended_layer(built("unscaled attention", scale=0.2), None, request, (False,))
     assert [value for value, _ in meant.scales] == [0.7]
     assert meant.scales[0][1].message == "the scale is 0.7, as told"
 
@@ -217,22 +217,22 @@ def test_a_scale_that_is_learned_is_read_as_it_is_as_its_exponential_and_as_its_
 
 
 def test_every_other_scale_is_told_as_a_choice():
-    for value, choice in meant_by(built("unscaled", scale=0.2), None, REQUEST, (False,)).scales:
+    for value, choice in intended_layer(built("unscaled", scale=0.2), None, REQUEST, (False,)).scales:
         assert (choice is None) == (value is None)
         assert choice is None or choice.name == "scale"
 
 
 def test_rotations_are_tried_only_where_something_says_rotary():
-    assert meant_by(built("plain attention"), None, REQUEST, (False,)).pairings == (None,)
-    open_one = meant_by(built("attention with rotary positions"), None, REQUEST, (False,))
+    assert intended_layer(built("plain attention"), None, REQUEST, (False,)).pairings == (None,)
+    open_one = intended_layer(built("attention with rotary positions"), None, REQUEST, (False,))
     assert (open_one.pairings, open_one.is_pairing_known) == ((None, "half", "interleaved"), False)
-    known = meant_by(built("RoPE as in GPT-J"), None, REQUEST, (False,))
+    known = intended_layer(built("RoPE as in GPT-J"), None, REQUEST, (False,))
     assert (known.pairings, known.is_pairing_known) == (("interleaved",), True)
 
 
 def test_an_option_says_how_columns_are_paired_before_the_documentation():
     request = CheckRequest(TargetRequest("mine.py:Attention"), rope="half")
-    known = meant_by(built("RoPE as in GPT-J"), None, request, (False,))
+    known = intended_layer(built("RoPE as in GPT-J"), None, request, (False,))
     assert (known.pairings, known.is_pairing_known) == (("half",), True)
 
 
@@ -242,15 +242,15 @@ def rotates(t, angle):
 
 
 def test_a_rotation_is_seen_in_the_source():
-    assert meant_by(built(thing=rotates), None, REQUEST, (False,)).pairings == (None, "half", "interleaved")
+    assert intended_layer(built(thing=rotates), None, REQUEST, (False,)).pairings == (None, "half", "interleaved")
 
 
 def test_bases_and_caps_are_arguments():
-    meant = meant_by(built(rope_theta=500, softcap=30.0), None, REQUEST, (True, False))
+    meant = intended_layer(built(rope_theta=500, softcap=30.0), None, REQUEST, (True, False))
     assert meant.thetas == (500.0, 10000.0)
     assert meant.softcap == 30.0
     assert meant.causal == (True, False)
-    assert meant_by(built(), None, REQUEST, (True,)).softcap is None
+    assert intended_layer(built(), None, REQUEST, (True,)).softcap is None
 
 
 # -------------------------------------------------------------------------------------------------------------- candidates
@@ -261,7 +261,7 @@ class Asked:
 
     def __init__(self, module, is_function=False, **arguments):
         self.built, self.is_function, self.n_heads = built(module=module, **arguments), is_function, 3
-        self.sizes = Sizes(3, 5, 5, 12, 12)
+        self.sizes = InputSizes(3, 5, 5, 12, 12)
 
 
 class Layers(nn.Module):
@@ -275,7 +275,7 @@ class Layers(nn.Module):
 
 def listed(module, documentation="", **arguments):
     subject = Asked(module, **arguments)
-    meant = meant_by(built(documentation, **arguments), module, REQUEST, (False,))
+    meant = intended_layer(built(documentation, **arguments), module, REQUEST, (False,))
     return candidates(subject, module, {}, meant, REQUEST)
 
 
@@ -322,7 +322,9 @@ def test_heads_that_are_cut_otherwise_than_told_may_keep_the_scale_of_those_that
 
 
 def test_a_function_is_one_layer_without_weights():
-    (only,) = candidates(Asked(None, is_function=True), None, {}, meant_by(built(), None, REQUEST, (False,)), REQUEST)
+    (only,) = candidates(
+        Asked(None, is_function=True), None, {}, intended_layer(built(), None, REQUEST, (False,)), REQUEST
+    )
     assert only.layer.weights is None
     assert only.reading is None
     assert (only.layer.n_heads, only.layer.n_kv_heads) == (3, 3)

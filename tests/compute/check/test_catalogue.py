@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mhacli.adapters.usercode.user_attention import Answer, Built, MaskForm, Sizes
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, InputSizes, MaskForm
 from mhacli.compute.check.probes import ProbeFacts
 from mhacli.compute.check.probes import catalogue as probes
 from mhacli.compute.check.probes.visibility import name_of, speaks_of_positions
@@ -70,7 +70,7 @@ class Asked:
     mask_forms: tuple = ()
     padding_forms: tuple = ()
     dtype: torch.dtype = torch.float64
-    sizes: Sizes = field(default_factory=lambda: Sizes(3, 7, 7, D, D))
+    sizes: InputSizes = field(default_factory=lambda: InputSizes(3, 7, 7, D, D))
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     described: str = "module(x)"
     n_calls: int = 0
@@ -84,7 +84,7 @@ class Asked:
         out, pattern = answer if isinstance(answer, tuple) else (answer, None)
         if pattern is not None and pattern.ndim == 3:
             pattern = pattern[:, None]
-        return Answer(out, pattern)
+        return AttentionOutput(out, pattern)
 
     def of(self, call, dtype):
         module = call if isinstance(call, nn.Module) else None
@@ -111,7 +111,7 @@ def subject(thing, way=None, documentation="", *, of=None, **how):
     if inspect.isclass(thing):
         return Asked(built(thing, documentation, **arguments), way or (lambda f, i, m, p: f(i.queries)), **how)
     way = way or (lambda f, i, m, p: f(i.queries, i.keys, i.values))
-    how = {"is_function": True, "takes_context": True, "sizes": Sizes(3, 5, 11, D_HEAD, D_HEAD)} | how
+    how = {"is_function": True, "takes_context": True, "sizes": InputSizes(3, 5, 11, D_HEAD, D_HEAD)} | how
     return Asked(built(thing, documentation), way, **how)
 
 
@@ -281,12 +281,12 @@ def attend(q, k, v, mask=None):
 
 
 BY_MASK = {"way": lambda f, i, m, p: f(i.queries, i.keys, i.values, mask=m), "mask_forms": masks("mask"),
-           "takes_context": True, "sizes": Sizes(3, 5, 11, D, D)}  # fmt: skip
+           "takes_context": True, "sizes": InputSizes(3, 5, 11, D, D)}  # fmt: skip
 TORCH_MASKS = masks("attn_mask")
 BY_TORCH = {
     "way": lambda f, i, m, p: f(i.queries, i.queries if i.keys is None else i.keys,
                                 i.queries if i.keys is None else i.keys, key_padding_mask=p, attn_mask=m),
-    "of": {"embed_dim": D, "num_heads": HEADS, "batch_first": True}, "takes_context": True, "sizes": Sizes(3, 5, 11, D, D),
+    "of": {"embed_dim": D, "num_heads": HEADS, "batch_first": True}, "takes_context": True, "sizes": InputSizes(3, 5, 11, D, D),
     "mask_forms": masks("attn_mask"),
     "padding_forms": masks("key_padding_mask", axes=("batch", "key"), kinds=("bool", "additive")),
 }  # fmt: skip
@@ -311,7 +311,7 @@ RIGHT = {
     "torch's kernel in a module": lambda: subject(
         Kernel, of={"d_model": D, "n_heads": HEADS, "n_kv_heads": 1, "dropout": 0.1}
     ),
-    "rotary": lambda: subject(Rotary, sizes=Sizes(2, 7, 7, D, D)),
+    "rotary": lambda: subject(Rotary, sizes=InputSizes(2, 7, 7, D, D)),
     "padding, zeroed": lambda: subject(
         Padded, lambda f, i, m, p: f(i.queries, p),
         padding_forms=masks("pad_mask", axes=("batch", "key"), kinds=("bool",)),
@@ -335,7 +335,7 @@ RIGHT = {
     ),
     "float32": lambda: single(subject(Separate, **BY_MASK)),
     "torch's own module, float32": lambda: single(subject(nn.MultiheadAttention, **BY_TORCH)),
-    "one sequence": lambda: subject(Fused, sizes=Sizes(1, 5, 5, D, D)),
+    "one sequence": lambda: subject(Fused, sizes=InputSizes(1, 5, 5, D, D)),
 }  # fmt: skip
 
 

@@ -11,15 +11,15 @@ import torch
 from support.attention_zoo import WRONG
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, Operation, Sizes
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, InputSizes, MaskForm, Operation
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
 from mhacli.attention.mistakes.scores import unpacks_in_order
-from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceLayer, Rows, run
+from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceInputs, ReferenceLayer, run
 from mhacli.compute.base.user_module import ready
-from mhacli.compute.check.candidates import candidates, meant_by
+from mhacli.compute.check.candidates import candidates, intended_layer
 from mhacli.compute.check.hypotheses import (
     AppliedMistake,
-    ObservedRun,
+    SourceLocator,
     difference,
     line_in_source,
     observe,
@@ -56,7 +56,7 @@ def found(name) -> Found:
     subject = ready(request.of, lambda *stage, **how: None)
     module = randomised(subject.built.module, 0).to(torch.float64)
     subject = subject.of(module, torch.float64)
-    meant = meant_by(subject.built, module, request, ("causal" in case.sees.split(),))
+    meant = intended_layer(subject.built, module, request, ("causal" in case.sees.split(),))
     layers = [one.layer for one in candidates(subject, module, {}, meant, request)][:20]
     pool = variants_of(one for one in MISTAKES if one.code == case.code)
     for scene in (
@@ -107,7 +107,7 @@ def test_nothing_departs_where_the_mistake_is_in_the_reference_too():
 
 def test_without_operations_there_is_one_line_and_it_is_unknown():
     subject, _, made, _ = found("TranslationAttention")
-    (line,) = ObservedRun((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
+    (line,) = SourceLocator((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
     assert (line.file, line.number, line.source) == (None, None, "")
 
 
@@ -115,7 +115,7 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
     subject = found("TranslationAttention").subject
     q, k = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in "qk")
     made = (operation("view", q, 7, "q = …"), operation("view", k, 9, "k = …"))
-    observed = ObservedRun(made, {"q": q, "k": k})
+    observed = SourceLocator(made, {"q": q, "k": k})
     lines = observed.lines_for(BY_CODE["split-without-transpose"], ("q", "k", "q"), subject.built)
     assert [line.number for line in lines] == [7, 9]
 
@@ -149,7 +149,7 @@ def operation(name, output, line, source=""):
 
 def test_a_site_is_made_by_the_first_operation_with_its_numbers_in_any_layout():
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = ObservedRun(
+    observed = SourceLocator(
         (
             operation("matmul", torch.randn(2, 3, 4, 5), 10),
             operation("div", scores.permute(1, 0, 3, 2), 11),
@@ -162,7 +162,7 @@ def test_a_site_is_made_by_the_first_operation_with_its_numbers_in_any_layout():
 
 def test_a_site_of_which_the_author_makes_one_head_at_a_time_is_made_by_the_first_head():
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = ObservedRun(
+    observed = SourceLocator(
         (operation("bmm", scores[:, 0].float(), 7), operation("bmm", scores[:, 1], 8)), {"qk": scores}
     )
     assert observed.line_of("qk").number == 7
@@ -170,13 +170,15 @@ def test_a_site_of_which_the_author_makes_one_head_at_a_time_is_made_by_the_firs
 
 def test_a_site_that_the_author_does_not_make_has_the_line_of_a_later_one():
     z = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    observed = ObservedRun((operation("scaled_dot_product_attention", z, 9),), {"qk": torch.randn(2, 3, 4, 4), "z": z})
+    observed = SourceLocator(
+        (operation("scaled_dot_product_attention", z, 9),), {"qk": torch.randn(2, 3, 4, 4), "z": z}
+    )
     assert observed.line_of("qk").number == 9
 
 
 def test_the_lowest_finite_numbers_are_taken_for_infinity():
     scores = torch.randn(1, 1, 3, 3, dtype=torch.float64).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)
-    observed = ObservedRun((operation("masked_fill", scores.clamp(min=-1e9), 5),), {"scores": scores})
+    observed = SourceLocator((operation("masked_fill", scores.clamp(min=-1e9), 5),), {"scores": scores})
     assert observed.line_of("scores").number == 5
 
 
@@ -219,7 +221,7 @@ SQUARE = MaskForm("mask", ("query", "key"), "bool")
 PADDING = MaskForm("padding", ("batch", "key"), "bool")
 
 
-SIZES, CPU = Sizes(3, 5, 7, 6, 6), torch.device("cpu")
+SIZES, CPU = InputSizes(3, 5, 7, 6, 6), torch.device("cpu")
 GENERATOR = torch.Generator().manual_seed(4)
 
 
@@ -238,16 +240,16 @@ class Mistaken:
     takes_context: bool = True
     n_rows: int = 2
     n_heads: int = 3
-    sizes: Sizes = SIZES
+    sizes: InputSizes = SIZES
     dtype: torch.dtype = torch.float64
     device: torch.device = CPU
 
-    def __call__(self, inputs: Inputs, *, mask=None, padding=None, training=False) -> Answer:
+    def __call__(self, inputs: Inputs, *, mask=None, padding=None, training=False) -> AttentionOutput:
         if inputs.queries.shape[1] < self.least:
             raise ValueError("too short")
         keys: Tensor = inputs.queries if inputs.keys is None else inputs.keys
-        rows = Rows(inputs.queries, keys, keys, inputs.allowed, inputs.real)
-        return Answer(run(stages_with(self.made), self.layer, rows).out)
+        rows = ReferenceInputs(inputs.queries, keys, keys, inputs.allowed, inputs.real)
+        return AttentionOutput(run(stages_with(self.made), self.layer, rows).out)
 
 
 def mistaken(said, *, causal=False, **more):

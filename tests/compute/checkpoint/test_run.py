@@ -50,7 +50,7 @@ from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
 from mhacli.errors import MhaError
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.results.record.record import LayerWithout, Record
+from mhacli.results.record.record import NonAttentionLayer, Record
 
 TOLERANCE, OF_T5 = 2e-6, 5e-5  # T5 does not scale its scores, which are larger
 Z_TOLERANCE = 2e-5  # z is a sum of a dozen values of size 10
@@ -344,7 +344,7 @@ def test_layers_without_attention_are_told_by_their_type(kind: str) -> None:
     assert found.model is not None
     assert tuple(layer.layer for layer in found.layers) == layers
     assert found.model.n_layers == 3
-    assert found.model.without == tuple(LayerWithout(*one) for one in without)
+    assert found.model.without == tuple(NonAttentionLayer(*one) for one in without)
     assert all(layer.verified for layer in found.layers)
 
 
@@ -383,7 +383,7 @@ def test_such_layers_are_told_beside_those_that_can_be_shown() -> None:
     ]  # fmt: skip
     assert all(layer.verified for layer in found.layers)
     said = f"encoder attention from {K_LEN} to {K_LEN} tokens laid out as {N_HEADS} × 5"
-    assert found.model.without == (LayerWithout(0, said), LayerWithout(1, said))
+    assert found.model.without == (NonAttentionLayer(0, said), NonAttentionLayer(1, said))
 
 
 def test_a_size_may_differ_from_layer_to_layer() -> None:

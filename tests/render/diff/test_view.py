@@ -24,7 +24,7 @@ from mhacli.render.diff.words import verdict_text
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.heads.head_map import head_map
 from mhacli.results.diff.compare import compare
-from mhacli.results.record.record import OwnModule, Record
+from mhacli.results.record.record import Record, UserModule
 
 TEXT = ("the", "cat", "sat", "on", "it")
 WIDTHS = [20, 80, 200]
@@ -516,7 +516,7 @@ def test_hostile_tokens_show_as_escapes_at_every_width(width: int, colour: bool)
 
 
 def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them() -> None:
-    module = OwnModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
+    module = UserModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
     a = replace(A, module=module, arrays={}, heads=())
     step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
     a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))

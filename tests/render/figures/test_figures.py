@@ -22,7 +22,7 @@ from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg import wrapped
 from mhacli.render.figures.trace import SITE_POSITIONS, sources_of
 from mhacli.results.record.head_statistics import HeadStatistics, Sink
-from mhacli.results.record.record import LayerWithout, Step
+from mhacli.results.record.record import NonAttentionLayer, Step
 from mhacli.spec.sites import SITES
 
 VIRIDIS = ("#440154", "#46327f", "#365c8d", "#277f8e", "#1fa187", "#4ac26d", "#9fda3a", "#fde725")
@@ -420,7 +420,7 @@ def test_layers_that_were_not_kept_are_named():
 
 
 def test_a_checkpoint_has_a_row_for_each_layer_and_a_legend_of_kinds():
-    record = layered(n_layers=3, n_heads=4, without=(LayerWithout(1, "mamba"),))
+    record = layered(n_layers=3, n_heads=4, without=(NonAttentionLayer(1, "mamba"),))
     svg = figure(record, ViewOptions())
     found = shapes(svg)
     rows = {one.text: one.y for one in found if one.tag == "text" and re.fullmatch(r"layer \d", one.text)}

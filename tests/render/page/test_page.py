@@ -27,7 +27,7 @@ from mhacli.render.page.maps import coded, decoded
 from mhacli.render.page.payload import CellEncoding, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest, HeadStatistics, Kept, Sink
-from mhacli.results.record.record import Generated, LayerWithout, OwnModule
+from mhacli.results.record.record import Generated, NonAttentionLayer, UserModule
 from mhacli.spec.config import Config
 
 MEGABYTE = 1_048_576
@@ -628,12 +628,12 @@ def test_what_a_record_does_not_hold_is_said():
     assert not {"thumbnails", "matrix-area", "tokens-area"} & {
         value for _, name, value in parsed.attributes if name == "id"
     }
-    module = OwnModule("mine.py:Mine", (), "m(x)", (("batch", 1),), 1, (1, 7, 6), (1, 7, 6), "printed <b>")
+    module = UserModule("mine.py:Mine", (), "m(x)", (("batch", 1),), 1, (1, 7, 6), (1, 7, 6), "printed <b>")
     own = replace(record, module=module, heads=(), arrays={}, sequences=record.sequences)
     parsed = Parsed(page(own, ViewOptions()))
     assert "shapes of mine.py:Mine" in parsed.texts["top"]
     assert "keeps shapes and no matrices" in parsed.texts["nothing"]
-    part = layered(text_of(WORDS), n_layers=2, without=[LayerWithout(1, "mamba")])
+    part = layered(text_of(WORDS), n_layers=2, without=[NonAttentionLayer(1, "mamba")])
     arrays = {name: a for name, a in part.arrays.items() if name not in ("layers.1.pattern", "layers.1.map")}
     found, source = content(replace(part, arrays=arrays))
     notes = Parsed(source).texts["notes"]

@@ -9,7 +9,16 @@ import pytest
 from rich.cells import cell_len
 from support.examinations import ALIKE, AXIS, RIGHT, STATE, UNKNOWN, WRONG, drawn
 
-from mhacli.results.check import Argument, Choice, Comparison, Departure, Examination, Finding, ModeReport, Probe
+from mhacli.results.check import (
+    Argument,
+    Choice,
+    Examination,
+    Finding,
+    FirstDifference,
+    ModeReport,
+    OutputComparison,
+    ProbeResult,
+)
 
 
 def test_a_mistake_is_told_with_its_line_its_fix_and_its_proof():
@@ -190,9 +199,10 @@ def test_nothing_that_a_module_says_reaches_the_terminal_raw():
     finding = Finding(evil, evil, f"{evil}\n{evil}", evil, evil, together_with=(evil,), file=evil, line=3, source=evil)
     examination = Examination(
         "wrong", evil, evil, (Argument(evil, evil, "guessed", evil), Argument(evil, evil, "default")), (finding,) * 5,
-        (Choice(evil, evil),), (Probe(evil, evil, 1.0, False), Probe(evil, evil, 2.0), Probe(evil, "left out: " + evil),
-        Probe(evil, evil, 3.0, True)), Comparison(evil, evil, 1, None, 1.0), reason=evil, closest=evil,
-        departure=Departure(evil, evil, evil, 1, evil), printed=evil, against=evil, environment={evil: evil},
+        (Choice(evil, evil),),
+        (ProbeResult(evil, evil, 1.0, False), ProbeResult(evil, evil, 2.0), ProbeResult(evil, "left out: " + evil),
+         ProbeResult(evil, evil, 3.0, True)), OutputComparison(evil, evil, 1, None, 1.0), reason=evil, closest=evil,
+        departure=FirstDifference(evil, evil, evil, 1, evil), printed=evil, against=evil, environment={evil: evil},
     )  # fmt: skip
     for shown in (drawn(examination), drawn(replace(examination, verdict="unknown"))):
         assert not set("\x1b\u202e\u200b\x9b") & set(shown)

@@ -19,7 +19,7 @@ from mhacli.results.diff.compare import by_size, compare
 from mhacli.results.diff.result import Differences, Match, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
-from mhacli.results.record.record import OwnModule, Record, TensorSummary
+from mhacli.results.record.record import Record, TensorSummary, UserModule
 from mhacli.spec.tolerances import TOLERANCES
 
 TEXT = ("the", "cat", "sat", "on", "it")
@@ -469,7 +469,7 @@ def test_a_checkpoint_and_a_layer_of_ours_have_nothing_in_common() -> None:
 
 def module_record(record: Record) -> Record:
     """The record as a walk of somebody's own attention: a trace and no arrays."""
-    module = OwnModule("mine.py:Attention", (), "forward(x)", (("query", 5),), 2, (1, 5, 6), (1, 5, 6))
+    module = UserModule("mine.py:Attention", (), "forward(x)", (("query", 5),), 2, (1, 5, 6), (1, 5, 6))
     return replace(record, module=module, arrays={}, heads=())
 
 

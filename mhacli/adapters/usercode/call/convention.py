@@ -12,16 +12,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.call.signature import Axes, Parameter
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
+from mhacli.adapters.usercode.call.signature import AxisNames, CallParameter
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm
 
 Key = int | str | tuple[str]
 """A step into a result: a place in a tuple or list, a key of a dict, or `(name,)`, an attribute."""
 Path = tuple[Key, ...]
 
-ROW_AXES: Axes = ("batch", "row", "width")
-HEAD_AXES: Axes = ("batch", "head", "row", "width")
-PATTERN_AXES: Axes = ("batch", "head", "query", "key")
+ROW_AXES: AxisNames = ("batch", "row", "width")
+HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
+PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 MERGED = "head·width"
 """An axis that holds the heads side by side."""
 _OUTPUT_NAMES = re.compile(
@@ -53,17 +53,17 @@ class ResultPath(NamedTuple):
     """Where in a result a tensor is, and which axes it has."""
 
     path: Path
-    axes: Axes
+    axes: AxisNames
 
 
-Part = Literal["queries", "keys", "values"]
+RowPart = Literal["queries", "keys", "values"]
 
 
 class RowArgument(NamedTuple):
     """A parameter for rows: which rows it takes, and whether it may be left out where the keys are the queries' own rows."""
 
     parameter: str
-    part: Part
+    part: RowPart
     required: bool = True
     by_place: bool = False
 
@@ -90,20 +90,20 @@ class CallConvention:
     """
 
     slots: tuple[RowArgument, ...]
-    axes: Axes
+    axes: AxisNames
     is_function: bool
     extras: tuple[ArgumentRecipe, ...] = ()
     idle: tuple[tuple[str, MaskForm | None], ...] = ()
     output: ResultPath = NO_PATH
     pattern: ResultPath | None = None
-    spread: frozenset[tuple[str, Axes]] = frozenset()
+    spread: frozenset[tuple[str, AxisNames]] = frozenset()
     causal_by: str | None = None
     causal_yields: bool = False
     n_heads: int = 1
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def canonical(self) -> Axes:
+    def canonical(self) -> AxisNames:
         """Our own order of axes for what this takes."""
         return HEAD_AXES if self.is_function else ROW_AXES
 
@@ -243,7 +243,7 @@ def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, for
     return masks
 
 
-def read_answer(asked: CallResult, convention: CallConvention) -> Answer:
+def read_answer(asked: CallResult, convention: CallConvention) -> AttentionOutput:
     """The output and the pattern of what came back, in our order of axes, as copies."""
     outs, patterns = [], []
     for result in asked.results:
@@ -258,7 +258,7 @@ def read_answer(asked: CallResult, convention: CallConvention) -> Answer:
         if pattern is not None and convention.pattern is not None and pattern.ndim == len(convention.pattern.axes):
             patterns.append(pattern_of(pattern.detach(), convention.pattern.axes, asked.sides.batch))
     whole = torch.cat(patterns) if len(patterns) == len(outs) else None
-    return Answer(torch.cat(outs).contiguous().clone(), None if whole is None else whole.contiguous().clone())
+    return AttentionOutput(torch.cat(outs).contiguous().clone(), None if whole is None else whole.contiguous().clone())
 
 
 # ------------------------------------------------------------------------------------------------------ other arguments
@@ -289,7 +289,7 @@ class CallSetting(NamedTuple):
 
 
 def recipe_for(
-    parameter: Parameter, *, n_heads: int, d_head: int, d_model: int, causal: bool, variant: int
+    parameter: CallParameter, *, n_heads: int, d_head: int, d_model: int, causal: bool, variant: int
 ) -> ArgumentRecipe | None:
     """How to make an argument that is required; None where its meaning is unknown."""
     name, role = parameter.name, parameter.role
@@ -366,7 +366,7 @@ def rotation_text(recipe: ArgumentRecipe, setting: CallSetting) -> str:
 
 
 def weights_for(
-    parameters: tuple[Parameter, ...], *, n_heads: int, d_model: int, variant: int, seed: int
+    parameters: tuple[CallParameter, ...], *, n_heads: int, d_model: int, variant: int, seed: int
 ) -> dict[str, Tensor]:
     """A weight for each parameter of a function that wants them, `[d_model, d_model]` by preference, in float64.
 
@@ -498,7 +498,7 @@ def path_text(path: Path) -> str:
     return "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
 
 
-def fits(shape: Sequence[int], axes: Axes, sides: AxisSizes) -> bool:
+def fits(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bool:
     """Whether a tensor of that shape may have those axes; a width may be anything but nothing."""
     if len(shape) != len(axes) or 0 in shape:
         return False
@@ -513,7 +513,7 @@ def fits(shape: Sequence[int], axes: Axes, sides: AxisSizes) -> bool:
     return True
 
 
-def output_in(result: Any, wanted: Sequence[Axes], sides: AxisSizes) -> ResultPath | None:
+def output_in(result: Any, wanted: Sequence[AxisNames], sides: AxisSizes) -> ResultPath | None:
     """The output: of the floating tensors whose shape fits any of the wanted axes one that is named like an output, or else that
     is not as wide as there are keys, as a pattern is, or else the first; of axes that fit the first."""
     found = [
@@ -539,7 +539,9 @@ def _last_name(path: Path) -> str | None:
 def pattern_in(result: Any, output: Path, sides: AxisSizes, *, batched: bool) -> ResultPath | None:
     """The pattern: of the other tensors whose last axes are query × key, the one whose rows sum to one, or else the one that is
     named so, or else the first."""
-    wanted: list[Axes] = [PATTERN_AXES, ("batch", "query", "key"), ("batch·head", "query", "key")] if batched else []
+    wanted: list[AxisNames] = (
+        [PATTERN_AXES, ("batch", "query", "key"), ("batch·head", "query", "key")] if batched else []
+    )
     wanted += [("query", "key")] if sides.batch == 1 or not batched else []
     wanted += (
         [("query", "key", "batch", "head")] if batched else [("1", "head", "query", "key"), ("head", "query", "key")]
@@ -557,12 +559,12 @@ def pattern_in(result: Any, output: Path, sides: AxisSizes, *, batched: bool) ->
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _fits_pattern(shape: Sequence[int], axes: Axes, sides: AxisSizes) -> bool:
+def _fits_pattern(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bool:
     loose = tuple("any" if axis == "head" else axis for axis in axes)
     return fits(shape, loose, sides)
 
 
-def rearranged(tensor: Tensor, have: Axes, want: Axes) -> Tensor:
+def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     """A tensor with its axes in another order: an axis that is not wanted must be of one and goes, one that is missing is made
     of one. Raises ValueError where an axis that goes holds more."""
     for axis in [axis for axis in have if axis not in want]:
@@ -575,7 +577,7 @@ def rearranged(tensor: Tensor, have: Axes, want: Axes) -> Tensor:
     return tensor.permute([have.index(axis) for axis in want])
 
 
-def output_of(tensor: Tensor, axes: Axes, canonical: Axes, n_heads: int) -> Tensor:
+def output_of(tensor: Tensor, axes: AxisNames, canonical: AxisNames, n_heads: int) -> Tensor:
     """An output of the user's axes in ours."""
     if MERGED in axes:
         place = axes.index(MERGED)
@@ -584,7 +586,7 @@ def output_of(tensor: Tensor, axes: Axes, canonical: Axes, n_heads: int) -> Tens
     return rearranged(tensor, axes, canonical)
 
 
-def pattern_of(tensor: Tensor, axes: Axes, batch: int) -> Tensor:
+def pattern_of(tensor: Tensor, axes: AxisNames, batch: int) -> Tensor:
     """A pattern of the user's axes as `[batch, head, query, key]`."""
     if axes[0] == "batch·head":
         return tensor.reshape(batch, -1, *tensor.shape[1:])

@@ -25,7 +25,14 @@ from mhacli.adapters.usercode.call.convention import (
     tensor_at,
 )
 from mhacli.adapters.usercode.call.masks import MaskedTrial, masks_by_mode, modes_of, with_masks
-from mhacli.adapters.usercode.call.signature import Axes, CallRole, Parameter, Signature, known_sizes, signature_of
+from mhacli.adapters.usercode.call.signature import (
+    AxisNames,
+    CallParameter,
+    CallRole,
+    Signature,
+    known_sizes,
+    signature_of,
+)
 from mhacli.adapters.usercode.call.trials import (
     CallFacts,
     FailedTrial,
@@ -37,7 +44,7 @@ from mhacli.adapters.usercode.call.trials import (
     stated_rows,
 )
 from mhacli.adapters.usercode.process import is_on_cuda, lacks_cuda, shortened
-from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, Sizes
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, InputSizes, MaskForm
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.check import Mode
@@ -56,7 +63,7 @@ class Caller:
     """
 
     built: Built
-    sizes: Sizes
+    sizes: InputSizes
     is_function: bool
     n_heads: int
     takes_context: bool
@@ -74,7 +81,7 @@ class Caller:
 
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
-    ) -> Answer:
+    ) -> AttentionOutput:
         """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
         form has no axis for."""
         setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
@@ -157,7 +164,7 @@ def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
     """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
     if trial.convention.is_function:
         return trial
-    batch_first: Axes = ("batch", "row", "width")
+    batch_first: AxisNames = ("batch", "row", "width")
     if (
         trial.convention.axes == batch_first
         and stated_rows(call) != batch_first
@@ -417,7 +424,7 @@ def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
     )
 
 
-def _is_still(parameter: Parameter, convention: CallConvention) -> bool:
+def _is_still(parameter: CallParameter, convention: CallConvention) -> bool:
     """Whether it is given with a value that means none."""
     given = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
     if given is None:
@@ -425,7 +432,7 @@ def _is_still(parameter: Parameter, convention: CallConvention) -> bool:
     return parameter.role in _STILL or (given.kind == "literal" and given.value is parameter.default)
 
 
-def _is_idle_switch(parameter: Parameter, runner: TrialRunner, trial: Trial) -> bool:
+def _is_idle_switch(parameter: CallParameter, runner: TrialRunner, trial: Trial) -> bool:
     """Whether it is a switch without influence on the output."""
     if not isinstance(parameter.default, bool) or runner.is_slow:
         return False

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.asker import map_rows
 from mhacli.adapters.usercode.call.convention import PATTERN_AXES, CallMasks
-from mhacli.adapters.usercode.call.signature import MASKS, Axes, Parameter, documented_meaning
+from mhacli.adapters.usercode.call.signature import MASKS, AxisNames, CallParameter, documented_meaning
 from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, MaskKind, MaskMeaning
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm, MaskKind, MaskMeaning
 from mhacli.results.check import Mode
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output
@@ -102,7 +102,7 @@ def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTria
 
 
 def _forms(call: CallFacts, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
-    def of(parameter: Parameter) -> tuple[MaskForm, ...]:
+    def of(parameter: CallParameter) -> tuple[MaskForm, ...]:
         return search.paddings(parameter) if padding else search.masks(parameter)
 
     roles = (("padding", "lengths"), ("mask",)) if padding else (("mask",), ("bias",))
@@ -190,7 +190,7 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
                 break
 
 
-def _open_forms(parameter: Parameter, *, batched: bool) -> Sequence[MaskForm]:
+def _open_forms(parameter: CallParameter, *, batched: bool) -> Sequence[MaskForm]:
     """The forms in which a mask that hides nothing is tried."""
     if not batched:
         return [form for form in required_forms(parameter, batched=False) if form is not None]
@@ -212,7 +212,7 @@ class MaskSearch:
         self._open: dict[int, Tensor | None] = {}
         self.batch_second = trial.convention.axes[:2] == ("row", "batch")
 
-    def masks(self, parameter: Parameter) -> tuple[MaskForm, ...]:
+    def masks(self, parameter: CallParameter) -> tuple[MaskForm, ...]:
         """The accepted forms of a mask of queries by keys, the likeliest first."""
         convention = self.trial.convention
         axes = mask_axes(
@@ -224,7 +224,7 @@ class MaskSearch:
         kinds: tuple[MaskKind, ...] = ("additive",) if parameter.role == "bias" else KINDS
         return self._ordered(parameter, axes, kinds, padding=False)
 
-    def paddings(self, parameter: Parameter) -> tuple[MaskForm, ...]:
+    def paddings(self, parameter: CallParameter) -> tuple[MaskForm, ...]:
         """The accepted forms of a mask of keys, or of lengths, the likeliest first."""
         convention = self.trial.convention
         found: tuple[MaskForm, ...] = ()
@@ -236,12 +236,14 @@ class MaskSearch:
         return self._ordered(parameter, axes, KINDS, padding=True)
 
     def _ordered(
-        self, parameter: Parameter, axes: Iterable[Axes], kinds: tuple[MaskKind, ...], *, padding: bool
+        self, parameter: CallParameter, axes: Iterable[AxisNames], kinds: tuple[MaskKind, ...], *, padding: bool
     ) -> tuple[MaskForm, ...]:
         tried = self._tried(parameter.name, axes, kinds, padding=padding)
         return rank_forms(tried, parameter, self.documentation) if tried else ()
 
-    def _tried(self, name: str, axes: Iterable[Axes], kinds: tuple[MaskKind, ...], *, padding: bool) -> list[TriedForm]:
+    def _tried(
+        self, name: str, axes: Iterable[AxisNames], kinds: tuple[MaskKind, ...], *, padding: bool
+    ) -> list[TriedForm]:
         """Every form that is accepted. Once some kinds are known to be accepted, others are not tried any more; both meanings of
         True are tried with the first axes alone."""
         tried: list[TriedForm] = []
@@ -302,7 +304,7 @@ class MaskSearch:
         if bare is None or bare.shape != out.shape or not close(bare, out):
             self.acting.add(name)
 
-    def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> Answer | None:
+    def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> AttentionOutput | None:
         """The answer with the mask of keys written for each query; the convention keeps it where that is accepted."""
         convention = self.trial.convention
         spread = replace(
@@ -341,7 +343,7 @@ class MaskSearch:
 
 KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole")
 """The kinds that are tried for each choice of axes; additive is accepted where 01 is, for both are numbers of the dtype."""
-_BATCH_LAST: Axes = ("query", "key", "batch")
+_BATCH_LAST: AxisNames = ("query", "key", "batch")
 _LIKELY: tuple[MaskKind, ...] = ("lengths", "bool", "01", "whole", "additive")
 
 
@@ -354,21 +356,21 @@ class TriedForm(NamedTuple):
     finite: bool
 
 
-def mask_axes(*, batched: bool, is_function: bool, n_axes: int, batch_second: bool) -> tuple[Axes, ...]:
+def mask_axes(*, batched: bool, is_function: bool, n_axes: int, batch_second: bool) -> tuple[AxisNames, ...]:
     """The axes that are tried for a mask of queries by keys, the most telling first."""
     if not batched:
         return (("query", "key"), ("head", "query", "key"))
     if is_function and n_axes == 3:
         return (("batch", "query", "key"), ("query", "key"))
-    usual: tuple[Axes, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
+    usual: tuple[AxisNames, ...] = (PATTERN_AXES, ("batch", "query", "key"), ("query", "key"))
     return (*usual, _BATCH_LAST) if batch_second else usual
 
 
-def padding_axes(*, batched: bool, batch_second: bool) -> tuple[Axes, ...]:
+def padding_axes(*, batched: bool, batch_second: bool) -> tuple[AxisNames, ...]:
     """The axes that are tried for a mask of keys; axes that a padding mask does not need are of one."""
     if not batched:
         return (("key",), ("query", "key"))
-    plain: tuple[Axes, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
+    plain: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
     return (*plain, ("key", "batch"), _BATCH_LAST) if batch_second else plain
 
 
@@ -379,7 +381,7 @@ def usual_meaning(parameter: str, role: str) -> MaskMeaning:
     return "hide" if hides or "ignore" in name or "is_masked" in name or name.startswith("block") else "keep"
 
 
-def rank_forms(tried: list[TriedForm], parameter: Parameter, documentation: str) -> tuple[MaskForm, ...]:
+def rank_forms(tried: list[TriedForm], parameter: CallParameter, documentation: str) -> tuple[MaskForm, ...]:
     """The accepted forms with both meanings of True, the likeliest first: what the documentation states, then what was seen to
     hide what it should, then what is the custom; and of equals the most telling axes first."""
     stated = documented_meaning(documentation, parameter.name)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import SPELLINGS
 from mhacli.adapters.usercode.user_attention import Built, MaskMeaning
 
-Axes = tuple[str, ...]
+AxisNames = tuple[str, ...]
 CallRole = Literal[
     "x", "query", "key", "value", "kv", "context",
     "mask", "padding", "lengths", "bias", "causal", "pattern", "mean", "off", "training", "cache", "positions", "offset",
@@ -93,7 +93,7 @@ _WEIGHT = re.compile(
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
 
 
-class Parameter(NamedTuple):
+class CallParameter(NamedTuple):
     """One parameter of a call. `by_place`: it cannot be given by its name. `default` is None where it has none, too."""
 
     name: str
@@ -107,11 +107,11 @@ class Signature(NamedTuple):
     """What a call takes: its `parameters` in order, those that its source reads from `**kwargs` last. `known` is False where
     torch or the author tell no signature at all, `takes_any` says that there is a `**kwargs`."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[CallParameter, ...]
     known: bool = True
     takes_any: bool = False
 
-    def of_role(self, *roles: CallRole) -> tuple[Parameter, ...]:
+    def of_role(self, *roles: CallRole) -> tuple[CallParameter, ...]:
         """The parameters of these roles, in the order of the call."""
         return tuple(parameter for parameter in self.parameters if parameter.role in roles)
 
@@ -124,14 +124,14 @@ def signature_of(call: Callable[..., Any]) -> Signature:
     except (TypeError, ValueError):
         parameters = _parameters_of_document(function)
         if not parameters:
-            return Signature((Parameter("args", "rest", True, True),), known=False)
+            return Signature((CallParameter("args", "rest", True, True),), known=False)
     found = [_parameter(parameter) for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     open_name = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     names = {parameter.name for parameter in found}
     for name, required in _read_from(open_name, source_of(function)) if open_name else ():
         if name not in names:
             names.add(name)
-            found.append(Parameter(name, call_role(name), required))
+            found.append(CallParameter(name, call_role(name), required))
     if not any(parameter.role in ROWS for parameter in found):
         found = _rows_by_place(found)
     return Signature(tuple(_distinguish(found)), takes_any=open_name is not None)
@@ -175,14 +175,14 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     return next((role for role in _ORDER if _PATTERNS[role].fullmatch(plain)), "unknown")
 
 
-def _parameter(parameter: inspect.Parameter) -> Parameter:
+def _parameter(parameter: inspect.Parameter) -> CallParameter:
     kinds = inspect.Parameter
     if parameter.kind is kinds.VAR_POSITIONAL:
-        return Parameter(parameter.name, "rest", True, True)
+        return CallParameter(parameter.name, "rest", True, True)
     required = parameter.default is kinds.empty
     role = call_role(parameter.name, parameter.default, parameter.annotation)
     by_place = parameter.kind is kinds.POSITIONAL_ONLY
-    return Parameter(parameter.name, role, required, by_place, None if required else parameter.default)
+    return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
 
 def _parameters_of_document(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -223,7 +223,7 @@ def _read_from(open_name: str, source: str) -> list[tuple[str, bool]]:
     ]
 
 
-def _rows_by_place(found: list[Parameter]) -> list[Parameter]:
+def _rows_by_place(found: list[CallParameter]) -> list[CallParameter]:
     """Where no name is known, up to three required parameters of unknown names that come first are rows, by their place."""
     first: list[int] = []
     for number, parameter in enumerate(found):
@@ -236,7 +236,7 @@ def _rows_by_place(found: list[Parameter]) -> list[Parameter]:
     return [parameter._replace(role=named.get(number, parameter.role)) for number, parameter in enumerate(found)]
 
 
-def _distinguish(found: list[Parameter]) -> list[Parameter]:
+def _distinguish(found: list[CallParameter]) -> list[CallParameter]:
     """Names that mean one thing alone and another beside others: of two like `x` the second is context; `x` beside a key is
     the query; a source beside a target is context; a value without a key is both."""
     roles = [parameter.role for parameter in found]
@@ -346,7 +346,7 @@ _AXIS_WORDS = {
 _AXIS = {word: axis for axis, words in _AXIS_WORDS.items() for word in words.split()}
 
 
-def stated_axes(source: str, documentation: str, names: Iterable[str]) -> Axes | None:
+def stated_axes(source: str, documentation: str, names: Iterable[str]) -> AxisNames | None:
     """The axes of the rows that the lines of a call unpack from the shape of a parameter, such as `B, T, C = x.shape`, or that an
     annotation or the documentation states beside its name, such as `x: [batch, seq, d_model]`."""
     annotated = re.sub(r"\w+\[(?:torch\.)?Tensor,\s*\"", '"', f"{source}\n{documentation}")
@@ -366,7 +366,7 @@ def stated_axes(source: str, documentation: str, names: Iterable[str]) -> Axes |
     return None
 
 
-def _axes_of(text: str) -> Axes | None:
+def _axes_of(text: str) -> AxisNames | None:
     words = [re.sub(r"[^a-z]", "", word.lower()) for word in re.split(r"[,×]\s*|\bx\b|\s+(?=\w)", text.strip(" ,"))]
     if not 2 <= len(words) <= 4:
         return None

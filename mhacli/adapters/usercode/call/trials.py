@@ -37,9 +37,9 @@ from mhacli.adapters.usercode.call.signature import (
     FREE_HEADS,
     FREE_WIDTH,
     MASKS,
-    Axes,
+    AxisNames,
+    CallParameter,
     KnownSizes,
-    Parameter,
     Signature,
     TrialLengths,
     called_function,
@@ -50,16 +50,16 @@ from mhacli.adapters.usercode.call.signature import (
     widths_in_errors,
 )
 from mhacli.adapters.usercode.process import exception_text, source_line_of
-from mhacli.adapters.usercode.user_attention import Answer, Built, Inputs, MaskForm, MaskKind, Sizes
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, InputSizes, MaskForm, MaskKind
 from mhacli.errors import MhaError
 
 MAX_TRIALS = 40
 """Calls in the search for a first way that works, before hints of errors are followed."""
-_ROW_LAYOUTS: tuple[Axes, ...] = (
+_ROW_LAYOUTS: tuple[AxisNames, ...] = (
     ("batch", "row", "width"), ("row", "batch", "width"), ("row", "width"), ("batch", "head", "row", "width"),
     ("batch", "width", "row"),
 )  # fmt: skip
-_HEAD_LAYOUTS: tuple[Axes, ...] = (
+_HEAD_LAYOUTS: tuple[AxisNames, ...] = (
     ("batch", "head", "row", "width"), ("batch", "row", "head", "width"), ("batch", "row", "width"), ("row", "width"),
     ("head", "row", "width"),
 )  # fmt: skip
@@ -88,7 +88,7 @@ class CallFacts:
         modules = module is None and any(isinstance(part, nn.Module) for part in held)
         return matrices or modules or bool(self.free(*self.signature.of_role("weight")))
 
-    def free(self, *parameters: Parameter) -> tuple[Parameter, ...]:
+    def free(self, *parameters: CallParameter) -> tuple[CallParameter, ...]:
         """The parameters for which the user gave no value."""
         return tuple(parameter for parameter in parameters if parameter.name not in self.fixed)
 
@@ -148,7 +148,7 @@ def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
     return found
 
 
-def _slot(parameter: Parameter) -> RowArgument:
+def _slot(parameter: CallParameter) -> RowArgument:
     part = _PART[parameter.role]
     return RowArgument(parameter.name, part, parameter.required, parameter.by_place)  # type: ignore[arg-type]
 
@@ -201,7 +201,7 @@ def _idles(call: CallFacts, *, batched: bool) -> list[tuple[float, tuple[tuple[s
 def _trials(
     call: CallFacts,
     arities: list[tuple[RowArgument, ...]],
-    layouts: list[tuple[float, Axes]],
+    layouts: list[tuple[float, AxisNames]],
     widths: list[int],
     lengths: list[TrialLengths],
     *,
@@ -248,13 +248,13 @@ def _weights(call: CallFacts, width: int, variant: int) -> dict[str, Tensor]:
     return weights_for(wanted, n_heads=call.n_heads, d_model=width, variant=variant, seed=call.seed) if wanted else {}
 
 
-def stated_rows(call: CallFacts) -> Axes | None:
+def stated_rows(call: CallFacts) -> AxisNames | None:
     """The axes of rows that the author states, with words of rows."""
     names = [parameter.name for parameter in call.signature.of_role("x", "query", "key")]
     return stated_axes(source_of(called_function(call.built.call)), call.built.documentation, names)
 
 
-def _layouts(call: CallFacts, choices: tuple[Axes, ...]) -> list[tuple[float, Axes]]:
+def _layouts(call: CallFacts, choices: tuple[AxisNames, ...]) -> list[tuple[float, AxisNames]]:
     """The orders of axes with their costs: one that is stated comes first."""
     stated = stated_rows(call)
     first = stated if stated in choices and (choices != _ROW_LAYOUTS or "head" not in (stated or ())) else None
@@ -300,7 +300,7 @@ def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ..
 
 
 def _in_layout(
-    call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: Axes, widths: list[int | None]
+    call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: AxisNames, widths: list[int | None]
 ) -> Trial | None:
     """The first trial with rows in that order of axes that gives an output."""
     lengths = lengths_to_try(call.known, separate_keys=True)[:2]
@@ -341,18 +341,18 @@ def _first(runner: TrialRunner, trials: Iterable[Trial], most: int) -> Trial | N
 # ------------------------------------------------------------------------------------------------------- required masks
 
 
-LENGTHS: Axes = ("batch",)
+LENGTHS: AxisNames = ("batch",)
 
 
-def required_forms(parameter: Parameter, *, batched: bool) -> tuple[MaskForm | None, ...]:
+def required_forms(parameter: CallParameter, *, batched: bool) -> tuple[MaskForm | None, ...]:
     """What is tried for a mask that is required while its form is unknown: nothing at all, then masks that allow everything."""
     name = parameter.name
-    wide: list[tuple[Axes, MaskKind]] = [
+    wide: list[tuple[AxisNames, MaskKind]] = [
         (PATTERN_AXES, "bool"), (("query", "key"), "bool"), (PATTERN_AXES, "additive"), (("batch", "query", "key"), "bool"),
         (("query", "key"), "additive"), (("batch", "key"), "bool"), (("batch", "query", "key"), "additive"),
         (("batch", "key"), "additive"), (PATTERN_AXES, "whole"), (("batch", "key"), "whole"), (("query", "key"), "whole"),
     ]  # fmt: skip
-    narrow: list[tuple[Axes, MaskKind]] = [
+    narrow: list[tuple[AxisNames, MaskKind]] = [
         (("batch", "key"), "bool"), (("batch", "key"), "01"), (PATTERN_AXES, "bool"), (PATTERN_AXES, "additive"),
         (("batch", "query", "key"), "bool"), (("batch", "key"), "whole"), (LENGTHS, "lengths"),
     ]  # fmt: skip
@@ -401,12 +401,12 @@ class Trial:
     d_in: int
     d_context: int
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    fails_with: Axes | None = None
+    fails_with: AxisNames | None = None
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> InputSizes:
         """The sizes of its calls."""
-        return Sizes(*self.lengths, self.d_in, self.d_context)
+        return InputSizes(*self.lengths, self.d_in, self.d_context)
 
     @property
     def axis_sizes(self) -> AxisSizes:
@@ -475,13 +475,15 @@ class TrialRunner:
         self.fastest_s = min(taken, self.fastest_s or taken)
         return asked
 
-    def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> Answer | None:  # noqa: B008
+    def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> AttentionOutput | None:  # noqa: B008
         """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
         asked = self.ask(trial, inputs, forms)
         if asked is None or not all(_has_output(result, trial.convention, asked) for result in asked.results):
             return None
         answer = read_answer(asked, trial.convention)
-        return Answer(answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu())
+        return AttentionOutput(
+            answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu()
+        )
 
     def with_output(self, trial: Trial) -> Trial | None:
         """The trial with the places of output and pattern in what it returns, None where it raises or returns no output."""
@@ -519,10 +521,10 @@ def _is_small(module: nn.Module | None) -> bool:
     return sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers())) <= _MAX_COPIED
 
 
-def _axes_of_output(convention: CallConvention) -> list[Axes]:
+def _axes_of_output(convention: CallConvention) -> list[AxisNames]:
     """The axes that an output may have: those of the rows; of heads cut already also their other order, or side by side."""
     if convention.is_function and "head" in convention.axes and convention.batched:
-        others: list[Axes] = [
+        others: list[AxisNames] = [
             ("batch", "head", "row", "width"),
             ("batch", "row", "head", "width"),
             ("batch", "row", MERGED),

@@ -14,9 +14,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.asker import InputDrawer, ask, copy_or_none, map_rows
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm, UserAttention
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm, UserAttention
 from mhacli.requests.user_code import CheckRequest
-from mhacli.results.check import Probe
+from mhacli.results.check import ProbeResult
 
 Visible = Literal[
     "full",
@@ -103,19 +103,19 @@ class ProbeFacts:
     is_rescaled: bool | None = None
 
 
-class ProbeAnswer(NamedTuple):
+class ProbeReply(NamedTuple):
     """The answer of a probe, and the fields of `ProbeFacts` that it measured."""
 
-    probe: Probe
+    probe: ProbeResult
     facts: dict[str, object]
 
 
 def probe_answer(
     name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object
-) -> ProbeAnswer:
+) -> ProbeReply:
     """A probe's answer; a value that is no finite number is left out."""
     known = None if value is None or not math.isfinite(value) else float(value)
-    return ProbeAnswer(Probe(name, message, known, ok), facts)
+    return ProbeReply(ProbeResult(name, message, known, ok), facts)
 
 
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -171,7 +171,7 @@ class ProbeContext:
         training: bool = False,
         of: UserAttention | None = None,
         seed: int | None = 0,
-    ) -> Answer:
+    ) -> AttentionOutput:
         """One call; torch's global generator is seeded with `seed` before it, and afterwards as it was. None: not seeded."""
         asked = of or self.subject
         if of is None and self.facts.keeps_state and self._pristine is not None:
@@ -252,4 +252,4 @@ def first_line(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
 
 
-Question = Callable[[ProbeContext], ProbeAnswer]
+Question = Callable[[ProbeContext], ProbeReply]

@@ -16,9 +16,9 @@ from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.user_attention import Built, Inputs, UserAttention
 from mhacli.compute.check.probes import (
-    ProbeAnswer,
     ProbeContext,
     ProbeFacts,
+    ProbeReply,
     Question,
     bad_numbers,
     first_line,
@@ -27,15 +27,15 @@ from mhacli.compute.check.probes import (
 )
 from mhacli.compute.check.probes import masks as probing_masks
 from mhacli.compute.check.probes import visibility as probing_sight
-from mhacli.compute.check.probes.masks import ask_under, best_hiding, hidden_cells, under
+from mhacli.compute.check.probes.masks import ask_under, hidden_cells, under, working_mask
 from mhacli.requests.user_code import CheckRequest
-from mhacli.results.check import Probe
+from mhacli.results.check import ProbeResult
 
 
 class Probed(NamedTuple):
     """The answers of the probes, in the order of `PROBES`, and what was measured on the way."""
 
-    probes: tuple[Probe, ...]
+    probes: tuple[ProbeResult, ...]
     facts: ProbeFacts
 
 
@@ -66,7 +66,7 @@ def probe(
         return Probed(tuple(_answers(context, stage)), context.facts)
 
 
-def _answers(context: ProbeContext, stage: Callable[[str], None]) -> Iterator[Probe]:
+def _answers(context: ProbeContext, stage: Callable[[str], None]) -> Iterator[ProbeResult]:
     """One answer after the other."""
     name, call_s = context.subject.built.name, context.facts.call_s
     for entry in PROBES:
@@ -74,7 +74,7 @@ def _answers(context: ProbeContext, stage: Callable[[str], None]) -> Iterator[Pr
         context.stage()
         if is_too_slow(entry, call_s):
             message = f"left out: a call takes {call_s:.2g} s, and this takes {max(1, entry.n_calls)} or more"
-            yield Probe(entry.name, message)
+            yield ProbeResult(entry.name, message)
         else:
             yield _asked(entry, context)
 
@@ -91,13 +91,13 @@ def is_too_slow(entry: ProbeEntry, call_s: float) -> bool:
     return not entry.needed if call_s <= _VERY_SLOW_S else not entry.needed or entry.n_calls > _FEW
 
 
-def _asked(entry: ProbeEntry, context: ProbeContext) -> Probe:
+def _asked(entry: ProbeEntry, context: ProbeContext) -> ProbeResult:
     """One answer, after which the context knows more."""
     context.begin()
     try:
         answer = entry.ask(context)
     except Exception as fault:  # whatever a user's attention raises
-        return Probe(entry.name, f"could not be asked: it raises {first_line(fault)}")
+        return ProbeResult(entry.name, f"could not be asked: it raises {first_line(fault)}")
     context.facts = dataclasses.replace(context.facts, **answer.facts)  # type: ignore[arg-type]
     return answer.probe
 
@@ -111,7 +111,7 @@ FEWEST_CALLS, MOST_CALLS = 40, 200
 _PATIENCE_S, _SIGMAS = 1.0, 5.0
 
 
-def dropout_in_eval(context: ProbeContext) -> ProbeAnswer:
+def dropout_in_eval(context: ProbeContext) -> ProbeReply:
     """Built anew with dropout 0.5 and the same weights: in eval mode the same input must still give the same output."""
     name = "dropout in eval"
     if context.subject.built.module is None:
@@ -135,7 +135,7 @@ def dropout_in_eval(context: ProbeContext) -> ProbeAnswer:
     )
 
 
-def _of_random(context: ProbeContext, name: str, inputs: Inputs) -> ProbeAnswer:
+def _of_random(context: ProbeContext, name: str, inputs: Inputs) -> ProbeReply:
     """Of what is random already: whether it still is with dropout 0."""
     twin, names = with_dropout(context, 0.0)
     change, rest = (
@@ -150,7 +150,7 @@ def _of_random(context: ProbeContext, name: str, inputs: Inputs) -> ProbeAnswer:
     return probe_answer(name, message, change, False, is_random_with_dropout=True, dropout_names=names)
 
 
-def dropout_in_training(context: ProbeContext) -> ProbeAnswer:
+def dropout_in_training(context: ProbeContext) -> ProbeReply:
     """The mean output of many calls in training, against the output in eval mode, with dropout 0.5.
 
     In each output column the output is what dropout leaves alone, such as a bias, and what it scales. Hence the slope of the
@@ -183,7 +183,7 @@ def dropout_in_training(context: ProbeContext) -> ProbeAnswer:
     return _of_slopes(name, names, slopes)
 
 
-def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> ProbeAnswer:
+def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> ProbeReply:
     """The verdict: 1 or 1 − p, by five standard errors, where these are small enough to tell the two apart."""
     slope = 1 + statistics.fmean(slopes)
     error = statistics.stdev(slopes) / math.sqrt(len(slopes))
@@ -251,7 +251,7 @@ def _raised(module: nn.Module | None, p: float) -> tuple[nn.Module | None, tuple
 # ------------------------------------------------------------------------------------------------------ the returned pattern
 
 
-def row_sums(context: ProbeContext) -> ProbeAnswer:
+def row_sums(context: ProbeContext) -> ProbeReply:
     """The rows of a returned pattern: shares, which sum to one over the keys."""
     name, pattern = "row sums", context.ask(context.square()).pattern
     if pattern is None:
@@ -273,12 +273,12 @@ def row_sums(context: ProbeContext) -> ProbeAnswer:
     return probe_answer(name, message, error, is_one, row_sum_error=error)
 
 
-def forbidden_cells(context: ProbeContext) -> ProbeAnswer:
+def forbidden_cells(context: ProbeContext) -> ProbeReply:
     """The shares of a returned pattern for keys that are hidden: exactly 0."""
     name, facts = "forbidden cells", context.facts
     inputs = context.square()
     length = inputs.queries.shape[-2]
-    by = best_hiding(context)
+    by = working_mask(context)
     if facts.visible == "causal":
         pattern = context.ask(inputs).pattern
         hidden = torch.ones(1, length, length, dtype=torch.bool).triu(1)
@@ -300,7 +300,7 @@ def forbidden_cells(context: ProbeContext) -> ProbeAnswer:
 # ------------------------------------------------------------------------------------------------------------------ formats
 
 
-def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeAnswer:
+def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeReply:
     """In a format of 16 bits, against the same rounded weights and rows in float64."""
     name = str(dtype).removeprefix("torch.")
     twin, exact = _rounded(context, dtype)
@@ -322,7 +322,7 @@ def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeAn
     return probe_answer(name, message, error, True if error <= tolerance else None)
 
 
-def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeAnswer:
+def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeReply:
     """Some numbers are none; which is not news where they are none with ordinary rows already."""
     n_bad = bad_numbers(found)
     message = f"{n_bad} of {found.numel()} numbers are NaN or infinite"
@@ -330,12 +330,12 @@ def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeAnswer:
     return probe_answer(name, message + (", as with ordinary rows" if is_old else ""), n_bad, None if is_old else False)
 
 
-def half_float(context: ProbeContext) -> ProbeAnswer:
+def half_float(context: ProbeContext) -> ProbeReply:
     """float16."""
     return half(context, torch.float16, 2e-2)
 
 
-def half_brain(context: ProbeContext) -> ProbeAnswer:
+def half_brain(context: ProbeContext) -> ProbeReply:
     """bfloat16."""
     return half(context, torch.bfloat16, 1e-1)
 
@@ -359,7 +359,7 @@ def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 # -------------------------------------------------------------------------------------------------------------------- sizes
 
 
-def one_token(context: ProbeContext) -> ProbeAnswer:
+def one_token(context: ProbeContext) -> ProbeReply:
     """A text of one token, which can see itself alone."""
     try:
         found = context.ask(context.square(1)).out
@@ -370,7 +370,7 @@ def one_token(context: ProbeContext) -> ProbeAnswer:
     )
 
 
-def one_key(context: ProbeContext) -> ProbeAnswer:
+def one_key(context: ProbeContext) -> ProbeReply:
     """With a single key its share is one, whatever the query: another query must not matter."""
     name = "one key"
     if not context.subject.takes_context:
@@ -387,7 +387,7 @@ def one_key(context: ProbeContext) -> ProbeAnswer:
     return probe_answer(name, message, change)
 
 
-def one_sequence(context: ProbeContext) -> ProbeAnswer:
+def one_sequence(context: ProbeContext) -> ProbeReply:
     """The first sequence alone: it must answer what it answers among others."""
     name, inputs = "batch of one", context.square()
     if inputs.queries.shape[0] < 2:
@@ -408,7 +408,7 @@ def one_sequence(context: ProbeContext) -> ProbeAnswer:
 _LONG = 300
 
 
-def long_text(context: ProbeContext) -> ProbeAnswer:
+def long_text(context: ProbeContext) -> ProbeReply:
     """More tokens than most examples have."""
     name = f"{_LONG} tokens"
     try:
@@ -421,7 +421,7 @@ def long_text(context: ProbeContext) -> ProbeAnswer:
 # --------------------------------------------------------------------------------------------------------------- parameters
 
 
-def parameter_count(context: ProbeContext) -> ProbeAnswer:
+def parameter_count(context: ProbeContext) -> ProbeReply:
     """How many parameters there are, against those of four projections of the named sizes."""
     name, module = "parameters", context.subject.built.module
     if module is None:
@@ -464,7 +464,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def unused_parameters(context: ProbeContext) -> ProbeAnswer:
+def unused_parameters(context: ProbeContext) -> ProbeReply:
     """The matrices that no output depends on. Biases are left out: that of the keys moves nothing where all is right."""
     name, twin = "unused parameters", context.fresh()
     matrices = (

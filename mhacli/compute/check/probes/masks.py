@@ -10,22 +10,22 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import Answer, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm
 from mhacli.compute.check.probes import (
     MaskTrial,
-    ProbeAnswer,
     ProbeContext,
+    ProbeReply,
     bad_numbers,
     first_line,
     probe_answer,
     relative,
 )
-from mhacli.results.check import Probe
+from mhacli.results.check import ProbeResult
 
 _FORMS, _FORMS_WHEN_SLOW, _SLOW_S = 12, 2, 0.05
 
 
-class Hiding(NamedTuple):
+class MaskUse(NamedTuple):
     """A form of a mask, and whether it is asked to hide padding: the same keys from all queries."""
 
     form: MaskForm
@@ -37,35 +37,35 @@ class Hiding(NamedTuple):
         return tuple(axis for axis in self.form.axes if not (self.is_padding and axis == "query"))
 
 
-def best_hiding(context: ProbeContext) -> Hiding | None:
+def working_mask(context: ProbeContext) -> MaskUse | None:
     """A form that works, of the mask where there is one, else of the padding."""
     if context.facts.mask is not None:
-        return Hiding(context.facts.mask, False)
-    return None if context.facts.padding is None else Hiding(context.facts.padding, True)
+        return MaskUse(context.facts.mask, False)
+    return None if context.facts.padding is None else MaskUse(context.facts.padding, True)
 
 
-def mask_argument(context: ProbeContext) -> ProbeAnswer:
+def mask_argument(context: ProbeContext) -> ProbeReply:
     """Each way to write a mask: what it hides must have no influence, what it leaves must have some."""
     forms = context.subject.mask_forms
     if not forms:
         return probe_answer("mask", "it takes no mask that could be tried")
-    trials = _trials(context, [Hiding(form, False) for form in forms])
+    trials = _trials(context, [MaskUse(form, False) for form in forms])
     return _argument(context, "mask", trials, "masks", "mask")
 
 
-def padding_argument(context: ProbeContext) -> ProbeAnswer:
+def padding_argument(context: ProbeContext) -> ProbeReply:
     """Each way to tell padding: what padded tokens hold must not move the others."""
     forms = context.subject.padding_forms
     if not forms:
         return probe_answer("padding", "it takes no padding that could be tried")
-    trials = _trials(context, [Hiding(form, True) for form in forms])
+    trials = _trials(context, [MaskUse(form, True) for form in forms])
     is_last = all(trial.form.kind == "lengths" and not trial.changes for trial in trials)
     if trials and is_last and context.facts.visible == "causal":
         return probe_answer("padding", "after the last token causality hides it already", paddings=trials)
     return _argument(context, "padding", trials, "paddings", "padding")
 
 
-def _trials(context: ProbeContext, forms: Sequence[Hiding]) -> tuple[MaskTrial, ...]:
+def _trials(context: ProbeContext, forms: Sequence[MaskUse]) -> tuple[MaskTrial, ...]:
     """What each form does, as far as it runs; those after one that works are left out."""
     is_slow = context.facts.call_s > _SLOW_S
     found = []
@@ -80,11 +80,11 @@ def _trials(context: ProbeContext, forms: Sequence[Hiding]) -> tuple[MaskTrial, 
     return tuple(found)
 
 
-def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], many: str, one: str) -> ProbeAnswer:
+def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], many: str, one: str) -> ProbeReply:
     """What the trials say of the argument."""
     facts: dict[str, object] = {many: trials}
     if not trials:
-        return ProbeAnswer(Probe(name, "every form that it takes raises for some mask"), facts)
+        return ProbeReply(ProbeResult(name, "every form that it takes raises for some mask"), facts)
     working = [trial.form for trial in trials if trial.works]
     parameters = ", ".join(dict.fromkeys(trial.form.parameter for trial in trials))
     change = max((trial.changes for trial in trials if math.isfinite(trial.changes)), default=0.0)
@@ -95,14 +95,14 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], m
         message = f"{parameters}: {form_text(best)}; what it hides moves nothing"
         if is_other:
             message = f"{parameters}: True means {best.true_means}, not {context.request.mask_means}"
-        return ProbeAnswer(Probe(name, message, 0.0, not is_other), facts)
+        return ProbeReply(ProbeResult(name, message, 0.0, not is_other), facts)
     if all(trial.changes == 0 for trial in trials):
-        return ProbeAnswer(Probe(name, f"{parameters} changes nothing, whatever it says", 0.0, False), facts)
+        return ProbeReply(ProbeResult(name, f"{parameters} changes nothing, whatever it says", 0.0, False), facts)
     least = min(trials, key=lambda trial: (trial.nonfinite > 0, trial.leaked))
     message = f"{parameters} changes the output by {change:.0%}, but of what it hides {least.leaked:.0%} still moves it"
     if least.nonfinite:
         message = f"{parameters} makes {least.nonfinite} numbers of the output NaN or infinite"
-    return ProbeAnswer(Probe(name, message, least.leaked, False), facts)
+    return ProbeReply(ProbeResult(name, message, least.leaked, False), facts)
 
 
 def _meant(working: Sequence[MaskForm], means: str | None) -> MaskForm:
@@ -121,7 +121,7 @@ def form_text(form: MaskForm) -> str:
 # ---------------------------------------------------------------------------------------------------------------- trials
 
 
-def hidden_cells(context: ProbeContext, by: Hiding, length: int) -> Bool[Tensor, "batch query key"]:
+def hidden_cells(context: ProbeContext, by: MaskUse, length: int) -> Bool[Tensor, "batch query key"]:
     """What a mask of this form hides, so that every query keeps a key that it sees: of other keys for neighbouring queries and
     sequences, as far as the form has axes for them. Key 0 is never hidden; of lengths it is the last ones."""
     batch = context.subject.sizes.batch
@@ -133,7 +133,7 @@ def hidden_cells(context: ProbeContext, by: Hiding, length: int) -> Bool[Tensor,
     return (j[None, None, :] % 3 == 1 + turn % 2) & (j > 0)
 
 
-def _trial(context: ProbeContext, by: Hiding) -> MaskTrial:
+def _trial(context: ProbeContext, by: MaskUse) -> MaskTrial:
     """Asks four or five times: bare, masked, and masked with the contents of some keys replaced."""
     inputs = context.square()
     length = inputs.queries.shape[-2]
@@ -162,7 +162,7 @@ def _trial(context: ProbeContext, by: Hiding) -> MaskTrial:
                    n_seen / max(1, n_visible), n_bad)  # fmt: skip
 
 
-def _groups(by: Hiding, length: int) -> list[list[int]]:
+def _groups(by: MaskUse, length: int) -> list[list[int]]:
     """Keys that are replaced together."""
     if by.form.kind == "lengths":
         return [[length - 1], [0]]
@@ -175,12 +175,12 @@ def _bare(context: ProbeContext, length: int) -> Bool[Tensor, "query key"]:
     return seen if seen is not None and len(seen) == length else torch.ones(length, length, dtype=torch.bool)
 
 
-def _hides_tokens(context: ProbeContext, by: Hiding) -> bool:
+def _hides_tokens(context: ProbeContext, by: MaskUse) -> bool:
     """Whether it hides tokens from all queries, their own included: what a padded one answers is then nobody's business."""
     return "query" not in by.axes and not context.subject.is_function
 
 
-def _counted_rows(context: ProbeContext, by: Hiding, hidden: Tensor, out: Tensor) -> Tensor:
+def _counted_rows(context: ProbeContext, by: MaskUse, hidden: Tensor, out: Tensor) -> Tensor:
     """The outputs of tokens that are no padding."""
     rows = torch.ones(out.shape, dtype=torch.bool)
     if _hides_tokens(context, by):
@@ -188,7 +188,7 @@ def _counted_rows(context: ProbeContext, by: Hiding, hidden: Tensor, out: Tensor
     return rows.to(out.device)
 
 
-def under(context: ProbeContext, inputs: Inputs, by: Hiding, allowed: Bool[Tensor, "batch query key"]) -> Inputs:
+def under(context: ProbeContext, inputs: Inputs, by: MaskUse, allowed: Bool[Tensor, "batch query key"]) -> Inputs:
     """The inputs with what a mask of this form is to say."""
     if by.is_padding:
         return inputs._replace(real=allowed[:, 0].to(context.subject.device))
@@ -197,7 +197,7 @@ def under(context: ProbeContext, inputs: Inputs, by: Hiding, allowed: Bool[Tenso
     return inputs._replace(allowed=allowed[:, None].to(context.subject.device))
 
 
-def ask_under(context: ProbeContext, inputs: Inputs, by: Hiding) -> Answer:
+def ask_under(context: ProbeContext, inputs: Inputs, by: MaskUse) -> AttentionOutput:
     """One call with the mask, or the padding, that the inputs speak of."""
     return context.ask(inputs, padding=by.form) if by.is_padding else context.ask(inputs, mask=by.form)
 
@@ -205,9 +205,9 @@ def ask_under(context: ProbeContext, inputs: Inputs, by: Hiding) -> Answer:
 # ------------------------------------------------------------------------------------------------------- with one that works
 
 
-def open_mask(context: ProbeContext) -> ProbeAnswer:
+def open_mask(context: ProbeContext) -> ProbeReply:
     """A mask that allows everything must change nothing."""
-    name, by, facts = "open mask", best_hiding(context), context.facts
+    name, by, facts = "open mask", working_mask(context), context.facts
     if by is None:
         return probe_answer(name, _without_mask(context))
     inputs = context.square()
@@ -229,9 +229,9 @@ def _without_mask(context: ProbeContext) -> str:
     return "not asked: no mask that it takes hides anything" if takes_any else "not asked: it takes no mask"
 
 
-def empty_row(context: ProbeContext) -> ProbeAnswer:
+def empty_row(context: ProbeContext) -> ProbeReply:
     """A query that may see no key: what it answers, and whether the other queries mind."""
-    name, by = "query without a key", best_hiding(context)
+    name, by = "query without a key", working_mask(context)
     if by is None or "query" not in by.axes:
         return probe_answer(name, _without_mask(context))
     inputs = context.square()
@@ -251,7 +251,7 @@ def empty_row(context: ProbeContext) -> ProbeAnswer:
     return probe_answer(name, message, n_bad, False if spreads else None, empty_row=kind, spreads_nan=spreads)
 
 
-def _kind_of(context: ProbeContext, inputs: Inputs, by: Hiding, answer: Tensor, lonely: int) -> str:
+def _kind_of(context: ProbeContext, inputs: Inputs, by: MaskUse, answer: Tensor, lonely: int) -> str:
     """What stands in the row of a query that may see no key."""
     if bad_numbers(answer):
         return "nan"
@@ -271,12 +271,12 @@ def _kind_of(context: ProbeContext, inputs: Inputs, by: Hiding, answer: Tensor, 
     return "mean" if relative(each.mean(-2), answer) < max(1e-4, 100 * context.tolerance) else "other"
 
 
-def padding_of_nan(context: ProbeContext) -> ProbeAnswer:
+def padding_of_nan(context: ProbeContext) -> ProbeReply:
     """NaN in what padding hides: 0 · NaN is NaN, so that most attentions let it through."""
     name, form = "padding of NaN", context.facts.padding
     if form is None:
         return probe_answer(name, "not asked: it takes no padding")
-    by = Hiding(form, True)
+    by = MaskUse(form, True)
     inputs = context.square()
     length = inputs.queries.shape[-2]
     hidden = hidden_cells(context, by, length)
@@ -297,7 +297,7 @@ def padding_of_nan(context: ProbeContext) -> ProbeAnswer:
     )
 
 
-def large_scores(context: ProbeContext) -> ProbeAnswer:
+def large_scores(context: ProbeContext) -> ProbeReply:
     """Inputs √1000 times as large, hence scores × 1000: finite, and what is hidden stays hidden."""
     name, factor = "scores × 1000", 1000**0.5
     inputs = context.square(factor=factor)
@@ -327,7 +327,7 @@ def _leaks(context: ProbeContext, inputs: Inputs, bare: Tensor, factor: float) -
         for _ in range(2):
             moved = context.moved_queries(bare, context.ask(context.replaced(inputs, [length - 1], factor=factor)).out)
             n_leaks += int(moved[:, : length - 1].sum())
-    by = best_hiding(context)
+    by = working_mask(context)
     if by is None or by.form.kind == "additive":
         return n_leaks  # −∞ of ours hides whatever comes
     hidden = hidden_cells(context, by, length)

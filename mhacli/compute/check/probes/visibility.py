@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm
 from mhacli.compute.check.probes import (
-    ProbeAnswer,
     ProbeContext,
+    ProbeReply,
     Visible,
     bad_numbers,
     changes,
@@ -29,7 +29,7 @@ _QUIET = 0.1
 """Rows of this size make small scores, hence shares that are nearly equal: every visible key shows."""
 
 
-def determinism(context: ProbeContext) -> ProbeAnswer:
+def determinism(context: ProbeContext) -> ProbeReply:
     """The same input twice, and again after another one, in eval mode."""
     name, inputs, other = "determinism", context.square(), context.square()
     first = context.ask(inputs, seed=None).out
@@ -52,7 +52,7 @@ def determinism(context: ProbeContext) -> ProbeAnswer:
     return probe_answer(name, message, change, False, is_random=False, keeps_state=True)
 
 
-def finite_outputs(context: ProbeContext) -> ProbeAnswer:
+def finite_outputs(context: ProbeContext) -> ProbeReply:
     """Ordinary rows: no number may be NaN or infinite."""
     out = context.ask(context.square()).out
     bad = (~torch.isfinite(out)).movedim(-2, 0).flatten(1).any(1).nonzero().flatten().tolist()
@@ -65,7 +65,7 @@ def finite_outputs(context: ProbeContext) -> ProbeAnswer:
     return probe_answer("finite", message, bad_numbers(out), not bad, nonfinite_queries=tuple(bad))
 
 
-def batch_independence(context: ProbeContext) -> ProbeAnswer:
+def batch_independence(context: ProbeContext) -> ProbeReply:
     """One sequence replaced: the others must not move."""
     name, inputs = "batch independence", context.square()
     if inputs.queries.shape[0] < 2:
@@ -93,7 +93,7 @@ def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
 # ------------------------------------------------------------------------------------------------------------ visible keys
 
 
-def visible_keys(context: ProbeContext) -> ProbeAnswer:
+def visible_keys(context: ProbeContext) -> ProbeReply:
     """Each token replaced in turn, of as many keys as queries: which outputs move."""
     seen, largest = influence(context, context.square)
     name = name_of(seen)
@@ -114,7 +114,7 @@ _VISIBLE_TEXT: dict[Visible, str] = {
 }
 
 
-def visible_context(context: ProbeContext) -> ProbeAnswer:
+def visible_context(context: ProbeContext) -> ProbeReply:
     """Each key replaced in turn where their number is not that of the queries."""
     name, sizes = "q_len ≠ k_len", context.subject.sizes
     if not context.has_keys or sizes.k_len == sizes.q_len:
@@ -172,7 +172,7 @@ def name_of(seen: Bool[Tensor, "query key"]) -> Visible:
     return "other"
 
 
-def causality(context: ProbeContext) -> ProbeAnswer:
+def causality(context: ProbeContext) -> ProbeReply:
     """How many later tokens move an earlier output."""
     name, seen = "causality", context.facts.influence
     if seen is None:
@@ -207,7 +207,7 @@ def _is_causal_by_mask(context: ProbeContext) -> bool | None:
     return not bool(seen.triu(1).any())
 
 
-def self_visibility(context: ProbeContext) -> ProbeAnswer:
+def self_visibility(context: ProbeContext) -> ProbeReply:
     """How many tokens do not see themselves."""
     name, seen = "self-visibility", context.facts.influence
     if seen is None:
@@ -226,7 +226,7 @@ def self_visibility(context: ProbeContext) -> ProbeAnswer:
 # ------------------------------------------------------------------------------------------------------------------- order
 
 
-def keys_permuted(context: ProbeContext) -> ProbeAnswer:
+def keys_permuted(context: ProbeContext) -> ProbeReply:
     """Keys and values in another order: a sum over keys does not mind, unless positions are part of the module."""
     name, facts = "keys permuted", context.facts
     if not context.has_keys:
@@ -244,7 +244,7 @@ def keys_permuted(context: ProbeContext) -> ProbeAnswer:
     return _of_order(context, name, change, "keys in another order give the same output")
 
 
-def tokens_permuted(context: ProbeContext) -> ProbeAnswer:
+def tokens_permuted(context: ProbeContext) -> ProbeReply:
     """Own rows in another order: outputs come in that order."""
     name = "tokens permuted"
     if context.subject.is_function:
@@ -265,7 +265,7 @@ def _order(length: int) -> list[int]:
     return [*range(1, length), 0] if length < 4 else [*range(2, length), 1, 0]
 
 
-def _of_order(context: ProbeContext, name: str, change: float, message: str) -> ProbeAnswer:
+def _of_order(context: ProbeContext, name: str, change: float, message: str) -> ProbeReply:
     matters = change > max(context.tolerance, 1e-6)
     has_positions = speaks_of_positions(context.subject.built)
     if not matters:
@@ -313,7 +313,7 @@ def _words_of(name: str) -> set[str]:
 # ------------------------------------------------------------------------------------------------------------------- heads
 
 
-def heads(context: ProbeContext) -> ProbeAnswer:
+def heads(context: ProbeContext) -> ProbeReply:
     """Of a function: one head replaced, the others must not move. Of a module: how many heads its pattern has."""
     name, subject = "heads", context.subject
     if not subject.is_function:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.user_attention import Operation, UserAttention
-from mhacli.attention.mistakes.stages import Pairing, Rows
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, OperationPair, Runs, Unreadable, runs_of
+from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, OperationPair, PairedRuns, Unreadable, runs_of
 
 
 @dataclass(frozen=True)
-class Traits:
+class ObservedProperties:
     """What was read; None is what it has not. `has_tables`: rows are multiplied by numbers of their places; `rotations` are the
     rotations among that. `norms` are those of heads; `uses_all`: no parameter of the module stays unused. `rows` are what
     was asked."""
@@ -32,13 +32,13 @@ class Traits:
     has_tables: bool = False
     norms: tuple[Norm, ...] = ()
     uses_all: bool = True
-    rows: Rows | None = None
+    rows: ReferenceInputs | None = None
 
 
-NOTHING_READ = Traits()
+NO_PROPERTIES = ObservedProperties()
 
 
-def traits_of(subject: UserAttention, seed: int) -> Traits:
+def observed_properties(subject: UserAttention, seed: int) -> ObservedProperties:
     """The traits of a subject that is asked about its own rows, and where these cannot be watched, about others."""
     for other in (False, True) if subject.takes_context else (False,):
         try:
@@ -46,12 +46,12 @@ def traits_of(subject: UserAttention, seed: int) -> Traits:
             return _read(subject, seed, runs, is_own=not other)
         except Exception:  # what cannot be watched, or does other things with other rows
             continue
-    return NOTHING_READ
+    return NO_PROPERTIES
 
 
-def _read(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> Traits:
+def _read(subject: UserAttention, seed: int, runs: PairedRuns, *, is_own: bool) -> ObservedProperties:
     module = subject.built.module
-    return Traits(
+    return ObservedProperties(
         score_bias(subject, seed, runs, is_own=is_own),
         temperature(runs),
         sinks(runs),
@@ -102,7 +102,7 @@ class ScoreBias:
     is_learned: bool
     known: dict[tuple[bool, int, int], Tensor | None] = field(default_factory=dict)
 
-    def __call__(self, rows: Rows) -> Tensor | None:
+    def __call__(self, rows: ReferenceInputs) -> Tensor | None:
         """`[1, head, query, key]` for these rows, None where it adds nothing to them. Raises what the subject raises."""
         is_own = rows.keys is rows.queries
         key = (is_own, rows.queries.shape[-2], rows.keys.shape[-2])
@@ -112,7 +112,7 @@ class ScoreBias:
         return self.known[key]
 
 
-def score_bias(subject: UserAttention, seed: int, runs: Runs, *, is_own: bool) -> ScoreBias | None:
+def score_bias(subject: UserAttention, seed: int, runs: PairedRuns, *, is_own: bool) -> ScoreBias | None:
     """The bias that scores get in these runs, None where they get none. Raises `Unreadable` where it is another in each
     sequence."""
     found = terms(runs)
@@ -127,7 +127,7 @@ def _sum_of(found: Sequence[ScoreTerm]) -> Tensor | None:
     return torch.stack([term.bias for term in found]).sum(dim=0) if found else None
 
 
-def terms(runs: Runs) -> list[ScoreTerm]:
+def terms(runs: PairedRuns) -> list[ScoreTerm]:
     """Every bias that is added to scores in a run."""
     found = []
     for number, step in runs.moving():
@@ -137,7 +137,7 @@ def terms(runs: Runs) -> list[ScoreTerm]:
     return found
 
 
-def _added(runs: Runs, number: int, step: OperationPair) -> ScoreTerm | None:
+def _added(runs: PairedRuns, number: int, step: OperationPair) -> ScoreTerm | None:
     """What a step adds to scores, as it reaches the softmax; None where it adds none, or a mask."""
     op = step.first
     which, factor, shape = _addend(step)
@@ -186,7 +186,7 @@ def _number(op: Operation, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 1.0
 
 
-def _scaled_later(runs: Runs, number: int) -> float:
+def _scaled_later(runs: PairedRuns, number: int) -> float:
     """What the result of a step is multiplied by before anything else is done with it."""
     factor, current = 1.0, runs.steps[number].first.output
     for op, _ in runs.steps[number + 1 :]:
@@ -203,7 +203,7 @@ def _scaled_later(runs: Runs, number: int) -> float:
     return factor
 
 
-def _in_order(runs: Runs, bias: Tensor) -> Tensor:
+def _in_order(runs: PairedRuns, bias: Tensor) -> Tensor:
     """A bias `[batch, head, query, key]` as `[1, head, query, key]`, with heads and sequences in the order that is meant."""
     n_heads = bias.shape[1]
     if not torch.equal(bias, bias[:1].expand_as(bias)):
@@ -216,7 +216,7 @@ def _in_order(runs: Runs, bias: Tensor) -> Tensor:
     return bias[:1]
 
 
-def _moves_no_heads(runs: Runs, op: Operation, n_heads: int) -> bool:
+def _moves_no_heads(runs: PairedRuns, op: Operation, n_heads: int) -> bool:
     """Whether an operation reads a learned table with the heads last as one with the heads first, without moving them."""
     if op.name not in ("view", "reshape") or not runs.is_learned(op.inputs[0]):
         return False
@@ -246,7 +246,7 @@ class Temperature(NamedTuple):
     place: CodePlace
 
 
-def temperature(runs: Runs) -> Temperature | None:
+def temperature(runs: PairedRuns) -> Temperature | None:
     """The learned factor of the scores, one for each head; None where there is none."""
     for _, step in runs.moving():
         op, fixed = step.first, step.fixed_inputs()
@@ -268,7 +268,7 @@ class Sinks(NamedTuple):
     place: CodePlace
 
 
-def sinks(runs: Runs) -> Sinks | None:
+def sinks(runs: PairedRuns) -> Sinks | None:
     """The column that is put beside the scores, the same for all queries; None where there is none."""
     for _, step in runs.moving():
         op, fixed = step.first, step.fixed_inputs()
@@ -300,7 +300,7 @@ class Rotation(NamedTuple):
     base: float | None
 
 
-def rotations(runs: Runs) -> list[Rotation]:
+def rotations(runs: PairedRuns) -> list[Rotation]:
     """Every rotation by places in a run, each once, those backwards last. Empty where no table of places multiplies rows."""
     if not has_tables(runs):
         return []
@@ -312,7 +312,7 @@ def rotations(runs: Runs) -> list[Rotation]:
     return sorted(found.values(), key=lambda turn: bool(turn.rates[0] < 0))
 
 
-def has_tables(runs: Runs) -> bool:
+def has_tables(runs: PairedRuns) -> bool:
     """Whether rows are multiplied by numbers that differ from place to place, as rotations are, or by complex ones."""
     for _, (op, other) in runs.moving():
         if op.name not in _MULTIPLYING:
@@ -323,7 +323,7 @@ def has_tables(runs: Runs) -> bool:
     return False
 
 
-def _as_long(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]:
+def _as_long(runs: PairedRuns) -> Iterator[tuple[OperationPair, OperationPair]]:
     """Pairs of steps whose rows are as long, one after the other, and not the same."""
     rows = [step for _, step in runs.moving() if _may_be_rows(runs, step.first.output)]
     lengths = [step.first.output.detach().to("cpu", torch.float64).norm(dim=-1) for step in rows]
@@ -335,13 +335,13 @@ def _as_long(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]:
                 yield rows[m], after
 
 
-def _may_be_rows(runs: Runs, tensor: Tensor) -> bool:
+def _may_be_rows(runs: PairedRuns, tensor: Tensor) -> bool:
     shape = tensor.shape
     is_place = bool({runs.q_len, runs.k_len} & set(shape[:-1]))
     return tensor.is_floating_point() and tensor.ndim in (3, 4) and shape[-1] % 2 == 0 and is_place
 
 
-def _rotation(runs: Runs, before: OperationPair, after: OperationPair) -> Rotation | None:
+def _rotation(runs: PairedRuns, before: OperationPair, after: OperationPair) -> Rotation | None:
     """The rotation that makes one result of another, in both runs; None where it is none."""
     x, y = (step.first.output.detach().to("cpu", torch.float64) for step in (before, after))
     touched = ((x - y).abs() > TOLERANCE * x.abs().max()).flatten(0, -2).any(dim=0).nonzero().flatten()
@@ -474,7 +474,7 @@ def unlike(found: Sequence[Norm]) -> list[Norm]:
     return kept
 
 
-def norms(runs: Runs) -> list[Norm]:
+def norms(runs: PairedRuns) -> list[Norm]:
     """Every norm over the last axis of heads in a run, each once of the same rows. Empty where nothing takes a root."""
     if not any(step.first.name.rstrip("_") in _ROOTS for _, step in runs.moving()):
         return []
@@ -486,12 +486,12 @@ def norms(runs: Runs) -> list[Norm]:
     return found
 
 
-def uses_all_parameters(runs: Runs, n_parameters: int) -> bool:
+def uses_all_parameters(runs: PairedRuns, n_parameters: int) -> bool:
     """Whether a run touches as many parameters as there are."""
     return len({id(t) for op, _ in runs.steps for t in op.inputs if isinstance(t, torch.nn.Parameter)}) >= n_parameters
 
 
-def _pairs_of_heads(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]:
+def _pairs_of_heads(runs: PairedRuns) -> Iterator[tuple[OperationPair, OperationPair]]:
     """Pairs of results of the same shape, one after the other, that may be heads."""
     rows = [step for _, step in runs.moving() if _heads(runs, step.first.output) is not None]
     for n, after in enumerate(rows):
@@ -500,7 +500,7 @@ def _pairs_of_heads(runs: Runs) -> Iterator[tuple[OperationPair, OperationPair]]
                 yield before, after
 
 
-def _heads(runs: Runs, tensor: Tensor) -> Tensor | None:
+def _heads(runs: PairedRuns, tensor: Tensor) -> Tensor | None:
     """A tensor as `[batch, head, length, d]`; None where it is none of that."""
     if not tensor.is_floating_point() or tensor.ndim != 4 or tensor.shape[0] != runs.batch or tensor.shape[-1] < 2:
         return None
@@ -508,7 +508,7 @@ def _heads(runs: Runs, tensor: Tensor) -> Tensor | None:
     return tensor.detach().to("cpu", torch.float64).movedim(places[-1], 2) if places else None
 
 
-def _norm(runs: Runs, before: OperationPair, after: OperationPair) -> Norm | None:
+def _norm(runs: PairedRuns, before: OperationPair, after: OperationPair) -> Norm | None:
     """The norm that makes one result of another, in both runs; None where none does."""
     x, y = _heads(runs, before.first.output), _heads(runs, after.first.output)
     again, wanted = _heads(runs, before.second.output), _heads(runs, after.second.output)
