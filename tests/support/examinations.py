@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mhacli.render.base.options import Screen
 from mhacli.render.reports.check import check_view
-from mhacli.results.check import Argument, Choice, Comparison, Departure, Examination, Finding, Probe
+from mhacli.results.check import Argument, Choice, Examination, Finding, FirstDifference, OutputComparison, ProbeResult
 
 AXIS = Finding(
     "softmax-axis",
@@ -29,17 +29,17 @@ STATE = Finding(
     "state-kept-between-calls", "it remembers earlier calls", "the same input gives another output", "reset the cache"
 )
 PROBES = (
-    Probe("determinism", "the same input gives the same output, also after another one", 0.0, True),
-    Probe("visible keys", "every token sees every token", 1.0),
-    Probe("mask", "it takes no mask that could be tried"),
-    Probe("padding", "it takes no padding that could be tried"),
-    Probe("causality", "in 21 of 21 pairs the later token moves the earlier output, by up to 95%", 21.0),
-    Probe("row sums", "the rows of the returned pattern miss one by up to 2.3", 2.3, False),
-    Probe("float16", "differs from float64 by 0.0007 of the output's size", 7e-4, True),
-    Probe("300 tokens", "raises RuntimeError: too long"),
-    Probe("parameters", "16,640, as four projections with biases have", 16640.0, True),
-    Probe("keys permuted", "left out: a call takes 0.2 s, and this takes 2 or more"),
-    Probe("one key", "left out: a call takes 0.2 s, and this takes 2 or more"),
+    ProbeResult("determinism", "the same input gives the same output, also after another one", 0.0, True),
+    ProbeResult("visible keys", "every token sees every token", 1.0),
+    ProbeResult("mask", "it takes no mask that could be tried"),
+    ProbeResult("padding", "it takes no padding that could be tried"),
+    ProbeResult("causality", "in 21 of 21 pairs the later token moves the earlier output, by up to 95%", 21.0),
+    ProbeResult("row sums", "the rows of the returned pattern miss one by up to 2.3", 2.3, False),
+    ProbeResult("float16", "differs from float64 by 0.0007 of the output's size", 7e-4, True),
+    ProbeResult("300 tokens", "raises RuntimeError: too long"),
+    ProbeResult("parameters", "16,640, as four projections with biases have", 16640.0, True),
+    ProbeResult("keys permuted", "left out: a call takes 0.2 s, and this takes 2 or more"),
+    ProbeResult("one key", "left out: a call takes 0.2 s, and this takes 2 or more"),
 )
 WRONG = Examination(
     "wrong",
@@ -53,7 +53,7 @@ WRONG = Examination(
     (AXIS,),
     (Choice("no-bias", "no projection has a bias"),),
     PROBES,
-    Comparison("reference", "float64", 12, 2.2e-16, 5e-5),
+    OutputComparison("reference", "float64", 12, 2.2e-16, 5e-5),
     n_parameters=16640,
     n_hypotheses=117,
     time_s=2.5,
@@ -66,11 +66,11 @@ UNKNOWN = replace(
     findings=(),
     reason="nothing in the catalogue explains what it answers",
     closest="the closest that was tried, if the scores are scaled twice, is 0.4 away",
-    departure=Departure("scores", "qk", "mine.py", 28, "    scores = scores ** 2"),
+    departure=FirstDifference("scores", "qk", "mine.py", 28, "    scores = scores ** 2"),
     printed="hello\n\nthere\n",
 )
 ALIKE = replace(
-    RIGHT, against="theirs.py:Attention", comparison=Comparison("theirs.py:Attention", "float32", 3, None, 1e-5)
+    RIGHT, against="theirs.py:Attention", comparison=OutputComparison("theirs.py:Attention", "float32", 3, None, 1e-5)
 )
 
 
