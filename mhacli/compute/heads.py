@@ -1,6 +1,6 @@
 """Every head of a long text: exact statistics at the cost of fused attention, and no matrix of queries × keys.
 
-A few heads at a time go through two passes: the first makes z and the log-sum-exp, the second reduces the shares that follow
+A few heads at a time go through two passes: the first makes z and the log-sum-exp, the second reduces the weights that follow
 from it, tile by tile. What is finished can be told at any moment.
 """
 
@@ -25,8 +25,8 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     doubling_steps,
     in_steps,
-    shares_of,
     summarise,
+    weights_of,
     with_sink,
 )
 from mhacli.attention.tiled.tiles import PatternTiles, indices, n_cells
@@ -251,7 +251,7 @@ def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
 
 
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
-"""Up to so many queries z is computed again from their shares for all of them, of more for some that are evenly spread."""
+"""Up to so many queries z is computed again from their weights for all of them, of more for some that are evenly spread."""
 _HUGE = 1e4
 """Scores that may be too large to be told apart."""
 
@@ -356,7 +356,7 @@ def make_summary(
 
 
 def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
-    """What to say of scores so large that the shares of a query do not add up, and in which heads."""
+    """What to say of scores so large that the weights of a query do not add up, and in which heads."""
     of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
     named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
     return MhaError(
@@ -432,9 +432,9 @@ def _cells(pattern: PatternTiles, kept: Kept) -> dict[str, Tensor]:
     if kept.corner is not None:
         c = kept.corner
         spans = (range(c.first_query, c.first_query + c.n_queries), range(c.first_key, c.first_key + c.n_keys))
-        shares = torch.stack([torch.stack([shares_of(pattern, p, *spans) for p in row]) for row in places])
-        seen = visible_cells(pattern.allowed, *(indices(span, shares) for span in spans))
-        arrays["corner"] = shares if seen is None else torch.where(seen, shares, torch.nan)
+        weights = torch.stack([torch.stack([weights_of(pattern, p, *spans) for p in row]) for row in places])
+        seen = visible_cells(pattern.allowed, *(indices(span, weights) for span in spans))
+        arrays["corner"] = weights if seen is None else torch.where(seen, weights, torch.nan)
     if kept.queries:
         tops = [[_top_keys(pattern, p, kept) for p in row] for row in places]
         arrays["top_shares"], arrays["top_keys"] = (
@@ -443,13 +443,15 @@ def _cells(pattern: PatternTiles, kept: Kept) -> dict[str, Tensor]:
     return arrays
 
 
-def _top_keys(pattern: PatternTiles, place: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
-    """The largest shares of each asked query and their keys, −1 where a share is 0."""
+def _top_keys(pattern: PatternTiles, batch_head: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
+    """The largest weights of each asked query and their keys, −1 where a share is 0."""
     keys = range(pattern.shape[3])
     n_keys = min(kept.top, len(keys))
-    tops = [shares_of(pattern, place, range(query, query + 1), keys).topk(n_keys, dim=1) for query in kept.queries]
-    shares, found = (torch.cat([top[part] for top in tops]) for part in (0, 1))
-    return shares, torch.where(shares > 0, found, -1)
+    tops = [
+        weights_of(pattern, batch_head, range(query, query + 1), keys).topk(n_keys, dim=1) for query in kept.queries
+    ]
+    weights, found = (torch.cat([top[part] for top in tops]) for part in (0, 1))
+    return weights, torch.where(weights > 0, found, -1)
 
 
 def check_statistics(
@@ -458,7 +460,7 @@ def check_statistics(
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
     Every query gives 1 in all, a learned sink's share among it, so that what the keys receive and the maps add up to the
-    rest; and z of some queries, from their shares, is what was computed. The tolerance is that of shares whose scores are
+    rest; and z of some queries, from their weights, is what was computed. The tolerance is that of weights whose scores are
     rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
     passed over.
     """
@@ -483,7 +485,7 @@ def check_statistics(
 
 
 def _rounding(dtype: torch.dtype, largest: float) -> float:
-    """How far shares may be off whose scores, the largest of this size, are rounded in a dtype."""
+    """How far weights may be off whose scores, the largest of this size, are rounded in a dtype."""
     return min(
         MOST_OF_SUMS, TOLERANCES[str(dtype).removeprefix("torch.")].output + 16 * torch.finfo(dtype).eps * largest
     )
@@ -494,7 +496,7 @@ def _check(name: str, error: float, tolerance: float) -> Check:
 
 
 def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:
-    """z of spread queries from the sums of shares and values. Where scores are so large that shares are made in float64, a query
+    """z of spread queries from their weights and the values. Where scores are so large that weights are made in float64, a query
     may be as far off besides as the rounding of the kernel's own scores can move it, and the check says by how much."""
     errors, magnitude, moved = _z_again(attention, v, axes)
     usual = rounding * magnitude
@@ -505,26 +507,26 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
 
 
 def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:
-    """The largest distance of z from the sums of shares and values for each of some spread queries, the largest magnitude of
+    """The largest distance of z from the sums of weights and values for each of some spread queries, the largest magnitude of
     all, and how far the rounding of scores may move each."""
     batch, n_heads, _, n_keys = attention.pattern.shape
     group, errors, moved, magnitude = n_heads // v.shape[1], [], [], 0.0
     for b in range(batch):
         spans = _checked(axes.first_query(b), len(axes.queries[b].ids))
         queries = [query for span in spans for query in span]
-        for place in ((b, h) for h in range(n_heads)):
-            rows = [shares_of(attention.pattern, place, span, range(n_keys)) for span in spans]
-            shares, values = torch.cat(rows).double(), v[b, place[1] // group].double()
-            sums, kernel_z = (shares @ values).cpu(), attention.z[place][queries].double().cpu()
+        for batch_head in ((b, h) for h in range(n_heads)):
+            rows = [weights_of(attention.pattern, batch_head, span, range(n_keys)) for span in spans]
+            weights, values = torch.cat(rows).double(), v[b, batch_head[1] // group].double()
+            sums, kernel_z = (weights @ values).cpu(), attention.z[batch_head][queries].double().cpu()
             apart = torch.where(kernel_z.isfinite() & sums.isfinite(), (sums - kernel_z).abs(), 0.0)
             errors.append(torch.where(kernel_z.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
-            moved.append(_moved(attention.pattern, place, queries, shares, values).cpu())
-            magnitude = max(magnitude, (shares @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
+            moved.append(_moved(attention.pattern, batch_head, queries, weights, values).cpu())
+            magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     return torch.cat(errors), magnitude, torch.cat(moved)
 
 
 def _moved(
-    pattern: PatternTiles, place: tuple[int, int], queries: list[int], shares: Tensor, values: Tensor
+    pattern: PatternTiles, batch_head: tuple[int, int], queries: list[int], weights: Tensor, values: Tensor
 ) -> Float[Tensor, " query"]:
     """How far z of some queries may move when their scores are rounded in float32, where these are large; else 0.
 
@@ -534,15 +536,15 @@ def _moved(
     """
     scores = pattern.scores if isinstance(pattern, VirtualPattern) else None
     if scores is None or not scores.is_wide:
-        return shares.new_zeros(len(shares))
-    (b, h), group = place, scores.q.shape[1] // scores.k.shape[1]
+        return weights.new_zeros(len(weights))
+    (b, h), group = batch_head, scores.q.shape[1] // scores.k.shape[1]
     products = scores.q[b, h, queries].double().abs() @ scores.k[b, h // group].double().abs().mT
     off = ((scores.q.shape[3] + 2) * torch.finfo(torch.float32).eps / 2 * abs(scores.scale) * products).clamp(
         max=_MOST_OFF
     )
-    least = (shares * (-off).exp()).sum(dim=1)
-    apart = [(values - z).abs().amax(dim=1) for z in shares @ values]
-    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(shares, off, apart, strict=True)])
+    least = (weights * (-off).exp()).sum(dim=1)
+    apart = [(values - z).abs().amax(dim=1) for z in weights @ values]
+    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(weights, off, apart, strict=True)])
     farthest = torch.stack([away.amax() for away in apart])
     return torch.minimum(sums / least.clamp(min=torch.finfo(torch.float64).tiny), farthest)
 
@@ -555,5 +557,5 @@ def _checked(first: int, n: int) -> list[range]:
     """Of `n` columns from the first one on all of a few, which are asked for at once, or some, evenly spread."""
     if n <= CHECKED_WHOLE:
         return [range(first, first + n)]
-    places: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
-    return [range(first + place, first + place + 1) for place in places]
+    positions: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
+    return [range(first + position, first + position + 1) for position in positions]

@@ -1,8 +1,8 @@
 """Scores and pattern as a question, tile by tile, and from them z and the log-sum-exp: nothing of `[query, key]` is whole.
 
-Shares are asked for as logarithms to base 2: `log2 p = log2(e) · (score − lse)`, with the log-sum-exp of the row. Base 2
+Weights are asked for as logarithms to base 2: `log2 p = log2(e) · (score − lse)`, with the log-sum-exp of the row. Base 2
 because torch's `exp2` is several times as fast as its `exp` on a CPU, and the factor hides in the scale. A forbidden cell
-gets a penalty instead of −∞: its share is exactly 0 all the same, and 0 · log2 p is no NaN.
+gets a penalty instead of −∞: its weight is exactly 0 all the same, and 0 · log2 p is no NaN.
 """
 
 from __future__ import annotations
@@ -87,23 +87,27 @@ class Scores:
     def log2_into(
         self,
         out: Float[Tensor, "query key"],
-        place: tuple[int, int],
+        batch_head: tuple[int, int],
         rectangle: TileRegion,
         lse: Float[Tensor, "batch head all_queries"] | None = None,
     ) -> None:
-        """Writes `log2(e) · (score − lse)` of a tile of sequence and head `place`; `lse` None is 0.
+        """Writes `log2(e) · (score − lse)` of a tile of sequence and head `batch_head`; `lse` None is 0.
 
         `PENALTY` or less stands where the mask forbids a cell.
         """
-        self._unmasked_into(out, place, rectangle, lse)
-        hide(out, rectangle.hidden, place)
+        self._unmasked_into(out, batch_head, rectangle, lse)
+        hide(out, rectangle.hidden, batch_head)
 
-    def _unmasked_into(self, out: Tensor, place: tuple[int, int], rectangle: TileRegion, lse: Tensor | None) -> None:
-        (batch, head), queries, keys = place, rectangle.queries, rectangle.keys
+    def _unmasked_into(
+        self, out: Tensor, batch_head: tuple[int, int], rectangle: TileRegion, lse: Tensor | None
+    ) -> None:
+        (batch, head), queries, keys = batch_head, rectangle.queries, rectangle.keys
         group = self.q.shape[1] // self.k.shape[1]
         q = self.q[batch, head, queries.start : queries.stop].to(out.dtype)
         k = self.k[batch, head // group, keys.start : keys.stop].to(out.dtype)
-        start = out.new_zeros(1) if lse is None else lse[place][queries.start : queries.stop].to(out.dtype) * -LOG2_E
+        start = (
+            out.new_zeros(1) if lse is None else lse[batch_head][queries.start : queries.stop].to(out.dtype) * -LOG2_E
+        )
         scale, width = self.scale * (LOG2_E if self.is_plain else 1.0), -(-q.shape[1] // self.n_parts)
         first = start if self.is_plain else out.new_zeros(1)
         torch.addmm(first.unsqueeze(-1), q[:, :width], k[:, :width].mT, alpha=scale, out=out)
@@ -111,15 +115,17 @@ class Scores:
             out.addmm_(q[:, part : part + width], k[:, part : part + width].mT, alpha=scale)
         if self.is_plain:
             return
-        self._finish(out, place, indices(queries, out), indices(keys, out))
+        self._finish(out, batch_head, indices(queries, out), indices(keys, out))
         out.mul_(LOG2_E).add_(start.unsqueeze(-1))
 
-    def _finish(self, scaled: Float[Tensor, "query key"], place: tuple[int, int], q_idx: Tensor, k_idx: Tensor) -> None:
+    def _finish(
+        self, scaled: Float[Tensor, "query key"], batch_head: tuple[int, int], q_idx: Tensor, k_idx: Tensor
+    ) -> None:
         """From scaled products to scores, in place: all that comes after the scale, in this one place."""
         if self.softcap is not None:
             scaled.div_(self.softcap).tanh_().mul_(self.softcap)
         if self.bias is not None:
-            scaled.add_(self.bias(*place, q_idx, k_idx))
+            scaled.add_(self.bias(*batch_head, q_idx, k_idx))
 
     @property
     def formula(self) -> str:
@@ -135,8 +141,8 @@ class Scores:
         scores = qk * self.scale
         q_idx, k_idx = indices(range(n_queries), qk), indices(range(n_keys), qk)
         if not self.is_plain:
-            for place in ((b, h) for b in range(batch) for h in range(n_heads)):
-                self._finish(scores[place], place, q_idx, k_idx)
+            for batch_head in ((b, h) for b in range(batch) for h in range(n_heads)):
+                self._finish(scores[batch_head], batch_head, q_idx, k_idx)
         return qk, scores
 
 
@@ -162,10 +168,10 @@ class VirtualPattern:
         """The mask."""
         return self.scores.allowed
 
-    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: TileRegion) -> None:
+    def tile_into(self, log2: Tensor, weights: Tensor, batch_head: tuple[int, int], rectangle: TileRegion) -> None:
         """Writes log2 p and p of a tile."""
-        self.scores.log2_into(log2, place, rectangle, self.lse)
-        torch.exp2(log2, out=shares)
+        self.scores.log2_into(log2, batch_head, rectangle, self.lse)
+        torch.exp2(log2, out=weights)
 
     def of_heads(self, heads: range) -> VirtualPattern:
         """The pattern of some neighbouring heads."""
@@ -174,7 +180,7 @@ class VirtualPattern:
 
 @dataclass(frozen=True)
 class ComputedPattern:
-    """A pattern that was computed whole, for the same questions, in float64. Forbidden shares are 0 in it."""
+    """A pattern that was computed whole, for the same questions, in float64. Forbidden weights are 0 in it."""
 
     pattern: Float[Tensor, "batch head query key"]
     allowed: Allowed | None = None
@@ -189,11 +195,11 @@ class ComputedPattern:
         """An empty float64 tensor on the pattern's device."""
         return self.pattern.new_empty(0, dtype=torch.float64)
 
-    def tile_into(self, log2: Tensor, shares: Tensor, place: tuple[int, int], rectangle: TileRegion) -> None:
+    def tile_into(self, log2: Tensor, weights: Tensor, batch_head: tuple[int, int], rectangle: TileRegion) -> None:
         """Writes log2 p and p of a tile."""
         rows, columns = (slice(span.start, span.stop) for span in (rectangle.queries, rectangle.keys))
-        shares.copy_(self.pattern[place][rows, columns])
-        torch.log2(shares, out=log2).clamp_(min=PENALTY)
+        weights.copy_(self.pattern[batch_head][rows, columns])
+        torch.log2(weights, out=log2).clamp_(min=PENALTY)
 
     def of_heads(self, heads: range) -> ComputedPattern:
         """The pattern of some neighbouring heads."""
@@ -316,7 +322,7 @@ SHARP_LSE, SHARP_PARTS = 16.0, 4
 """A log-sum-exp above which scores are large: that of a hundred thousand normal scores is 12. Each part of a sum rounds at a
 quarter of its size."""
 WIDE_LSE = 512.0
-"""A log-sum-exp beyond this is rounded in float32 by more than shares may be: half a step of it is 3e-5."""
+"""A log-sum-exp beyond this is rounded in float32 by more than weights may be: half a step of it is 3e-5."""
 _LOWEST = PENALTY / 10
 """Where a running maximum begins: above every forbidden cell, so that 2^(penalty − maximum) is 0 and not 1."""
 
@@ -332,10 +338,10 @@ def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Att
 
 
 def pattern_of(scores: Scores, lse: Float[Tensor, "batch head query"]) -> VirtualPattern:
-    """The pattern that follows from a log-sum-exp, its shares within 1e-5 of themselves in float32.
+    """The pattern that follows from a log-sum-exp, its weights within 1e-5 of themselves in float32.
 
     Large scores, those of sharp heads, round too much: then dot products are summed in parts, or in float64 where float32
-    cannot hold the scores themselves, and the log-sum-exp is mended by what the shares of each query add up to, in a pass of
+    cannot hold the scores themselves, and the log-sum-exp is mended by what the weights of each query add up to, in a pass of
     its own.
     """
     if scores.like.dtype == torch.float64 or not bool((lse.abs() > SHARP_LSE).any()):
@@ -361,14 +367,14 @@ def tiled_attend(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> A
     for rectangle in rectangles(range(n_queries), range(n_keys), scores.allowed, shape, scores.like):
         queries, keys, _ = rectangle
         tile = buffer[: len(queries) * len(keys)].view(len(queries), len(keys))
-        for place in ((b, h) for b in range(scores.shape[0]) for h in range(scores.shape[1])):
-            scores.log2_into(tile, place, rectangle)
-            state.add(tile, place, queries, keys)
+        for batch_head in ((b, h) for b in range(scores.shape[0]) for h in range(scores.shape[1])):
+            scores.log2_into(tile, batch_head, rectangle)
+            state.add(tile, batch_head, queries, keys)
     return state.result()
 
 
 class _Running:
-    """What is known of each query so far: its largest score, and the sums of shares and of weighted values relative to it."""
+    """What is known of each query so far: its largest score, and the sums of weights and of weighted values relative to it."""
 
     def __init__(self, scores: Scores, v: Tensor) -> None:
         batch, head, query, _ = scores.shape
@@ -378,19 +384,19 @@ class _Running:
         self._mass = scores.like.new_zeros(batch, head, query)
         self._z = scores.like.new_zeros(batch, head, query, v.shape[3])
 
-    def add(self, log2: Float[Tensor, "query key"], place: tuple[int, int], queries: range, keys: range) -> None:
+    def add(self, log2: Float[Tensor, "query key"], batch_head: tuple[int, int], queries: range, keys: range) -> None:
         """Takes a tile of scores, in place: what was summed is scaled down where a larger score has come."""
-        batch, head = place
+        batch, head = batch_head
         rows = slice(queries.start, queries.stop)
-        largest, mass, z = self._largest[place][rows], self._mass[place][rows], self._z[place][rows]
+        largest, mass, z = self._largest[batch_head][rows], self._mass[batch_head][rows], self._z[batch_head][rows]
         now = torch.maximum(largest, log2.amax(dim=1))
         shrunk = torch.exp2(largest - now)
-        shares = log2.sub_(now.unsqueeze(-1)).exp2_()
-        mass.mul_(shrunk).add_(shares.sum(dim=1))
+        weights = log2.sub_(now.unsqueeze(-1)).exp2_()
+        mass.mul_(shrunk).add_(weights.sum(dim=1))
         values = self._v[batch, head // self._group, keys.start : keys.stop].to(log2.dtype)
         if not self._is_finite:  # 0 · NaN is NaN, and a forbidden key may hold anything
-            values = values.masked_fill((shares == 0).all(dim=0).unsqueeze(-1), 0.0)
-        z.mul_(shrunk.unsqueeze(-1)).addmm_(shares, values)
+            values = values.masked_fill((weights == 0).all(dim=0).unsqueeze(-1), 0.0)
+        z.mul_(shrunk.unsqueeze(-1)).addmm_(weights, values)
         largest.copy_(now)
 
     def result(self) -> Attended:

@@ -70,9 +70,9 @@ class StatisticsRequest:
 class Statistics:
     """What one pass finds.
 
-    Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the shares of the `first` and the `leading` keys, all
+    Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the weights of the `first` and the `leading` keys, all
     sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `lifted` the number of queries
-    that give a key so many times its uniform share as was asked, `map` per cell, `profile` per signed distance, of which index
+    that give a key so many times its uniform weight as was asked, `map` per cell, `profile` per signed distance, of which index
     `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one (`induction`), on each further pattern
     (`matched`), and `between` spans, from queries to keys.
     """
@@ -109,7 +109,7 @@ def summarise(
     """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at.
 
     With the number of keys that are `visible` to each query, those queries are counted that give a key `lift` times its uniform
-    share, 1 / visible; without it nothing is.
+    weight, 1 / visible; without it nothing is.
     """
     mass, entropy, squares, peak = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern), Peak(pattern)
     distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
@@ -159,9 +159,9 @@ def with_sink(statistics: Statistics, sink_mass: PerQuery) -> Statistics:
 
 
 def strongest_key(pattern: Float[Tensor, "batch head query key"]) -> Int[Tensor, "batch head query"]:
-    """The key with the largest share, the first of equals; −1 for a row of zeros."""
-    share, key = pattern.max(dim=-1)
-    return torch.where(share > 0, key, -1)
+    """The key with the largest weight, the first of equals; −1 for a row of zeros."""
+    weight, key = pattern.max(dim=-1)
+    return torch.where(weight > 0, key, -1)
 
 
 def entropy_share(entropy: PerQuery, visible: Shaped[Tensor, "#batch #head query"]) -> PerQuery:
@@ -186,10 +186,10 @@ def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Floa
     return folded
 
 
-def window_of(folded: Float[Tensor, "head absolute"], share: float) -> Int[Tensor, " head"]:
-    """The least distance within which at least `share` of the mass lies; rounding of a millionth is forgiven."""
+def window_of(folded: Float[Tensor, "head absolute"], weight: float) -> Int[Tensor, " head"]:
+    """The least distance within which at least `weight` of the mass lies; rounding of a millionth is forgiven."""
     within = folded.double().cumsum(dim=1)
-    wanted = (share - 1e-6) * within[:, -1:]
+    wanted = (weight - 1e-6) * within[:, -1:]
     return torch.searchsorted(within, wanted).squeeze(1)
 
 
@@ -210,15 +210,17 @@ def doubling_steps(longest: int) -> tuple[int, ...]:
     return (0, *powers, longest) if longest else (0,)
 
 
-def shares_of(pattern: PatternTiles, place: tuple[int, int], queries: range, keys: range) -> Float[Tensor, "query key"]:
+def weights_of(
+    pattern: PatternTiles, batch_head: tuple[int, int], queries: range, keys: range
+) -> Float[Tensor, "query key"]:
     """Any corner of a pattern, cell by cell: exact, in time and memory of that corner alone."""
-    shares = pattern.like.new_zeros(len(queries), len(keys))
-    for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(shares.device), shares):
+    weights = pattern.like.new_zeros(len(queries), len(keys))
+    for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(weights.device), weights):
         rows, columns, _ = rectangle
         top, left = rows.start - queries.start, columns.start - keys.start
-        own = shares[top : top + len(rows), left : left + len(columns)]
-        pattern.tile_into(torch.empty_like(own), own, place, rectangle)
-    return shares
+        own = weights[top : top + len(rows), left : left + len(columns)]
+        pattern.tile_into(torch.empty_like(own), own, batch_head, rectangle)
+    return weights
 
 
 # ------------------------------------------------------------------------------------------------------------- reducers
@@ -232,7 +234,7 @@ class RowSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the rows."""
-        self.per_query[tile.place][tile.rows] += tile.mass
+        self.per_query[tile.batch_head][tile.rows] += tile.mass
 
 
 class Entropy:
@@ -242,8 +244,8 @@ class Entropy:
         self._bits = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
-        """One product of the shares with their logarithms."""
-        self._bits[tile.place][tile.rows] -= torch.mul(tile.shares, tile.log2, out=tile.scratch).sum(dim=1)
+        """One product of the weights with their logarithms."""
+        self._bits[tile.batch_head][tile.rows] -= torch.mul(tile.weights, tile.log2, out=tile.scratch).sum(dim=1)
 
     @property
     def per_query(self) -> PerQuery:
@@ -259,18 +261,18 @@ class RowSquareSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the squared lengths of the rows."""
-        self.per_query[tile.place][tile.rows] += torch.linalg.vector_norm(tile.shares, dim=1).square_()
+        self.per_query[tile.batch_head][tile.rows] += torch.linalg.vector_norm(tile.weights, dim=1).square_()
 
 
 class Peak:
-    """The largest `ln p` of each query; far below any share of a float where no key is allowed."""
+    """The largest `ln p` of each query; far below any weight of a float where no key is allowed."""
 
     def __init__(self, pattern: PatternTiles) -> None:
         self._log2 = pattern.like.new_full(pattern.shape[:3], PENALTY)
 
     def add(self, tile: Tile) -> None:
         """The larger of the rows' largest and what was before."""
-        largest = self._log2[tile.place][tile.rows]
+        largest = self._log2[tile.batch_head][tile.rows]
         torch.maximum(largest, tile.log2.amax(dim=1), out=largest)
 
     @property
@@ -295,11 +297,11 @@ class Distance:
         if self._known is None or self._known[:2] != (tile.queries, tile.keys):
             self._known = (tile.queries, tile.keys, *_steps(tile))
         of_keys, of_queries = self._known[2:]
-        own = self.per_query[tile.place][tile.rows]
+        own = self.per_query[tile.batch_head][tile.rows]
         if of_queries is None:
-            own += torch.mul(tile.shares, of_keys, out=tile.scratch).sum(dim=1)
+            own += torch.mul(tile.weights, of_keys, out=tile.scratch).sum(dim=1)
         else:
-            own += torch.mv(tile.shares, of_keys).addcmul_(tile.mass, of_queries)
+            own += torch.mv(tile.weights, of_keys).addcmul_(tile.mass, of_queries)
 
 
 def _steps(tile: Tile) -> tuple[Tensor, Tensor | None]:
@@ -326,18 +328,18 @@ class ColumnSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the columns, block by block of queries, and those of the blocks of keys."""
-        sums = _sums_of_blocks(tile.shares, self._block, 0)
-        self.per_key[tile.place][tile.columns] += sums.sum(dim=0)
+        sums = _sums_of_blocks(tile.weights, self._block, 0)
+        self.per_key[tile.batch_head][tile.columns] += sums.sum(dim=0)
         first, lead = divmod(tile.keys.start, self._block)
         cells = _sums_of_blocks(sums.mT, self._block, lead).mT
         top = tile.queries.start // self._block
-        self.map[tile.place][top : top + cells.shape[0], first : first + cells.shape[1]] += cells
+        self.map[tile.batch_head][top : top + cells.shape[0], first : first + cells.shape[1]] += cells
 
 
 class Lifted:
-    """How many queries give each key at least a share of their own, `floor` `[batch, head or 1, query]`: `batch head key`.
+    """How many queries give each key at least a weight of their own, `floor` `[batch, head or 1, query]`: `batch head key`.
 
-    A floor of some times 1 / visible keys counts the queries that give a key so many times its uniform share.
+    A floor of some times 1 / visible keys counts the queries that give a key so many times its uniform weight.
     """
 
     def __init__(self, pattern: PatternTiles, floor: Float[Tensor, "batch _head query"]) -> None:
@@ -347,8 +349,8 @@ class Lifted:
 
     def add(self, tile: Tile) -> None:
         """Adds the cells that reach the floor of their row."""
-        floor = self._floor[tile.place][tile.rows, None]
-        self.per_key[tile.place][tile.columns] += torch.ge(tile.shares, floor, out=tile.scratch).sum(dim=0)
+        floor = self._floor[tile.batch_head][tile.rows, None]
+        self.per_key[tile.batch_head][tile.columns] += torch.ge(tile.weights, floor, out=tile.scratch).sum(dim=0)
 
 
 class Profile:
@@ -367,11 +369,11 @@ class Profile:
         """Adds the diagonals; the first column of the sheared tile holds nothing."""
         first = self.zero + tile.keys.start - tile.queries.start - len(tile.queries) + 1
         sums = tile.diagonals.sum(dim=0)[1:]
-        self.mass[tile.place][first : first + len(sums)] += sums
+        self.mass[tile.batch_head][first : first + len(sums)] += sums
 
 
 class Marked:
-    """The share of each query that goes to marked keys, such as the first of each text. `marks` is `[batch, key]`."""
+    """The weight that each query gives to marked keys, such as the first of each text. `marks` is `[batch, key]`."""
 
     def __init__(self, pattern: PatternTiles, marks: Bool[Tensor, "batch key"]) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
@@ -379,11 +381,11 @@ class Marked:
 
     def add(self, tile: Tile) -> None:
         """Adds the marked columns, of which most tiles have none."""
-        marked = self._marked[tile.place[0]]
+        marked = self._marked[tile.batch_head[0]]
         low, high = (bisect_left(marked, edge) for edge in (tile.keys.start, tile.keys.stop))
         columns = [key - tile.keys.start for key in marked[low:high]]
         if columns:
-            self.per_query[tile.place][tile.rows] += tile.shares[:, columns].sum(dim=1)
+            self.per_query[tile.batch_head][tile.rows] += tile.weights[:, columns].sum(dim=1)
 
 
 class SameLabel:
@@ -411,13 +413,13 @@ class SameLabel:
         self._known: dict[int, tuple[range, range, Tensor]] = {}
 
     def add(self, tile: Tile) -> None:
-        """Adds the shares of the cells whose labels match, which are the same for every head."""
-        batch = tile.place[0]
+        """Adds the weights of the cells whose labels match, which are the same for every head."""
+        batch = tile.batch_head[0]
         known = self._known.get(batch)
         if known is None or known[:2] != (tile.queries, tile.keys):
             known = self._known[batch] = (tile.queries, tile.keys, self._joined(batch, tile))
         if len(known[2]):
-            self.mass[tile.place] += tile.flat.index_select(0, known[2]).sum()
+            self.mass[tile.batch_head] += tile.flat.index_select(0, known[2]).sum()
 
     def _joined(self, batch: int, tile: Tile) -> Int[Tensor, " cell"]:
         """Where in the tile the cells are: each query's run among the keys sorted by label and place, written out."""
@@ -449,12 +451,12 @@ class Matched:
         self._asked: dict[int, tuple[range, range, Tensor]] = {}
 
     def add(self, tile: Tile) -> None:
-        """Adds the shares of the cells that match."""
-        self.mass[tile.place] += torch.mul(tile.shares, self._cells(tile), out=tile.scratch).sum()
+        """Adds the weights of the cells that match."""
+        self.mass[tile.batch_head] += torch.mul(tile.weights, self._cells(tile), out=tile.scratch).sum()
 
     def _cells(self, tile: Tile) -> Tensor:
         """1 where the expression holds, else 0, kept for the next head."""
-        batch = tile.place[0]
+        batch = tile.batch_head[0]
         asked = self._asked.get(batch)
         if asked is None or asked[:2] != (tile.queries, tile.keys):
             cells = self._matches[batch](indices(tile.queries, tile.mass), indices(tile.keys, tile.mass))
@@ -476,10 +478,10 @@ class Between:
         self._q_spans, self._k_spans = q_spans.to(dtype), k_spans.to(dtype)
 
     def add(self, tile: Tile) -> None:
-        """Adds the shares of the keys of each span, query by query, and those of the queries of each span."""
-        batch = tile.place[0]
-        of_queries = tile.shares @ self._k_spans[batch][:, tile.columns].mT
-        self.mass[tile.place] += self._q_spans[batch][:, tile.rows] @ of_queries
+        """Adds the weights of the keys of each span, query by query, and those of the queries of each span."""
+        batch = tile.batch_head[0]
+        of_queries = tile.weights @ self._k_spans[batch][:, tile.columns].mT
+        self.mass[tile.batch_head] += self._q_spans[batch][:, tile.rows] @ of_queries
 
 
 def _sums_of_blocks(rows: Float[Tensor, "row column"], block: int, lead: int) -> Float[Tensor, "block column"]:

@@ -42,11 +42,11 @@ class PatternTiles(Grid, Protocol):
     def tile_into(
         self,
         log2: Float[Tensor, "query key"],
-        shares: Float[Tensor, "query key"],
-        place: tuple[int, int],
+        weights: Float[Tensor, "query key"],
+        batch_head: tuple[int, int],
         rectangle: TileRegion,
     ) -> None:
-        """Writes log2 p and p of a tile of sequence and head `place`: `PENALTY` or less, and 0, where it is forbidden."""
+        """Writes log2 p and p of a tile of sequence and head `batch_head`: `PENALTY` or less, and 0, where it is forbidden."""
 
     def of_heads(self, heads: range) -> PatternTiles:
         """The pattern of some neighbouring heads."""
@@ -75,26 +75,26 @@ def visible_keys(pattern: Grid) -> Float[Tensor, "#batch #head query"]:
 
 @dataclass(frozen=True)
 class Tile:
-    """Shares of some queries and keys of one head: `shares` = 2^`log2`, exactly 0 where forbidden.
+    """Weights of some queries and keys of one head: `weights` = 2^`log2`, exactly 0 where forbidden.
 
-    `place` is sequence and head, `head` counted among those of the pass. `diagonals` holds the same shares sheared:
+    `batch_head` is sequence and head, `head` counted among those of the pass. `diagonals` holds the same weights sheared:
     column c has those with key − query = `keys.start − queries.start + c − query count`, and zeros. `mass` is the sum of
-    each row. `scratch` may be written to. `flat` is the memory of `shares` as one row.
+    each row. `scratch` may be written to. `flat` is the memory of `weights` as one row.
     """
 
-    place: tuple[int, int]
+    batch_head: tuple[int, int]
     queries: range
     keys: range
     log2: Float[Tensor, "query key"]
-    shares: Float[Tensor, "query key"]
+    weights: Float[Tensor, "query key"]
     diagonals: Float[Tensor, "query diagonal"]
     mass: Float[Tensor, " query"]
     scratch: Float[Tensor, "query key"]
     flat: Float[Tensor, " cell"]
 
     def flat_places(self, rows: Int[Tensor, " cell"], columns: Int[Tensor, " cell"]) -> Int[Tensor, " cell"]:
-        """Where cells of `shares` are in `flat`, which is several times as fast to read from."""
-        return rows * int(self.shares.stride(0)) + columns + int(self.shares.storage_offset())
+        """Where cells of `weights` are in `flat`, which is several times as fast to read from."""
+        return rows * int(self.weights.stride(0)) + columns + int(self.weights.storage_offset())
 
     @property
     def rows(self) -> slice:
@@ -123,15 +123,15 @@ def reduce_tiles(
     shape = tile_shape(pattern.like.device)
     buffers = _Buffers(shape, pattern.like)
     for rectangle in rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like):
-        for place in ((b, h) for b in range(batch) for h in range(n_heads)):
-            tile = buffers.tile(pattern, place, rectangle)
+        for batch_head in ((b, h) for b in range(batch) for h in range(n_heads)):
+            tile = buffers.tile(pattern, batch_head, rectangle)
             for reducer in reducers:
                 reducer.add(tile)
         tell(batch * n_heads * len(rectangle.queries) * len(rectangle.keys))
 
 
 class _Buffers:
-    """The memory of a pass: three tiles, the shares among zeros, so that a sheared view of them has empty corners.
+    """The memory of a pass: three tiles, the weights among zeros, so that a sheared view of them has empty corners.
 
     Row r of the sheared view begins r + 1 numbers later than the row before it: its column c holds key c + r − n of the
     tile. Source of the trick: strides, as in the relative attention of Huang et al. 2018, "Music Transformer", section 3.4.
@@ -143,7 +143,7 @@ class _Buffers:
         self._shares = like.new_empty(n * (n + m) + n)
         self._zeroed = (0, 0)
 
-    def tile(self, pattern: PatternTiles, place: tuple[int, int], rectangle: TileRegion) -> Tile:
+    def tile(self, pattern: PatternTiles, batch_head: tuple[int, int], rectangle: TileRegion) -> Tile:
         """The tile of a rectangle; what an earlier one held is gone."""
         queries, keys, _ = rectangle
         n, m = len(queries), len(keys)
@@ -155,10 +155,10 @@ class _Buffers:
             padded[:, :n].zero_()
             flat[n * width :].zero_()
             self._zeroed = (n, m)
-        shares = padded[:, n:]
-        pattern.tile_into(log2, shares, place, rectangle)
+        weights = padded[:, n:]
+        pattern.tile_into(log2, weights, batch_head, rectangle)
         diagonals = flat.as_strided((n, width), (width + 1, 1))
-        return Tile(place, queries, keys, log2, shares, diagonals, shares.sum(dim=1), scratch, flat)
+        return Tile(batch_head, queries, keys, log2, weights, diagonals, weights.sum(dim=1), scratch, flat)
 
 
 # ----------------------------------------------------------------------------------------------------------- rectangles
@@ -255,10 +255,10 @@ def _hidden(rows: range, strip: range, first: int, allowed: Allowed | None, like
     return MaskedColumns(slice(strip.start - first, strip.stop - first), penalty)
 
 
-def hide(tile: Float[Tensor, "query key"], hidden: Sequence[MaskedColumns], place: tuple[int, int]) -> None:
+def hide(tile: Float[Tensor, "query key"], hidden: Sequence[MaskedColumns], batch_head: tuple[int, int]) -> None:
     """Adds the penalties of a sequence and head to log2 p."""
     for columns, penalty in hidden:
-        own = penalty[min(place[0], penalty.shape[0] - 1), min(place[1], penalty.shape[1] - 1)]
+        own = penalty[min(batch_head[0], penalty.shape[0] - 1), min(batch_head[1], penalty.shape[1] - 1)]
         tile[:, columns].add_(own)
 
 

@@ -17,8 +17,8 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     entropy_share,
     mean_over,
-    shares_of,
     summarise,
+    weights_of,
     window_of,
 )
 from mhacli.attention.tiled.tiles import Grid, PatternTiles, visible_keys
@@ -116,8 +116,8 @@ def make_baseline(pattern: Grid, asked: StatisticsRequest) -> Baseline:
     """What the same questions find of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
-    shares = uniform(visible, pattern.shape[3], pattern.allowed)
-    return Baseline(visible, summarise(shares, asked, visible=visible, lift=_ANY))
+    weights = uniform(visible, pattern.shape[3], pattern.allowed)
+    return Baseline(visible, summarise(weights, asked, visible=visible, lift=_ANY))
 
 
 _ANY = 0.5
@@ -169,7 +169,7 @@ def _learned_sink(sink_mass: Tensor | None, statistics: Statistics, index: int) 
 
 
 def has_keys(statistics: Statistics) -> Bool[Tensor, "batch head query"]:
-    """Which queries see a key at all: the shares of the others are all 0."""
+    """Which queries see a key at all: the weights of the others are all 0."""
     return statistics.mass > 0
 
 
@@ -234,7 +234,7 @@ def _top(pattern: PatternTiles, top_score: Tensor, index: int) -> tuple[float | 
     scores = top_score[:, index]
     place = int(scores.nan_to_num(nan=-torch.inf).argmax())
     batch, query = divmod(place, scores.shape[1])
-    row = shares_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))
+    row = weights_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))
     score = finite(scores[batch, query].item())
     return score, None if score is None else (batch, query, int(row.argmax()))
 
@@ -275,12 +275,12 @@ def _largest(
     cells = []
     for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
         batch, query = divmod(place, lift.shape[1])
-        row = shares_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))[0]
+        row = weights_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))[0]
         n_keys = visible[batch, query].item()
         if n_keys <= 1:
             continue
-        shares, keys = row.topk(min(MAX_LARGEST, len(row)))
-        for share, key in zip(shares.tolist(), keys.tolist(), strict=True):
+        weights, keys = row.topk(min(MAX_LARGEST, len(row)))
+        for share, key in zip(weights.tolist(), keys.tolist(), strict=True):
             _, own_query, own_key = _own_place((batch, query, key), axes)
             cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])

@@ -14,7 +14,7 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.attention.tiled.scores import AttentionResult
-from mhacli.attention.tiled.statistics import shares_of
+from mhacli.attention.tiled.statistics import weights_of
 from mhacli.attention.tiled.tiles import PatternTiles
 
 BATCH, N_HEADS, N_KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 5, 7, 11, 13
@@ -94,7 +94,7 @@ def bias_of(attention: AttentionResult) -> Tensor | None:
 def all_shares(pattern: PatternTiles) -> np.ndarray:
     """The pattern as it is asked for tile by tile."""
     batch, head, query, key = pattern.shape
-    rows = [[shares_of(pattern, (b, h), range(query), range(key)) for h in range(head)] for b in range(batch)]
+    rows = [[weights_of(pattern, (b, h), range(query), range(key)) for h in range(head)] for b in range(batch)]
     return torch.stack([torch.stack(row) for row in rows]).numpy()
 
 

@@ -379,7 +379,7 @@ class Seen:
 
     def __init__(self, pattern: Any) -> None:
         self.tiles = 0
-        self.shares = np.zeros(pattern.shape)
+        self.weights = np.zeros(pattern.shape)
 
     def add(self, tile: Tile) -> None:
         self.tiles += 1
@@ -388,18 +388,18 @@ class Seen:
             slice(tile.queries.start, tile.queries.stop),
             slice(tile.keys.start, tile.keys.stop),
         )
-        assert tile.shares.shape == tile.log2.shape == tile.scratch.shape == (n, m)
+        assert tile.weights.shape == tile.log2.shape == tile.scratch.shape == (n, m)
         assert tile.diagonals.shape == (n, n + m)
-        expected = torch.zeros(n, n + m, dtype=tile.shares.dtype)
+        expected = torch.zeros(n, n + m, dtype=tile.weights.dtype)
         for row in range(n):
-            expected[row, n - row : n - row + m] = tile.shares[row]  # column c holds key − query = c − n of the corner
+            expected[row, n - row : n - row + m] = tile.weights[row]  # column c holds key − query = c − n of the corner
         assert torch.equal(tile.diagonals, expected)
-        near(tile.mass, tile.shares.sum(dim=1))
-        near(tile.shares, tile.log2.exp2())
+        near(tile.mass, tile.weights.sum(dim=1))
+        near(tile.weights, tile.log2.exp2())
         rows, columns = (t.flatten() for t in torch.meshgrid(torch.arange(n), torch.arange(m), indexing="ij"))
-        assert torch.equal(tile.flat[tile.flat_places(rows, columns)], tile.shares.flatten())
+        assert torch.equal(tile.flat[tile.flat_places(rows, columns)], tile.weights.flatten())
         tile.scratch.fill_(torch.nan)
-        self.shares[*tile.place, tile.rows, tile.columns] = tile.shares
+        self.weights[*tile.batch_head, tile.rows, tile.columns] = tile.weights
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -412,7 +412,7 @@ def test_a_tile_shows_its_shares_straight_sheared_and_flat(normal: Normal, name:
     seen = Seen(pattern)
     told: list[int] = []
     reduce_tiles(pattern, [seen], told.append)
-    np.testing.assert_allclose(seen.shares, (whole - pattern.lse[..., None]).exp().numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(seen.weights, (whole - pattern.lse[..., None]).exp().numpy(), rtol=0, atol=1e-13)
     assert len(told) == seen.tiles / (BATCH * HEADS)
     assert sum(told) == n_cells(pattern)
 

@@ -72,7 +72,7 @@ def all_rectangles(pattern: Grid) -> list[TileRegion]:
 
 class Whole(NamedTuple):
     log2: np.ndarray
-    shares: np.ndarray
+    weights: np.ndarray
 
 
 def gathered(pattern: PatternTiles) -> Whole:
@@ -122,8 +122,8 @@ def test_tiles_hold_the_shares_of_the_formula_written_as_loops(
     expected = oracle.attention(q.numpy(), k.numpy(), v.numpy(), scale=0.7, allowed=cells_of(name))
     pattern = VirtualPattern(Scores(q, k, scale=0.7, allowed=MASKS[name][0]), lse_of(expected.scores))
     found = gathered(pattern)
-    np.testing.assert_allclose(found.shares, expected.pattern, rtol=0, atol=1e-13)
-    assert (found.shares[~cells_of(name)] == 0).all()
+    np.testing.assert_allclose(found.weights, expected.pattern, rtol=0, atol=1e-13)
+    assert (found.weights[~cells_of(name)] == 0).all()
     visible = cells_of(name)
     np.testing.assert_allclose(found.log2[visible], np.log2(expected.pattern[visible]), rtol=0, atol=1e-12)
     assert (found.log2[~visible] <= PENALTY * (1 - 1e-6)).all()
@@ -145,7 +145,7 @@ def test_tiles_hold_the_pattern_of_attend(
     own_bias = None if bias is None else tensor_bias(bias)
     scores = Scores(q, k, scale=1.3, softcap=softcap, bias=own_bias, allowed=allowed)
     found = gathered(VirtualPattern(scores, lse_of(seen["scores"].numpy())))
-    np.testing.assert_allclose(found.shares, seen["pattern"].numpy(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(found.weights, seen["pattern"].numpy(), rtol=0, atol=1e-13)
     without_lse = log2_of(scores)
     visible = cells_of(name)
     np.testing.assert_allclose(
@@ -163,7 +163,7 @@ def test_softcap_comes_before_the_bias_and_both_after_the_scale(normal: Normal, 
     )
     scores = Scores(q, k, scale=0.9, softcap=1.5, bias=tensor_bias(bias), allowed=MASKS[name][0])
     found = gathered(VirtualPattern(scores, lse_of(expected.scores)))
-    np.testing.assert_allclose(found.shares, expected.pattern, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(found.weights, expected.pattern, rtol=0, atol=1e-13)
 
 
 def test_by_hand_two_keys_whose_scores_differ_by_one() -> None:
@@ -174,7 +174,7 @@ def test_by_hand_two_keys_whose_scores_differ_by_one() -> None:
     assert log2_of(scores)[0, 0, 0].tolist() == [0.0, math.log2(math.e)]
     lse = torch.tensor([[[math.log(1 + math.e)]]], dtype=torch.float64)
     found = gathered(VirtualPattern(scores, lse))
-    assert found.shares[0, 0, 0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)], rel=1e-15)
+    assert found.weights[0, 0, 0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)], rel=1e-15)
     assert found.log2[0, 0, 0].tolist() == pytest.approx(np.log2([1 / (1 + math.e), math.e / (1 + math.e)]), rel=1e-14)
     assert math.exp2(LOG2_E) == pytest.approx(math.e, rel=1e-15)
 
@@ -199,7 +199,7 @@ def test_16_bit_numbers_are_widened_and_nothing_is_rounded_again(
     assert scores.like.numel() == 0
     pattern = VirtualPattern(scores, lse_of(expected.scores).float())
     assert (pattern.like.dtype, pattern.shape) == (torch.float32, (BATCH, HEADS, Q_LEN, K_LEN))
-    np.testing.assert_allclose(gathered(pattern).shares, expected.pattern, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(gathered(pattern).weights, expected.pattern, rtol=0, atol=2e-6)
 
 
 def test_the_maths_have_the_dtype_of_the_queries_and_32_bits_at_least() -> None:
@@ -287,7 +287,7 @@ def test_a_pattern_that_was_computed_whole_gives_the_same_tiles_in_float64(
         pattern = ComputedPattern(torch.from_numpy(expected).to(dtype), MASKS[name][0])
         assert (pattern.shape, pattern.like.dtype, pattern.like.numel()) == (expected.shape, torch.float64, 0)
         found, rounded = gathered(pattern), pattern.pattern.double().numpy()
-        assert np.array_equal(found.shares, rounded)
+        assert np.array_equal(found.weights, rounded)
         visible = cells_of(name)
         np.testing.assert_allclose(found.log2[visible], np.log2(rounded[visible]), rtol=1e-15)
         assert (found.log2[~visible] <= PENALTY).all()
@@ -305,7 +305,7 @@ def test_uniform_attention_gives_every_visible_key_the_same(normal: Normal, name
     pattern = uniform(counts, K_LEN, MASKS[name][0])
     assert pattern.shape == (BATCH, HEADS, Q_LEN, K_LEN)
     expected = np.where(visible, 1 / np.maximum(visible.sum(axis=-1, keepdims=True), 1), 0.0)
-    np.testing.assert_allclose(gathered(pattern).shares, expected, rtol=1e-14)
+    np.testing.assert_allclose(gathered(pattern).weights, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -326,7 +326,7 @@ def test_uniform_attention_is_one_head_where_the_mask_is_the_same_for_all(tiles:
     )
     pattern = uniform(visible_keys(scores), K_LEN, masks.causal())
     assert pattern.shape == (1, 1, Q_LEN, K_LEN)
-    found = gathered(pattern).shares[0, 0]
+    found = gathered(pattern).weights[0, 0]
     for i in range(Q_LEN):
         assert found[i].tolist() == pytest.approx([1 / (i + 1)] * (i + 1) + [0.0] * (K_LEN - i - 1), rel=1e-14)
 
@@ -379,7 +379,7 @@ def test_shares_under_alibi_are_those_of_attend_in_the_dtype_of_the_maths(
     scores = Scores(q.to(dtype), k.to(dtype), scale=0.5, bias=distance_bias(9, Q_PLACES, K_PLACES, dtype=torch.float64))
     found = gathered(VirtualPattern(scores, lse_of(expected.scores).to(dtype)))
     ceiling = 1e-13 if dtype == torch.float64 else 1e-6
-    np.testing.assert_allclose(found.shares, expected.pattern, rtol=0, atol=ceiling)
+    np.testing.assert_allclose(found.weights, expected.pattern, rtol=0, atol=ceiling)
 
 
 SIZES = [(), (K_LEN,), (1,), (Q_LEN, K_LEN), (Q_LEN, 1), (1, K_LEN), (HEADS, Q_LEN, K_LEN), (HEADS, 1, 1), (HEADS, 1, K_LEN),
@@ -402,7 +402,7 @@ def test_shares_with_a_bias_of_any_shape_are_those_of_attend(normal: Normal, siz
     attend(q, k, v, bias=numbers, tap=lambda site, t, **_: seen.update({site: t}))
     scores = Scores(q, k, scale=D_HEAD**-0.5, bias=tensor_bias(numbers))
     found = gathered(VirtualPattern(scores, seen["scores"].logsumexp(dim=-1)))
-    np.testing.assert_allclose(found.shares, seen["pattern"].numpy(), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(found.weights, seen["pattern"].numpy(), rtol=0, atol=1e-14)
 
 
 def test_several_biases_add_up(normal: Normal) -> None:

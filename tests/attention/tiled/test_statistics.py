@@ -144,7 +144,7 @@ def test_any_corner_of_a_pattern_is_that_part_of_the_whole(normal, monkeypatch, 
     pattern = VirtualPattern(scores, torch.where(lse.isneginf(), 0.0, lse))
     for queries, keys in [*CORNERS, *reversed(CORNERS)]:
         for place in ((0, 0), (1, 5), (0, 3)):
-            found = stats.shares_of(pattern, place, queries, keys)
+            found = stats.weights_of(pattern, place, queries, keys)
             expected = seen["pattern"][place][queries.start : queries.stop, keys.start : keys.stop]
             assert found.shape == expected.shape
             assert (found - expected).abs().sum() <= 1e-12
@@ -154,7 +154,7 @@ def test_any_corner_of_a_pattern_is_that_part_of_the_whole(normal, monkeypatch, 
 def test_any_corner_of_a_computed_pattern_is_that_part_of_it(normal):
     whole = normal(2, 3, 11, 13).softmax(dim=-1)
     for queries, keys in ((range(2, 9), range(4, 13)), (range(10, 11), range(1)), (range(11), range(13))):
-        found = stats.shares_of(ComputedPattern(whole), (1, 2), queries, keys)
+        found = stats.weights_of(ComputedPattern(whole), (1, 2), queries, keys)
         assert torch.equal(found, whole[1, 2, queries.start : queries.stop, keys.start : keys.stop])
 
 

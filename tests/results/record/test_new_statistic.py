@@ -26,7 +26,7 @@ REDUCER = '''class Cubes:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the cubes of the rows."""
-        self.per_query[tile.place][tile.rows] += tile.shares.pow(3).sum(dim=1)
+        self.per_query[tile.batch_head][tile.rows] += tile.weights.pow(3).sum(dim=1)
 
 
 class RowSquareSums:
