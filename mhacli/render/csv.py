@@ -53,8 +53,8 @@ def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
         for place, h in enumerate(numbers):
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
-                shares = pattern[b, place, row, own]
-                words = np.where(np.isfinite(shares), shares.astype("U32"), "").tolist()
+                weights = pattern[b, place, row, own]
+                words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
                 open_ = allowed[b, min(place, allowed.shape[1] - 1), row, own].astype(int).tolist()
                 yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 

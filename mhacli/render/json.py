@@ -57,8 +57,8 @@ def _arrays(record: Record) -> Iterator[str]:
 def nonfinite(record: Record) -> dict[str, int]:
     """How many numbers of each array are NaN or Inf, cells that are not allowed aside; arrays without any left out."""
     if record.layers:
-        found = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
-        return {prefix + name: count for prefix, counts in found.items() for name, count in counts.items()}
+        by_layer = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
+        return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
     counts = {}
     for name in sorted(record.arrays):  # a file gives them in any order
         values, meant = _values(record, name)

@@ -21,7 +21,7 @@ from mhacli.viewer.lines import BOLD, DIM, PLAIN, WARNING, Line, Lines, StyledTe
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.tokens import Prompt, Search, SearchAxis, Tokens, TopKeys, searched
 from mhacli.viewer.picture import TAKEN_SIGN, Picture, Shades, Zoom, scale_range, sink_words
-from mhacli.viewer.screen import HEAD_KEYS, ViewerScreen, bindings, keys_line
+from mhacli.viewer.screen import HEAD_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE = 120
@@ -34,20 +34,19 @@ _CLIPBOARD = 74_000
 base64 leaves three quarters."""
 
 
-class HeadScreen(ViewerScreen):
+class HeadScreen(HeadsScreen):
     """One head, with the cursor on a query and a key of it."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD_KEYS)
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session, self.colour = session, session.colour
+        super().__init__(session)
+        self.colour = session.colour
         self.picture: Picture | None = None
         self.row, self.column = 0, 0
         self.most: int | None = None
         self.search: Search | None = None
         self._before = (0, 0)
-        self._message = ""
         self.top_line, self.read_out, self.legend, self.last = (
             Lines(id=name) for name in ("top", "read-out", "legend", "last")
         )
@@ -100,18 +99,18 @@ class HeadScreen(ViewerScreen):
 
     def _strongest_of(self, row: int) -> int:
         assert self.picture is not None
-        found = self.picture.top_keys(row)
-        return found[0][0] if found else 0
+        keys = self.picture.top_keys(row)
+        return keys[0][0] if keys else 0
 
     @property
     def query_place(self) -> int:
         """The place of the query under the cursor."""
-        return 0 if self.picture is None else self.picture.query_places(self.row)[0]
+        return 0 if self.picture is None else self.picture.base.query_places(self.row)[0]
 
     @property
     def key_place(self) -> int:
         """The place of the key under the cursor."""
-        return 0 if self.picture is None else self.picture.key_places(self.column)[0]
+        return 0 if self.picture is None else self.picture.base.key_places(self.column)[0]
 
     def draw(self) -> None:
         """Shows everything anew."""
@@ -148,22 +147,18 @@ class HeadScreen(ViewerScreen):
         of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
         self.keys_pane.show(
             picture.base.keys,
-            picture.key_places(self.column),
+            picture.base.key_places(self.column),
             lambda place: row[picture.column_of(place)],
             f"keys up to {weight_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
         )
         self.queries_pane.show(
             picture.base.queries,
-            picture.query_places(self.row),
+            picture.base.query_places(self.row),
             lambda place: column[picture.row_of(place)],
             f"key {picture.key_name(self.column)} is taken out"
             if is_taken
             else f"queries up to {weight_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
         )
-
-    def on_key(self) -> None:
-        """A message stays until a key is pressed."""
-        self._message = ""
 
     # -------------------------------------------------------------------------------------------------------- cursor
 
@@ -265,21 +260,6 @@ class HeadScreen(ViewerScreen):
         self.say("" if self.session.to_layer(step) else "no layer there has this head")
         self.enter()
 
-    def action_sequence(self, step: int) -> None:
-        """Another sequence."""
-        self.say("" if self.session.to_sequence(step) else "the record has no other sequence")
-        self.enter()
-
-    def action_scale(self) -> None:
-        """Another scale."""
-        self.session.to_next_scale()
-        self.enter()
-
-    def action_sinks(self) -> None:
-        """Sinks out of the picture, or back."""
-        self.session.toggle_sinks()
-        self.enter()
-
     def action_zoom(self, step: int) -> None:
         """Larger or smaller cells; 0: so that all fit."""
         if step == 0:
@@ -305,11 +285,6 @@ class HeadScreen(ViewerScreen):
         size = f"{len(text):,} bytes" + (", more than many terminals take" if len(text) > _CLIPBOARD else "")
         n_keys = count_of(len(self.picture.top_keys(self.row)), "key", grouped=True)
         self.say(f"copied query {self.picture.query_name(self.row)} as JSON: {n_keys}, {size}, by OSC 52")
-
-    def say(self, message: str) -> None:
-        """A message in place of the keys, until the next key."""
-        self._message = message
-        self.draw()
 
     # ------------------------------------------------------------------------------------------------------------ jumping
 
@@ -376,10 +351,10 @@ class HeadScreen(ViewerScreen):
 
 
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
-    """What the cursor is on: query, key and share; then the row's entropy, what sinks take of it, and its sum."""
+    """What the cursor is on: query, key and attention weight; then the row's entropy, what sinks take of it, and its sum."""
     row, column = cell
-    share = _share(picture, cell)
-    room = max(6, (width - sum(cell_len(text) for text, _ in share) - len("query   key   share ")) // 2)
+    weight = _share(picture, cell)
+    room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   share ")) // 2)
     names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
     first: list[StyledText] = [
         ("query ", DIM),
@@ -387,7 +362,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
         ("  key ", DIM),
         (names[1], BOLD),
         ("  share ", DIM),
-        *share,
+        *weight,
     ]
     entropy = picture.entropy(row)
     if entropy is None:
@@ -395,7 +370,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     numbers = [("entropy" if picture.base.block == 1 else "mean entropy", f"{number_text(entropy)} nats")]
     if picture.hides_sinks:
         numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
-        numbers.append(("taken out", weight_text(float(picture.base.sink_shares[row]), 4)))
+        numbers.append(("taken out", weight_text(float(picture.base.sink_weights[row]), 4)))
     if picture.base.learned is not None:
         numbers.append(("learned sink", weight_text(float(picture.base.learned[row]), 4)))
     numbers.append(("row sum", weight_text(picture.row_sum(row), 4)))
@@ -404,13 +379,13 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
 
 
 def _share(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
-    share = float(picture.base.shares[cell])
-    if share == FORBIDDEN:
+    weight = float(picture.base.weights[cell])
+    if weight == FORBIDDEN:
         return [("not allowed", WARNING)]
     if picture.is_taken[cell]:
-        return [("taken out", WARNING), (f" (was {float(picture.whole.shares[cell]):.6g})", DIM)]
-    exact = f" ({share:.6g})" if np.isfinite(share) and share > 0 else ""
-    return [(weight_text(share, 4), BOLD), (exact, DIM)]
+        return [("taken out", WARNING), (f" (was {float(picture.whole.weights[cell]):.6g})", DIM)]
+    exact = f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
+    return [(weight_text(weight, 4), BOLD), (exact, DIM)]
 
 
 def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
@@ -427,13 +402,13 @@ def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[
             [(f"the record holds blocks of {picture.base.block} × {picture.base.block} tokens, no cells", PLAIN)]
         )
     parts += [[(words, DIM)] for words in _signs(picture, shades, zoom)]
-    if np.isnan(shades.map.shares).any():
+    if np.isnan(shades.map.weights).any():
         parts.append([("?: not a number", WARNING)])
     return flowed(parts, width)
 
 
 def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
-    """How cells look that have no share."""
+    """The signs of cells without an attention weight."""
     is_forbidden = not bool(shades.map.is_open.all())
     is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
     if zoom.decimals:

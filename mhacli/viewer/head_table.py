@@ -15,7 +15,7 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:  # loaded where a record has them
-    from mhacli.results.record.record import InspectedLayer, LayerChoice
+    from mhacli.results.record.record import InspectedLayer, LayerChoice, NonAttentionLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +93,14 @@ class HeadTable:
 
 def head_table(record: Record) -> HeadTable:
     """Every head that a record says something of, or holds a pattern or a map of."""
-    drawn = drawable_heads(record, ViewOptions())
+    drawable = drawable_heads(record, ViewOptions())
     if record.model is None:
-        return _laid_out(record, [("", None, record, drawn)])
+        return _laid_out(record, [("", None, record, drawable)])
     layers = []
     for index, layer in enumerate(record.layers):
-        own = [one for one in drawn if one.layer is layer]
-        view = own[0].record if own else record.of_layer(index)
-        layers.append((short_name(layer, record.layers), layer, view, own))
+        heads_of_layer = [one for one in drawable if one.layer is layer]
+        view = heads_of_layer[0].record if heads_of_layer else record.of_layer(index)
+        layers.append((short_name(layer, record.layers), layer, view, heads_of_layer))
     laid = _laid_out(record, layers)
     return HeadTable(_with_missing(laid.rows, record), laid.columns)
 
@@ -113,11 +113,11 @@ def _laid_out(record: Record, layers: Sequence[_Layer]) -> HeadTable:
         {h.head for _, _, view, _ in layers for h in view.heads} | {h.head for layer in layers for h in layer[3]}
     )
     rows = []
-    for name, layer, view, own in layers:
-        said, drawn = {h.head: h for h in view.heads}, {h.head: h for h in own}
+    for name, layer, view, heads_of_layer in layers:
+        statistics, drawable = {h.head: h for h in view.heads}, {h.head: h for h in heads_of_layer}
         entries = tuple(
-            TableHead(view, head, _label(layer, head, record.layers), said.get(head), drawn.get(head), layer)
-            if head in said or head in drawn
+            TableHead(view, head, _label(layer, head, record.layers), statistics.get(head), drawable.get(head), layer)
+            if head in statistics or head in drawable
             else None
             for head in columns
         )
@@ -142,15 +142,13 @@ def _with_missing(rows: Sequence[LayerRow], record: Record) -> tuple[LayerRow, .
     """The rows with those of layers that have no attention, where they stand in the stack."""
     assert record.model is not None
     missing = list(record.model.without)
-    found: list[LayerRow] = []
+    with_missing: list[LayerRow] = []
     for row, layer in zip(rows, record.layers, strict=True):
         while missing and layer.kind != "encoder" and missing[0].layer < layer.layer:
-            found.append(_without(missing.pop(0).layer, record))
-        found.append(row)
-    return (*found, *(_without(one.layer, record) for one in missing))
+            with_missing.append(_row_without(missing.pop(0)))
+        with_missing.append(row)
+    return (*with_missing, *map(_row_without, missing))
 
 
-def _without(number: int, record: Record) -> LayerRow:
-    assert record.model is not None
-    kind = next(one.type for one in record.model.without if one.layer == number)
-    return LayerRow(str(number), instead=visible(kind))
+def _row_without(layer: NonAttentionLayer) -> LayerRow:
+    return LayerRow(str(layer.layer), instead=visible(layer.type))

@@ -9,12 +9,13 @@ from typing import Any
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
-from mhacli.render.base.format import fitted, weight_text
+from mhacli.render.base.format import fitted, kind_text
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.viewer.head_table import TableHead
 
@@ -37,12 +38,12 @@ def segments(parts: Iterable[tuple[str, Style]]) -> Line:
 
 def ruled(title: str, width: int, *, focused: bool) -> Line:
     """The line above a part of the screen: its title, and a rule to the end; the part that keys go to stands out."""
-    shown = fitted(title, max(0, width - 3))
-    rule = "─" * max(0, width - cell_len(shown) - 3)
+    text = fitted(title, max(0, width - 3))
+    rule = "─" * max(0, width - cell_len(text) - 3)
     return segments(
         [
             ("▸ " if focused else "─ ", ACCENT if focused else DIM),
-            (shown, ACCENT if focused else BOLD),
+            (text, ACCENT if focused else BOLD),
             (f" {rule}", DIM),
         ]
     )
@@ -54,20 +55,17 @@ def ruled(title: str, width: int, *, focused: bool) -> Line:
 StyledText = tuple[str, Style]
 
 
-def kind_sign(said: HeadStatistics | None) -> StyledText:
-    """The sign of a head's kind, in its colour; a question mark where nothing is said of it."""
-    if said is None:
+def kind_sign(statistics: HeadStatistics | None) -> StyledText:
+    """The sign of a head's kind, in its colour; a question mark where it has no statistics."""
+    if statistics is None:
         return "?", EMPTY
-    sign, colour = KIND_SIGNS[said.kind]
-    return sign, EMPTY if said.kind in ("mixed", "uniform") else Style(color=colour)
+    sign, colour = KIND_SIGNS[statistics.kind]
+    return sign, EMPTY if statistics.kind in ("mixed", "uniform") else Style(color=colour)
 
 
-def kind_words(said: HeadStatistics | None) -> str:
-    """The kind of a head, and how sure it is."""
-    if said is None:
-        return "nothing is said of it"
-    sure = "" if said.certainty is None or said.kind == "mixed" else f" {weight_text(said.certainty, 2)}"
-    return said.kind + sure
+def kind_words(statistics: HeadStatistics | None) -> str:
+    """The kind of a head, and how strongly it is of that kind."""
+    return "nothing is said of it" if statistics is None else kind_text(statistics)
 
 
 def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
@@ -143,6 +141,29 @@ class Pane(Widget, can_focus=False):
     def on_blur(self) -> None:
         """Shows that they no longer do."""
         self.repaint()
+
+
+class ScrolledPane(Pane, can_focus=True):
+    """A pane that shows lines from `top` on, which the wheel moves by `wheel_lines`."""
+
+    wheel_lines = 1
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.top = 0
+
+    def scroll_lines(self, step: int) -> None:
+        """Moves by so many lines."""
+        self.top += step
+        self.repaint()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Shows later lines."""
+        self.scroll_lines(self.wheel_lines)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Shows earlier lines."""
+        self.scroll_lines(-self.wheel_lines)
 
 
 class Lines(Pane):

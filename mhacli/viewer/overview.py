@@ -32,21 +32,20 @@ from mhacli.viewer.lines import (
     segments,
 )
 from mhacli.viewer.panes.heads import HeadGrid
-from mhacli.viewer.screen import OVERVIEW_KEYS, ViewerScreen, bindings, keys_line
+from mhacli.viewer.screen import OVERVIEW_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
 
 
-class Overview(ViewerScreen):
+class Overview(HeadsScreen):
     """All heads of a record."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(OVERVIEW_KEYS)
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session, self.head_table = session, session.head_table
-        self._message = ""
+        super().__init__(session)
+        self.head_table = session.head_table
         self.top_line, self.numbers, self.legend, self.last = (
             Lines(id=name) for name in ("top", "numbers", "legend", "last")
         )
@@ -80,10 +79,6 @@ class Overview(ViewerScreen):
         """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
         self.set_class(self.size.width >= _WIDE, "wide")
         self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
-
-    def on_key(self) -> None:
-        """A message stays until a key is pressed."""
-        self._message = ""
 
     def draw(self) -> None:
         """Shows everything anew."""
@@ -146,8 +141,7 @@ class Overview(ViewerScreen):
     def action_open(self) -> None:
         """Looks into the head under the cursor."""
         if self.session.head().drawable is None:
-            self._message = self.session.why_nothing()
-            self.draw()
+            self.say(self.session.why_nothing())
         else:
             from mhacli.viewer.head import HeadScreen
 
@@ -158,21 +152,6 @@ class Overview(ViewerScreen):
         self.session.place = message.place
         self._message = ""
         self.action_open() if message.again else self.draw()
-
-    def action_sequence(self, step: int) -> None:
-        """Another sequence."""
-        self._message = "" if self.session.to_sequence(step) else "the record has no other sequence"
-        self.draw()
-
-    def action_scale(self) -> None:
-        """Another scale, of the small pictures and of heads."""
-        self.session.to_next_scale()
-        self.draw()
-
-    def action_sinks(self) -> None:
-        """Sinks out of the pictures, or back."""
-        self.session.toggle_sinks()
-        self.draw()
 
 
 def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -> Line:
@@ -198,7 +177,7 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
 def _numbers_below(head: TableHead, width: int) -> list[Line]:
     """The numbers of a head, one after the other, what uniform attention would give in brackets."""
     parts: list[list[StyledText]] = []
-    for name, own, uniform in _told(head):
+    for name, own, uniform in _statistic_rows(head):
         parts.append([(f"{name} ", DIM), (own, BOLD), (f" ({uniform})" if uniform else "", DIM)])
     title = ruled(f"{head.label} · numbers (if uniform)", width, focused=False)
     return [title, *flowed(parts, width, "  ")]
@@ -209,7 +188,7 @@ def _numbers_beside(head: TableHead, width: int) -> list[Line]:
     title = ruled(head.label, width, focused=False)
     lines: list[Line] = [title, heading(head, 0, failed=False), []]
     lines.append(segments([(f"{'':<25}{'this head':>10}{'uniform':>10}", DIM)]))
-    for name, own, uniform in _told(head):
+    for name, own, uniform in _statistic_rows(head):
         lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))
     cells = list(_standing_out(head, width))
     if cells:
@@ -217,14 +196,14 @@ def _numbers_beside(head: TableHead, width: int) -> list[Line]:
     return lines
 
 
-def _told(head: TableHead) -> Iterator[tuple[str, str, str]]:
-    said = head.statistics
-    if said is None:
+def _statistic_rows(head: TableHead) -> Iterator[tuple[str, str, str]]:
+    statistics = head.statistics
+    if statistics is None:
         return
     for statistic in STATISTICS:
-        own = getattr(said, statistic.field)
+        own = getattr(statistics, statistic.field)
         if statistic.words and own is not None:
-            uniform = getattr(said.uniform, statistic.field, None)
+            uniform = getattr(statistics.uniform, statistic.field, None)
             yield statistic.words, _in_words(statistic, own), "" if uniform is None else _in_words(statistic, uniform)
 
 
@@ -244,10 +223,10 @@ def _standing_out(head: TableHead, width: int) -> Iterator[Line]:
             f"{key} {fitted(token_text(record.keys[cell.sequence], key), _TOKEN)}",
         )
         several = f"{cell.sequence}: " if len(record.sequences) > 1 else ""
-        said = f"{several}{names[0]} → {names[1]}"
+        cell_text = f"{several}{names[0]} → {names[1]}"
         yield segments(
             [
-                (fitted(said, max(8, width - 16)), PLAIN),
+                (fitted(cell_text, max(8, width - 16)), PLAIN),
                 (f"  {weight_text(cell.share, 3)}", BOLD),
                 (f" ×{short_text(cell.lift)}", DIM),
             ]

@@ -1,4 +1,4 @@
-"""A head as the viewer draws it: its map on a scale, with or without sinks, at any zoom; and what a row of it says."""
+"""A head as the viewer draws it: its map on a scale, with or without sinks, at any zoom; and a row of it as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mhacli.viewer.lines import BROKEN, segment
 
 ROW_SCHEMA = "mha.row/1"
 TAKEN_SIGN = "–"
-"""In place of the share of a sink that was taken out: it is no small share, but none."""
+"""In place of the attention weight of a sink that was taken out: `.00` would be a small weight."""
 _MOST_SINKS = 6
 """How many sinks a caption names."""
 
@@ -63,16 +63,16 @@ class Picture:
     @cached_property
     def is_taken(self) -> Array:
         """The cells of the finest map that were taken out: those of sinks. A block is never taken out as a whole."""
-        is_taken = np.zeros(self.base.shares.shape, dtype=bool)
+        is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if self.hides_sinks and self.base.block == 1:
             columns = [place - self.base.first[1] for place in self.base.sinks]
-            is_taken[:, columns] = self.base.shares[:, columns] == 0
+            is_taken[:, columns] = self.base.weights[:, columns] == 0
         return is_taken
 
     @cached_property
     def _shown(self) -> Array:
         """The finest map, what was taken out like what is not allowed."""
-        return np.where(self.is_taken, FORBIDDEN, self.base.shares) if self.hides_sinks else self.base.shares
+        return np.where(self.is_taken, FORBIDDEN, self.base.weights) if self.hides_sinks else self.base.weights
 
     @cached_property
     def _made(self) -> dict[int, Shades]:
@@ -82,30 +82,22 @@ class Picture:
         """The map in blocks of `factor` × `factor` cells, shaded."""
         if factor not in self._made:
             pooled = self.base.pooled(factor)
-            shares = self._shown if factor == 1 else pooled.shares
-            strongest = float(shares.max(initial=0.0, where=np.isfinite(shares)))
+            weights = self._shown if factor == 1 else pooled.weights
+            strongest = float(weights.max(initial=0.0, where=np.isfinite(weights)))
             top = pooled.largest or strongest
-            cells = levels(shares, self.scale, top or None).astype(np.int16)
+            cells = levels(weights, self.scale, top or None).astype(np.int16)
             self._made[factor] = Shades(pooled, cells, top, strongest > top)
         return self._made[factor]
 
     @property
     def n_rows(self) -> int:
         """How many rows the finest map has."""
-        return int(self.base.shares.shape[0])
+        return int(self.base.weights.shape[0])
 
     @property
     def n_columns(self) -> int:
         """How many columns it has."""
-        return int(self.base.shares.shape[1])
-
-    def query_places(self, row: int) -> tuple[int, int]:
-        """The first and the last place of the text that a row stands for."""
-        return self.base.query_places(row)
-
-    def key_places(self, column: int) -> tuple[int, int]:
-        """The first and the last place that a column stands for."""
-        return self.base.key_places(column)
+        return int(self.base.weights.shape[1])
 
     def row_of(self, place: int) -> int:
         """The row of a query's place."""
@@ -117,23 +109,23 @@ class Picture:
 
     def query_name(self, row: int) -> str:
         """A query as sentences name it: `2 sat`, or `32–63`."""
-        return _name(self.base, self.base.queries, self.query_places(row))
+        return _name(self.base, self.base.queries, self.base.query_places(row))
 
     def key_name(self, column: int) -> str:
         """A key as sentences name it."""
-        return _name(self.base, self.base.keys, self.key_places(column))
+        return _name(self.base, self.base.keys, self.base.key_places(column))
 
     def top_keys(self, row: int) -> tuple[tuple[int, float], ...]:
-        """The columns that a row may attend to and that were not taken out, with their shares, the largest first, NaN last; equal
-        ones as they stand."""
-        shares = self._shown[row]
-        seen = np.flatnonzero(shares != FORBIDDEN)
-        order = np.argsort(-np.nan_to_num(shares[seen], nan=-1.0), kind="stable")
-        return tuple((int(seen[i]), float(shares[seen[i]])) for i in order)
+        """The columns that a row may attend to and that were not taken out, with their attention weights, the largest first,
+        NaN last; equal ones as they stand."""
+        weights = self._shown[row]
+        seen = np.flatnonzero(weights != FORBIDDEN)
+        order = np.argsort(-np.nan_to_num(weights[seen], nan=-1.0), kind="stable")
+        return tuple((int(seen[i]), float(weights[seen[i]])) for i in order)
 
     def entropy(self, row: int) -> float | None:
         """Nats of a row as it was computed, sinks and all; the mean over the queries of a block. None where none sees a key."""
-        view, (first, last) = self.drawable.record, self.query_places(row)
+        view, (first, last) = self.drawable.record, self.base.query_places(row)
         begin = view.first_query(self.sequence)
         nats = view.arrays["entropy"][self.sequence, self.drawable.place, begin + first : begin + last + 1]
         if not self.base.n_queries[row]:
@@ -150,32 +142,32 @@ class Picture:
 
     def row_sum(self, row: int) -> float:
         """What all keys together get of a row, as it is drawn."""
-        shares = self.base.shares[row]
-        return float(shares[shares != FORBIDDEN].sum())
+        weights = self.base.weights[row]
+        return float(weights[weights != FORBIDDEN].sum())
 
     def row_document(self, row: int) -> Mapping[str, Any]:
         """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite; without keys that were taken
         out."""
         keys = [
             {
-                **_json_place(self.base, self.base.keys, self.key_places(column)),
-                "share": finite(self._exact(row, column, share)),
+                **_json_place(self.base, self.base.keys, self.base.key_places(column)),
+                "share": finite(self._exact(row, column, weight)),
             }
-            for column, share in sorted(self.top_keys(row))
+            for column, weight in sorted(self.top_keys(row))
         ]
-        said = self.head.statistics
+        statistics = self.head.statistics
         return {
             "schema": ROW_SCHEMA,
             "layer": None if self.drawable.layer is None else self.drawable.layer.layer,
             "attention": None if self.drawable.layer is None else self.drawable.layer.name,
             "head": self.drawable.head,
-            "kind": None if said is None else said.kind,
+            "kind": None if statistics is None else statistics.kind,
             "sequence": self.sequence,
-            "query": _json_place(self.base, self.base.queries, self.query_places(row)),
+            "query": _json_place(self.base, self.base.queries, self.base.query_places(row)),
             "entropy": finite(self.entropy(row)),
             "sinks": {
                 "places": list(self.base.sinks),
-                "share": finite(float(self.base.sink_shares[row])),
+                "share": finite(float(self.base.sink_weights[row])),
                 "removed": self.hides_sinks,
             },
             "learned_sink": None if self.base.learned is None else finite(float(self.base.learned[row])),
@@ -183,26 +175,26 @@ class Picture:
             "keys": keys,
         }
 
-    def _exact(self, row: int, column: int, share: float) -> float:
-        """A share with the digits that the record's own numbers have: as few as tell it from its neighbours."""
+    def _exact(self, row: int, column: int, weight: float) -> float:
+        """An attention weight with the digits that the record's own numbers have: as few as tell it from its neighbours."""
         if self.hides_sinks or "pattern" not in self.drawable.record.arrays:
-            return share
-        return float(str(self.drawable.record.arrays["pattern"].dtype.type(share)))
+            return weight
+        return float(str(self.drawable.record.arrays["pattern"].dtype.type(weight)))
 
 
-def _own_levels(shares: Array, scale: Scale) -> tuple[list[int], float]:
-    is_known = (shares != FORBIDDEN) & np.isfinite(shares)
-    return levels(shares, scale).astype(int).tolist(), float(shares.max(initial=0.0, where=is_known))
+def _own_levels(weights: Array, scale: Scale) -> tuple[list[int], float]:
+    is_known = (weights != FORBIDDEN) & np.isfinite(weights)
+    return levels(weights, scale).astype(int).tolist(), float(weights.max(initial=0.0, where=is_known))
 
 
-def _name(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
+def _name(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> str:
     first, last = places
-    return f"{first}–{last}" if drawn.block > 1 else f"{first} {token_text(text, first)}"
+    return f"{first}–{last}" if base.block > 1 else f"{first} {token_text(text, first)}"
 
 
-def _json_place(drawn: HeadMap, text: TokenSequence, places: tuple[int, int]) -> dict[str, Any]:
+def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> dict[str, Any]:
     first, last = places
-    if drawn.block > 1:
+    if base.block > 1:
         return {"first": first, "last": last}
     return {"place": first, "token": without_surrogates(text.tokens[first])}
 
@@ -216,18 +208,18 @@ def scale_range(shades: Shades, scale: Scale) -> str:
 
 
 def sink_words(picture: Picture) -> str:
-    """Where sinks are, what share they get, and whether they are taken out."""
-    drawn, places = picture.base, list(map(str, picture.base.sinks))
+    """Which keys are sinks, their attention weight, and whether they are taken out."""
+    base, places = picture.base, list(map(str, picture.base.sinks))
     listed = ", ".join(places[:_MOST_SINKS]) + (
         f" and {len(places) - _MOST_SINKS} more" if len(places) > _MOST_SINKS else ""
     )
-    if not places and drawn.learned_mass is None:
-        return "no sink in blocks" if drawn.block > 1 else "no sink"
+    if not places and base.learned_mass is None:
+        return "no sink in blocks" if base.block > 1 else "no sink"
     named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
-    learned = "" if drawn.learned_mass is None else f" and the learned sink {percent_text(drawn.learned_mass)}"
+    learned = "" if base.learned_mass is None else f" and the learned sink {percent_text(base.learned_mass)}"
     if picture.hides_sinks:
-        return f"{named} {percent_text(drawn.sink_mass)}{learned} taken out, rows renormalised"
-    return f"{named} shown: {percent_text(drawn.sink_mass)}{learned} of a row on average"
+        return f"{named} {percent_text(base.sink_mass)}{learned} taken out, rows renormalised"
+    return f"{named} shown: {percent_text(base.sink_mass)}{learned} of a row on average"
 
 
 # ------------------------------------------------------------------------------------------------------ small pictures
@@ -268,7 +260,7 @@ class Zoom:
 
     @property
     def decimals(self) -> int:
-        """How many decimals of a share stand in a cell; 0 for a shade alone."""
+        """How many decimals of an attention weight stand in a cell; 0 for a shade alone."""
         return {NUMBERS: 2, DECIMALS: 4}.get(self.width, 0)
 
     def lines(self, n_rows: int) -> int:

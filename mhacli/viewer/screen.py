@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -11,6 +12,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from mhacli.viewer.lines import ACCENT, DIM, WARNING, Line, segments
+from mhacli.viewer.session import Session
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,47 @@ class ViewerScreen(Screen[None]):
     def take(self, event: events.Key) -> bool:
         """Takes a key that no part of the screen took; False where it means nothing here."""
         return False
+
+
+class HeadsScreen(ViewerScreen):
+    """A screen that draws heads of the session, with a message in its last line until the next key."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._message = ""
+
+    @abstractmethod
+    def draw(self) -> None:
+        """Shows everything anew."""
+
+    def enter(self) -> None:
+        """Draws what the session has come to."""
+        self.draw()
+
+    def say(self, message: str) -> None:
+        """A message in place of the keys, until the next key."""
+        self._message = message
+        self.draw()
+
+    def on_key(self) -> None:
+        """A message stays until a key is pressed."""
+        self._message = ""
+
+    def action_sequence(self, step: int) -> None:
+        """Another sequence."""
+        self.say("" if self.session.to_sequence(step) else "the record has no other sequence")
+        self.enter()
+
+    def action_scale(self) -> None:
+        """Another scale."""
+        self.session.to_next_scale()
+        self.enter()
+
+    def action_sinks(self) -> None:
+        """Sinks out of the pictures, or back."""
+        self.session.toggle_sinks()
+        self.enter()
 
 
 def keys_line(keys: tuple[KeyBinding, ...], width: int, *, message: str = "", without: tuple[str, ...] = ()) -> Line:

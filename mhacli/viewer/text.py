@@ -9,26 +9,27 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.results.record.record import Record
-from mhacli.viewer.lines import Line, Lines, Pane, ruled
+from mhacli.viewer.lines import Line, Lines, ScrolledPane, ruled
 from mhacli.viewer.screen import GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 
 PageContent = Callable[[int], Sequence[RenderableType]]
 """What is read, for a width."""
 
 
-class Page(Pane, can_focus=True):
+class Page(ScrolledPane):
     """A long text, of which a part is on the screen."""
+
+    wheel_lines = 3
 
     def __init__(self, title: str, draw: PageContent) -> None:
         super().__init__(id="page")
-        self.title, self._draw, self.top = title, draw, 0
+        self.title, self._draw = title, draw
         self._whole: tuple[int, list[Line]] = (0, [])
 
     def whole(self, width: int) -> list[Line]:
@@ -46,19 +47,6 @@ class Page(Pane, can_focus=True):
         if len(lines) > room:
             title += f" · lines {self.top + 1}–{self.top + len(shown)} of {len(lines)}"
         return [ruled(title, width, focused=True), *shown]
-
-    def scroll_lines(self, step: int) -> None:
-        """Moves by so many lines."""
-        self.top += step
-        self.repaint()
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Three lines further."""
-        self.scroll_lines(3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Three lines back."""
-        self.scroll_lines(-3)
 
 
 class TextScreen(ViewerScreen):

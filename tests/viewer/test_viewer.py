@@ -418,7 +418,7 @@ def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
         entries = [app.session.head_table.head_at(row, 2) for row in (0, 1)]
         pictures = [app.session.picture_of(entry) for entry in entries]
         assert pictures[0] is not pictures[1]
-        assert not np.array_equal(pictures[0].base.shares, pictures[1].base.shares)
+        assert not np.array_equal(pictures[0].base.weights, pictures[1].base.weights)
         assert app.session.picture_of(entries[0]) is pictures[0]
 
     _, shown = drive(replace(record, layers=twins, heads=heads), "down", "enter", act=look)
@@ -775,7 +775,7 @@ def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them()
         screen = head_of(app)
         begins = (first + 400) // block * block - first
         assert screen.row == (begins + first) // block - first // block, "of the rows that hold a token"
-        begin, end = screen.picture.query_places(screen.row)
+        begin, end = screen.picture.base.query_places(screen.row)
         assert (begin, end) == (begins, min(410, begins + block - 1))
         assert f"query {begin}–{end}  key" in seen(app)
 

@@ -77,10 +77,10 @@ def picked(colour: RGB, of_256: int, of_16: int) -> Color:
 GLYPHS = "·░▒▓█"
 """Small to large, for screens without colour; a forbidden cell is a space."""
 NAN_SIGN = "?"
-"""In place of a cell that is no number."""
+"""The sign of a cell whose weight is not a number."""
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
-"""Of what stands in a cell that has no share: a colour, for no cell is faint, bold or underlined, which terminals draw darker
-or brighter than the shade of its number."""
+"""Of what stands in a cell that has no attention weight: a colour, for no cell is faint, bold or underlined, which terminals
+draw darker or brighter than the shade of its number."""
 
 
 @lru_cache(maxsize=256)
@@ -147,9 +147,9 @@ def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Colo
     return "▀", Style(color=paint(upper), bgcolor=paint(lower))
 
 
-def level_of(share: float, largest: float) -> int:
-    """Where a share lies on the linear scale from 0 to `largest`, as 0 … 255."""
-    return 255 if share >= largest else max(0, round(255 * share / largest))
+def level_of(weight: float, largest: float) -> int:
+    """Where an attention weight lies on the linear scale from 0 to `largest`, as 0 … 255."""
+    return 255 if weight >= largest else max(0, round(255 * weight / largest))
 
 
 def glyph(level: int) -> str:

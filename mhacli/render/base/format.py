@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -23,13 +24,13 @@ PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def weight_text(share: float, precision: int) -> str:
-    """A share of attention without its leading zero: `.17`, `1.00`, `nan`.
+def weight_text(weight: float, precision: int) -> str:
+    """An attention weight without its leading zero: `.17`, `1.00`, `nan`.
 
     >>> weight_text(0.171, 2)
     '.17'
     """
-    return "nan" if math.isnan(share) else f"{share:.{precision}f}".removeprefix("0") or "0"
+    return "nan" if math.isnan(weight) else f"{weight:.{precision}f}".removeprefix("0") or "0"
 
 
 def number_text(number: float | None) -> str:
@@ -65,13 +66,13 @@ def count_text(count: int) -> str:
     return f"{count / 10**12:.3g} T"
 
 
-def percent_text(share: float) -> str:
-    """A share in percent, two digits of it: `12 %`, `0.034 %`."""
-    percent = 100 * share
+def percent_text(weight: float) -> str:
+    """An attention weight in percent, two digits of it: `12 %`, `0.034 %`."""
+    percent = 100 * weight
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
 
 
-def told(number: float | None, tell: Callable[[float], str]) -> str:
+def or_dash(number: float | None, tell: Callable[[float], str]) -> str:
     """A number in words, or a dash where there is none."""
     return "–" if number is None else tell(number)
 
@@ -81,6 +82,16 @@ def short_text(number: float) -> str:
     if isinstance(number, int):
         return f"{number:,}"
     return f"{number:.2f}" if abs(number) < 9.995 else f"{number:.1f}" if abs(number) < 999.5 else f"{number:,.0f}"
+
+
+def kind_text(head: HeadStatistics) -> str:
+    """The kind of a head, and how strongly it is of that kind: `previous-token .62`."""
+    return head.kind + kind_strength(head)
+
+
+def kind_strength(head: HeadStatistics) -> str:
+    """How strongly a head is of its kind, with a space before it; nothing where that is not known."""
+    return "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
 
 
 def bytes_text(n_bytes: int) -> str:
@@ -238,7 +249,14 @@ def odd_numbers(step: Step, values: TensorSummary) -> list[str]:
     return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
 
 
-def own_parameters(step: Step) -> tuple[WeightShape, ...]:
+def trace_totals(steps: Sequence[Step]) -> tuple[int, int, int]:
+    """What all steps take together: FLOPs, bytes of new tensors, and numbers in their weights, each weight counted once."""
+    n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
+    shapes = {parameter.name: parameter.shape for step in steps for parameter in step.parameters}
+    return sum(step.flops for step in steps), n_bytes, sum(math.prod(shape) for shape in shapes.values())
+
+
+def single_parameters(step: Step) -> tuple[WeightShape, ...]:
     """The weights of a step; of one that was repeated, those of a single time."""
     return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
 
@@ -277,8 +295,8 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
         ("machine", device),
         ("self-check", check_text(record.self_check)),
     ]
-    found = contradictions(record)
-    pairs += [("contradicts itself", "; ".join(found))] if found else []
+    errors = contradictions(record)
+    pairs += [("contradicts itself", "; ".join(errors))] if errors else []
     return tuple((word, visible(line)) for word, line in pairs)
 
 

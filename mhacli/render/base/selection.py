@@ -54,14 +54,14 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
     """The layers that were asked for, or all, in the order of the record. Raises `UsageError` for one that it does not have."""
     wanted = [*range(len(record.layers))]
     if options.layers is not None:
-        found = set()
+        indices = set()
         for kind, number in options.layers:
             matching = [i for i in wanted if record.layers[i].layer == number and kind in (None, record.layers[i].kind)]
             if not matching:
-                asked = f"{kind}.{number}" if kind is not None else number
-                raise UsageError(f"layer must be one of {names_of(record.layers)}, got {asked}")
-            found |= {*matching}
-        wanted = sorted(found)
+                name = f"{kind}.{number}" if kind is not None else number
+                raise UsageError(f"layer must be one of {names_of(record.layers)}, got {name}")
+            indices |= {*matching}
+        wanted = sorted(indices)
     return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in wanted)
 
 
@@ -118,12 +118,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def by_layers(layers: Sequence[InspectedLayer], tell: Callable[[InspectedLayer], str]) -> list[str]:
     """What is said of layers, each thing once, with the layers of which it is true where it is not true of all."""
-    said: dict[str, list[InspectedLayer]] = {}
+    layers_of: dict[str, list[InspectedLayer]] = {}
     for layer in layers:
-        said.setdefault(tell(layer), []).append(layer)
-    if len(said) == 1:
-        return [word for word in said if word]
-    return [f"{word} ({_names_within(own, layers)})" for word, own in said.items() if word]
+        layers_of.setdefault(tell(layer), []).append(layer)
+    if len(layers_of) == 1:
+        return [word for word in layers_of if word]
+    return [f"{word} ({_names_within(named, layers)})" for word, named in layers_of.items() if word]
 
 
 def _names_within(own: Sequence[InspectedLayer], layers: Sequence[InspectedLayer]) -> str:
@@ -138,8 +138,8 @@ def _names_within(own: Sequence[InspectedLayer], layers: Sequence[InspectedLayer
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
     """The number of a layer, with its kind where there are several: `5`, `cross 5`; and which call, if not the first."""
-    said = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
-    return said if layer.call == 1 else f"{said} call {layer.call}"
+    name = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
+    return name if layer.call == 1 else f"{name} call {layer.call}"
 
 
 # ----------------------------------------------------------------------------------------------- queries that are drawn

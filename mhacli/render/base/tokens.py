@@ -148,8 +148,8 @@ def _note(record: Record, index: int, of_context: bool, token: int) -> str:
     if not 0 <= token < len(sequence.tokens):
         return "masked"
     made = None if record.model is None or of_context else record.model.generated
-    said = ["generated"] if made is not None and token >= made.prompt_lens[index] else []
-    return ", ".join(said + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
+    notes = ["generated"] if made is not None and token >= made.prompt_lens[index] else []
+    return ", ".join(notes + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
 
 
 def _has_documents(record: Record) -> bool:

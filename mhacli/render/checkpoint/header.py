@@ -37,12 +37,12 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
         flowing([Text(part, style="dim") for part in _how(record, model)], screen.width),
     ]
     if model.generated is not None:
-        made = model.generated
-        said = f"{count_of(made.n_tokens, 'token')} generated, each the likeliest"
-        repeated = f"one pass over the whole text makes {made.repeated} of {made.n_tokens} the same"
-        style = "green" if made.repeated == made.n_tokens else "yellow"
-        lines.append(flowing([Text(said), Text(repeated, style=style)], screen.width))
-        lines.append(Text(f"generated: {_generated_text(record, made)}", style="bold"))
+        generated = model.generated
+        summary = f"{count_of(generated.n_tokens, 'token')} generated, each the likeliest"
+        repeated = f"one pass over the whole text makes {generated.repeated} of {generated.n_tokens} the same"
+        style = "green" if generated.repeated == generated.n_tokens else "yellow"
+        lines.append(flowing([Text(summary), Text(repeated, style=style)], screen.width))
+        lines.append(Text(f"generated: {_generated_text(record, generated)}", style="bold"))
     return Group(*lines, *_unverified(record, everything))
 
 
@@ -50,8 +50,8 @@ def _generated_text(record: Record, made: Generated) -> str:
     """What the model said, quoted, with what draws nothing made visible."""
     text, n = record.sequences[0], made.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    said = text.text[begin:] or "".join(text.tokens[n:])  # bytes that make no character are in no text
-    return f"“{visible(said)}”"
+    words = text.text[begin:] or "".join(text.tokens[n:])  # bytes that make no character are in no text
+    return f"“{visible(words)}”"
 
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:
@@ -76,8 +76,8 @@ def _heads(layer: InspectedLayer) -> str:
         return heads
     if layer.captured_by == "softmax":
         return f"{heads} × d_v {layer.d_v}"
-    own = f"{heads} × d_head {layer.d_head}" + (f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else "")
-    return own + (f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else "")
+    sizes = f"{heads} × d_head {layer.d_head}" + (f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else "")
+    return sizes + (f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else "")
 
 
 def _sees_values(layer: InspectedLayer) -> bool:
@@ -85,7 +85,7 @@ def _sees_values(layer: InspectedLayer) -> bool:
 
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
-    """Which path was inspected, whether it gave the same as without inspection, and what the shares come to."""
+    """Which path was inspected, whether it gave the same as without inspection, and what the attention weights come to."""
     yield Text(f"path inspected: {visible(model.path_inspected)}", style="bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
@@ -154,9 +154,9 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
 def _reasons(layer: InspectedLayer) -> list[str]:
     """Checks that do not hold, with their numbers, and what else stands in the way."""
     failed = [check for check in layer.survey.checks if not check.ok]
-    own = [f"'{visible(check.name)}' is off by {_within(check)}" for check in failed]
-    told = [f"the check '{check.name}'" for check in failed]
-    return own + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in told)]
+    failures = [f"'{visible(check.name)}' is off by {_within(check)}" for check in failed]
+    named = [f"the check '{check.name}'" for check in failed]
+    return failures + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in named)]
 
 
 def _within(check: Check) -> str:
@@ -180,11 +180,11 @@ def checks_view(record: Record, screen: Screen) -> Text:
 
 def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
     """A check where it comes nearest to its tolerance, and where it fails."""
-    found = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
-    worst, of = max(found, key=lambda pair: pair[0].strain)
-    failed = [layer for check, layer in found if not check.ok]
-    said = f"{visible(name)} within {_within(worst)}"
-    said += f", {of.label}" if len(layers) > 1 else ""
+    checks = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
+    worst, of = max(checks, key=lambda pair: pair[0].strain)
+    failed = [layer for check, layer in checks if not check.ok]
+    words = f"{visible(name)} within {_within(worst)}"
+    words += f", {of.label}" if len(layers) > 1 else ""
     if failed:
-        return Text(f"{said}: FAILED in {names_of(failed)}", style="bold red")
-    return Text(said, style="dim")
+        return Text(f"{words}: FAILED in {names_of(failed)}", style="bold red")
+    return Text(words, style="dim")

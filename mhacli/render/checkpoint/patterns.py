@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, weight_text
+from mhacli.render.base.format import fitted, kind_text, percent_text, plain_table, title_rule
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
@@ -41,8 +41,10 @@ def patterns_view(
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
-        said = f"the pattern of {names_of(missing)} is not in this record, so it is not drawn; --keep-limit makes room"
-        yield Text(said, style="yellow")
+        message = (
+            f"the pattern of {names_of(missing)} is not in this record, so it is not drawn; --keep-limit makes room"
+        )
+        yield Text(message, style="yellow")
     groups = [*_groups([layer for layer in layers if layer.has_pattern], sequences, options)]
     shown = [[group[place] for place in selection.shown] for group, selection in groups]
     heads = [head for group in shown for head in group]
@@ -89,13 +91,12 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
 def _title(head: HeadPattern) -> Rule:
     layer, statistics = head.layer, head.statistics
     assert layer is not None, "a head of a checkpoint is of a layer"
-    kind, certainty = statistics.kind, statistics.certainty
-    strength = "" if certainty is None or kind == "mixed" else f" {weight_text(certainty, 2)}"
     name = where(head.record, head.sequence, layer.label, statistics.head) + kv_head_of(head.record, statistics.head)
+    sign, colour = KIND_SIGNS[statistics.kind]
     title = Text(name, style="bold")
     if not layer.verified:
         title.append(" · NOT verified", style="bold red")
-    title.append(" · ").append(f"{KIND_SIGNS[kind][0]} {kind}{strength}", style=KIND_SIGNS[kind][1])
+    title.append(" · ").append(f"{sign} {kind_text(statistics)}", style=colour)
     return title_rule(title)
 
 
@@ -107,7 +108,7 @@ def _captions(heads: Sequence[HeadPattern], scale: HeatScale, options: ViewOptio
         yield scale_caption(heads, scale, screen, options.precision)
     if options.view != "matrix" and any(head.has_learned_sink for head in heads):
         yield Text("rows sum to less than 1: a learned sink, which is no key, takes the rest, σ", style="dim")
-    if any(head.is_followed(row) for head in heads for row in range(len(head.shares))):
+    if any(head.is_followed(row) for head in heads for row in range(len(head.weights))):
         yield Text("a → b: the query a, of which the model made the next token b", style="dim")
     if options.words:
         yield Text(WORDS_CAPTION, style="dim")
@@ -137,24 +138,25 @@ def top_keys_of_rows(
             table.add_column(name, no_wrap=name != "and besides", justify="right" if name == "first token" else "left")
         for row in rows:
             table.add_row(*_keys_of_row(head, means[row], row, produced, options))
-        said = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in own])}"
+        title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in own])}"
         note = Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
-        yield Group(title_rule(said), table, note)
+        yield Group(title_rule(title), table, note)
 
 
-def _keys_of_row(head: HeadPattern, shares: Array, row: int, produced: int | None, options: ViewOptions) -> list[Text]:
+def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | None, options: ViewOptions) -> list[Text]:
     """A query's line. Keys are named with their place."""
     first = head.record.first_key(head.sequence)
     n_keys = len(head.record.keys[head.sequence].tokens)
-    order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(shares[key]))
-    keys = [key for key in order if shares[key] > 0][: options.top]
+    order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
+    keys = [key for key in order if weights[key] > 0][: options.top]
     listed = ", ".join(
-        f"{_name_and_place(head.key_name(key), head.key_index(key))} {percent_text(float(shares[key]))}" for key in keys
+        f"{_name_and_place(head.key_name(key), head.key_index(key))} {percent_text(float(weights[key]))}"
+        for key in keys
     )
     cells = [Text(_name_and_place(head.query_name(row), row), style="bold")]
     if produced is not None:
         cells.append(Text(fitted(head.query_name(row + 1), _MOST_NAME) if row >= produced else "", style="cyan"))
-    return [*cells, Text(percent_text(float(shares[first]))), Text(listed or "nothing else")]
+    return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]
 
 
 def _name_and_place(name: str, place: int) -> str:
@@ -222,11 +224,11 @@ def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words
     """The pattern and what is allowed of one text, in the columns that it has among the others."""
     rows = slice(view.first_query(b), view.first_query(b) + len(view.sequences[b].tokens))
     columns = slice(view.first_key(b), view.first_key(b) + len(view.keys[b].tokens))
-    shares = view.arrays["pattern"][b, :, rows, columns].astype(np.float64)
+    weights = view.arrays["pattern"][b, :, rows, columns].astype(np.float64)
     allowed = view.arrays["allowed"][b, :, rows, columns]
     q_starts, k_starts = ([word[0] for word in words] for words in (queries, keys))
     n_seeing = np.maximum(1, np.add.reduceat(allowed.any(axis=-1).astype(int), q_starts, axis=1))
-    sums = np.add.reduceat(np.add.reduceat(shares, k_starts, axis=2), q_starts, axis=1)
+    sums = np.add.reduceat(np.add.reduceat(weights, k_starts, axis=2), q_starts, axis=1)
     any_allowed = np.logical_or.reduceat(np.logical_or.reduceat(allowed, k_starts, axis=2), q_starts, axis=1)
     size = (made.facts.q_len, made.facts.k_len)
     place = (
@@ -234,7 +236,7 @@ def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words
         slice(made.first_query(b), made.first_query(b) + len(queries)),
         slice(made.first_key(b), made.first_key(b) + len(keys)),
     )
-    pattern, keep = np.zeros((len(shares), *size)), np.zeros((len(allowed), *size), bool)
+    pattern, keep = np.zeros((len(weights), *size)), np.zeros((len(allowed), *size), bool)
     pattern[place], keep[place] = sums / n_seeing[..., None], any_allowed
     return pattern, keep
 

@@ -45,13 +45,13 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
     sequences = drawn_sequences(options, len(record.sequences))
-    listed, told = listed_heads(heads, options)
+    listed, remarks = listed_heads(heads, options)
     table = overview(record, listed, options, screen)
     sections: list[RenderableType] = [
         model_header(record, record.model, screen, everything=options.everything),
         *token_tables(record, sequences, options, screen),
         grid(record, layers, screen),
-        Group(*told, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
+        Group(*remarks, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
         *_strong_places(layers, listed, options, screen),
     ]
     if any("span_mass" in layer.record.arrays for layer in layers):
@@ -75,33 +75,35 @@ def listed_heads(
     named = [head for head in heads if head.kind not in _NO_NAME]
     if options.sort == "head" and n_layers > 1 and named:
         listed = in_order(named, "certainty")[:MAX_LISTED]
-        said = f"{len(listed)} of {len(ordered)} heads, the surest of their kind first, mixed and uniform ones left out"
+        description = (
+            f"{len(listed)} of {len(ordered)} heads, the surest of their kind first, mixed and uniform ones left out"
+        )
     else:
         listed, by = ordered[:MAX_LISTED], "" if options.sort == "head" else f" by {options.sort}"
-        said = f"the first {len(listed)} of {len(ordered)} heads{by}"
-    return listed, (Text(f"{said} (--all, --layer N, --sort)", style="dim"),)
+        description = f"the first {len(listed)} of {len(ordered)} heads{by}"
+    return listed, (Text(f"{description} (--all, --layer N, --sort)", style="dim"),)
 
 
 def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
     """The sinks, in how many heads each is one, and where it gets most."""
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    found: dict[str, list[tuple[float, str]]] = {}
+    places_of_key: dict[str, list[tuple[float, str]]] = {}
     for head in heads:
         layer = views[head.layer, head.attention]
         half = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
         for sink in head.sink_keys:
             name = f"{half}{key_name(layer.record, sink.sequence, sink.key)}"
             place = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-            found.setdefault(name, []).append((sink.share, place))
+            places_of_key.setdefault(name, []).append((sink.share, place))
     what = f"{sinks_are(survey_of(record).sink_share)}:"
-    if not found:
+    if not places_of_key:
         return Text(f"{what} none", style="dim")
-    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
+    ordered = sorted(places_of_key.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
     parts = []
-    for number, (name, own) in enumerate(ordered[:MAX_SINKS]):
-        most, place = max(own)
+    for number, (name, places) in enumerate(ordered[:MAX_SINKS]):
+        most, place = max(places)
         unit = "" if number else "layer.head "  # told once
-        parts.append(f"{name} in {count_of(len(own), 'head')}, at most {percent_text(most)} ({unit}{place})")
+        parts.append(f"{name} in {count_of(len(places), 'head')}, at most {percent_text(most)} ({unit}{place})")
     parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
     parts[0] = f"{what} {parts[0]}"
     return flowing([Text(part, style="magenta") for part in parts], screen.width)
@@ -169,11 +171,11 @@ def _cells(
         yield hidden(len(corners) - room, "part", "--all or --layer")
     for layer, heads in own:
         if "top_keys" in layer.record.arrays:
-            for b in (b for b in sequences if _has_asked(layer, b)):
+            for b in (b for b in sequences if _has_requested(layer, b)):
                 yield strongest_keys(layer.record, heads, b, options, screen, layer=layer.inspected.label)
 
 
-def _has_asked(layer: LayerView, sequence: int) -> bool:
+def _has_requested(layer: LayerView, sequence: int) -> bool:
     """Whether a sequence has any of the queries that were asked for."""
     first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
     return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
@@ -189,9 +191,9 @@ _STEP, _FEW = 5, 3
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
     """A row per layer, a column per head, the layers of each kind together; below, how many heads there are of each kind."""
-    said = [layer.inspected for layer in layers]
-    n_heads = max(layer.n_heads for layer in said)
-    label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in said))) + 1
+    inspected = [layer.inspected for layer in layers]
+    n_heads = max(layer.n_heads for layer in inspected)
+    label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in inspected))) + 1
     room = screen.width - label - 1
     width = next((w for w in (len(str(n_heads - 1)) + 1, 2) if n_heads * w <= room), 2)
     n_panels = -(-n_heads // max(1, room // width))
@@ -359,6 +361,6 @@ def _cell(mass: float, uniform: float, precision: int) -> Text:
     if not np.isfinite(mass):
         return Text("–", style="dim")
     lift = mass / uniform if uniform > 0 else None
-    said = f"{weight_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
+    text = f"{weight_text(mass, precision)} {'–' if lift is None else f'×{short_text(lift)}':>{_LIFT_WIDTH}}"
     style = "" if lift is None else "bold" if lift >= _MUCH else "dim" if lift <= _LITTLE else ""
-    return Text(said, style=style)
+    return Text(text, style=style)

@@ -16,31 +16,31 @@ SCHEMA = "mha.diff/1"
 
 
 def json_pieces(
-    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
+    differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
 ) -> Iterator[str]:
     """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
-    fields = _document(found, records, names, command)
+    fields = _document(differences, records, names, command)
     yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
 
 
 def _document(
-    found: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
+    differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
 ) -> Mapping[str, object]:
     a, b = records
-    first = found.first
+    first = differences.first
     return {
         "schema": SCHEMA,
         "command": command,
-        "verdict": found.verdict,
-        "said": verdict_text(found, a, b),
+        "verdict": differences.verdict,
+        "said": verdict_text(differences, a, b),
         "a": without_surrogates(names[0]),
         "b": without_surrogates(names[1]),
-        "tolerance": {"relative": found.tolerance, "of_dtype": found.dtype},
+        "tolerance": {"relative": differences.tolerance, "of_dtype": differences.dtype},
         "first": None if first is None else {"where": first.where, **_named_site(first.layer, first.site)},
-        "first_site": None if (numbers := found.first_site) is None else _named_site(numbers.layer, numbers.site),
-        "settings": [asdict(one) for one in found.settings],
-        "n_sequences": found.n_sequences,
-        "texts": [_text(text, a, b) for text in found.texts],
+        "first_site": None if (numbers := differences.first_site) is None else _named_site(numbers.layer, numbers.site),
+        "settings": [asdict(one) for one in differences.settings],
+        "n_sequences": differences.n_sequences,
+        "texts": [_text(text, a, b) for text in differences.texts],
         "layers": [
             {
                 "layer": layer.label,
@@ -49,10 +49,10 @@ def _document(
                 "only_a": layer.only_a,
                 "only_b": layer.only_b,
             }
-            for layer in found.layers
+            for layer in differences.layers
         ],
-        "only_a": found.only_a,
-        "only_b": found.only_b,
+        "only_a": differences.only_a,
+        "only_b": differences.only_b,
     }
 
 

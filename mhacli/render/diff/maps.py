@@ -54,7 +54,7 @@ class _HeadPair:
 
 @dataclass(frozen=True)
 class _Scales:
-    """What all pictures share: the largest share, the largest change, and how shades follow shares."""
+    """What all pictures share: the largest attention weight, the largest change, and how shades follow attention weights."""
 
     top: float
     change: float
@@ -62,17 +62,17 @@ class _Scales:
 
 
 def maps_view(
-    found: Differences, records: tuple[Record, Record], *, options: ViewOptions, screen: Screen
+    differences: Differences, records: tuple[Record, Record], *, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The chosen heads, or those that changed most: choices that `require_drawable` lets pass."""
     if options.view == "none":
         return
-    pairs = _pairs(found, records, options)
+    pairs = _pairs(differences, records, options)
     if not pairs:
         if options.heads or options.layers or options.sequences:
-            yield Text(f"no head is drawn: {_why_nothing(found)}", style="yellow")
+            yield Text(f"no head is drawn: {_why_nothing(differences)}", style="yellow")
         return
-    panels = [_fitted(pair, found, screen, options) for pair in pairs]
+    panels = [_fitted(pair, differences, screen, options) for pair in pairs]
     drawn = [panel for panel in panels if panel is not None]
     maps = [each for panel in drawn for each in (panel.aligned_maps.a, panel.aligned_maps.b)]
     kind = scale_of(options, [head for pair in pairs for head in (pair.a, pair.b)])
@@ -86,7 +86,9 @@ def maps_view(
             body = _panels(panel, (next(cells), next(cells)), scales, screen=screen, precision=options.precision)
         yield Group(_title(pair, panel), body)
     if drawn:
-        yield _caption(maps, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=found.has_same_tokens))
+        yield _caption(
+            maps, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=differences.has_same_tokens)
+        )
 
 
 _LIKE_NOTHING = Text("the blocks of its maps stand for other tokens, so they cannot lie beside each other", style="dim")
@@ -117,13 +119,13 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
         drawable_heads(record, options)
 
 
-def _pairs(found: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_HeadPair]:
+def _pairs(differences: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_HeadPair]:
     """The heads that were asked for, all of which both records hold the pattern; else those that changed, the largest changes
     first."""
     own_a, own_b = ({_key(head, record): head for head in drawable_heads(record, options)} for record in records)
     known = [
         _HeadPair(layer.label, own_a[key_a], own_b[key_b], sequence, one.largest)
-        for layer in found.layers
+        for layer in differences.layers
         for site in _drawn_site(layer)
         for one in site.heads
         if (key_a := (layer.index_a, one.head)) in own_a and (key_b := (layer.index_b, one.head)) in own_b
@@ -135,9 +137,9 @@ def _pairs(found: Differences, records: tuple[Record, Record], options: ViewOpti
     return changed if options.everything else changed[:_MAX_MAPS]
 
 
-def _why_nothing(found: Differences) -> str:
+def _why_nothing(differences: Differences) -> str:
     """Why no head can be drawn."""
-    reasons = dict.fromkeys(site.why for layer in found.layers for site in _drawn_site(layer) if not site.heads)
+    reasons = dict.fromkeys(site.why for layer in differences.layers for site in _drawn_site(layer) if not site.heads)
     return "; ".join(reasons) or "both records must hold its pattern or map (--keep pattern)"
 
 
@@ -156,13 +158,13 @@ def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
     return [site for name in ("pattern", "map") for site in layer.sites if site.site == name][:1]
 
 
-def _text(found: Differences, pair: _HeadPair, *, is_key: bool) -> TextDifference:
+def _text(differences: Differences, pair: _HeadPair, *, is_key: bool) -> TextDifference:
     """How the tokens of an axis match: of an encoder, and of keys that are a context, those of the context."""
     kind = None if pair.a.layer is None else pair.a.layer.kind
-    families = {text.family for text in found.texts}
+    families = {text.family for text in differences.texts}
     is_context = "context" in families and (kind == "encoder" or (is_key and kind in (None, "cross")))
     family = "context" if is_context else "texts"
-    return next(text for text in found.texts if text.family == family and text.sequence == pair.sequence)
+    return next(text for text in differences.texts if text.family == family and text.sequence == pair.sequence)
 
 
 # -------------------------------------------------------------------------------------------------------------- common axes
@@ -245,8 +247,8 @@ def aligned_maps(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDiff
     of_a = _spread(a, [line.a for line in rows], [line.a for line in columns])
     of_b = _spread(b, [line.b for line in rows], [line.b for line in columns])
     same = np.outer([line.is_compared for line in rows], [line.is_compared for line in columns])
-    change = np.where(of_b.is_open, of_b.shares, 0.0) - np.where(of_a.is_open, of_a.shares, 0.0)
-    n_nan = np.isnan(of_a.shares).astype(int) + np.isnan(of_b.shares)
+    change = np.where(of_b.is_open, of_b.weights, 0.0) - np.where(of_a.is_open, of_a.weights, 0.0)
+    n_nan = np.isnan(of_a.weights).astype(int) + np.isnan(of_b.weights)
     change = np.select([n_nan == 1, n_nan == 2], [np.inf, 0.0], change)
     return AlignedMaps(
         a=of_a,
@@ -272,16 +274,16 @@ def _place(line: AlignedLine, drawn: HeadMap, axis: int) -> int:
 
 def _spread(drawn: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
     """The map at these rows and columns, `FORBIDDEN` at −1."""
-    shares = np.pad(drawn.shares, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
+    weights = np.pad(drawn.weights, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
     n_queries = np.pad(drawn.n_queries, (0, 1))[rows]
     learned = None if drawn.learned is None else np.pad(drawn.learned, (0, 1))[rows]
-    return replace(drawn, shares=shares, of_sinks=np.zeros_like(shares), learned=learned, n_queries=n_queries)
+    return replace(drawn, weights=weights, of_sinks=np.zeros_like(weights), learned=learned, n_queries=n_queries)
 
 
 def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[AlignedLine, ...] | None:
     if a.block == b.block == 1 and a.first[axis] == b.first[axis] == 0:
         return tuple(_token_lines(text))
-    if (a.block, a.first[axis], a.shares.shape[axis]) != (b.block, b.first[axis], b.shares.shape[axis]):
+    if (a.block, a.first[axis], a.weights.shape[axis]) != (b.block, b.first[axis], b.weights.shape[axis]):
         return None
     return tuple(_block_lines(a, text, axis))
 
@@ -302,7 +304,7 @@ def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Al
     """Blocks mean the same where each of their tokens, or what replaces it, stands in the same place of both texts; padding of
     both does."""
     first = drawn.first[axis]
-    is_same = np.ones(drawn.block * drawn.shares.shape[axis], bool)
+    is_same = np.ones(drawn.block * drawn.weights.shape[axis], bool)
     is_same[-first : -first + max(text.n_a, text.n_b)] = False
     for match in text.compared:
         if match.a == match.b:
@@ -337,9 +339,9 @@ class _Panel:
     ramp: Ramp = WEIGHTS
 
 
-def _fitted(pair: _HeadPair, found: Differences, screen: Screen, options: ViewOptions) -> _HeadPanels | None:
+def _fitted(pair: _HeadPair, differences: Differences, screen: Screen, options: ViewOptions) -> _HeadPanels | None:
     """Three panels beside each other, as wide as the screen lets them be; None where the maps cannot lie beside each other."""
-    queries, keys = (_text(found, pair, is_key=is_key) for is_key in (False, True))
+    queries, keys = (_text(differences, pair, is_key=is_key) for is_key in (False, True))
     whole = aligned_maps(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
     if whole is None:
         return None
@@ -373,15 +375,15 @@ def _levels_of_all(maps: Sequence[HeadMap], scales: _Scales) -> Iterator[Array]:
     """The levels of each map on one scale: a rank is one among the cells of all."""
     if not maps:
         return
-    known = levels(np.concatenate([each.shares.ravel() for each in maps]), scales.kind, scales.top)
-    ends = np.cumsum([each.shares.size for each in maps])
+    known = levels(np.concatenate([each.weights.ravel() for each in maps]), scales.kind, scales.top)
+    ends = np.cumsum([each.weights.size for each in maps])
     for each, part in zip(maps, np.split(known, ends[:-1]), strict=True):
-        yield part.reshape(each.shares.shape)
+        yield part.reshape(each.weights.shape)
 
 
 def _three(fit: AlignedMaps, of_maps: tuple[Array, Array], scales: _Scales, precision: int) -> tuple[_Panel, ...]:
     weights = [
-        _Panel(name, part.astype(int).tolist(), _words(each.shares, precision))
+        _Panel(name, part.astype(int).tolist(), _words(each.weights, precision))
         for name, part, each in zip("AB", of_maps, (fit.a, fit.b), strict=True)
     ]
     has_digits = scales.change >= 10.0**-precision  # else all of them would round to 0
@@ -396,9 +398,9 @@ def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[s
     def word(value: float) -> str:
         if not math.isfinite(value):
             return NAN_SIGN
-        said = weight_text(abs(value), precision)
-        is_zero = not said.strip("0.")
-        return said if not signed or is_zero else ("+" if value > 0 else "−") + said
+        text = weight_text(abs(value), precision)
+        is_zero = not text.strip("0.")
+        return text if not signed or is_zero else ("+" if value > 0 else "−") + text
 
     return [[word(value) for value in row] for row in cells.tolist()]
 
@@ -445,22 +447,24 @@ def _line(panel: _Panel, row: int, drawn: _HeadPanels, *, colour: bool) -> Itera
 
 def _remarks(drawn: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
-    said = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
+    remarks = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
     maps = [each for panels in drawn for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
-    said += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.shares).any() for each in maps) else []
+    remarks += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.weights).any() for each in maps) else []
     if any(panels.is_pooled for panels in drawn):
-        said += [
+        remarks += [
             "a mark of several cells shows the mean weight that its queries give to its keys, of B − A the mean change"
         ]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
-    said += [f"{' and '.join(trained)} before dropout"] if trained else []
-    return said + (["what learned sinks take is not drawn"] if any(each.learned is not None for each in maps) else [])
+    remarks += [f"{' and '.join(trained)} before dropout"] if trained else []
+    return remarks + (
+        ["what learned sinks take is not drawn"] if any(each.learned is not None for each in maps) else []
+    )
 
 
 def _caption(maps: Sequence[HeadMap], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:
     """Both scales with their ranges, and the remarks."""
-    n_open = sum(int((each.is_open & ~np.isnan(each.shares)).sum()) for each in maps)
-    is_exceeded = any((each.shares > scales.top).any() for each in maps)
+    n_open = sum(int((each.is_open & ~np.isnan(each.weights)).sum()) for each in maps)
+    is_exceeded = any((each.weights > scales.top).any() for each in maps)
     reach = range_text(scales.kind, scales.top, n_open, is_exceeded=is_exceeded)
     ramp = Text(f"A and B: {scales.kind}, {reach}, the same for all: ")
     change = Text(f"B − A: linear, −{number_text(scales.change)} … +{number_text(scales.change)}: ")

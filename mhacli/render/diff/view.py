@@ -43,18 +43,26 @@ _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow
 
 
 def diff_view(
-    found: Differences, records: tuple[Record, Record], names: tuple[str, str], *, options: ViewOptions, screen: Screen
+    differences: Differences,
+    records: tuple[Record, Record],
+    names: tuple[str, str],
+    *,
+    options: ViewOptions,
+    screen: Screen,
 ) -> RenderableType:
     """Everything that `mha diff` prints, of choices that `diffmaps.require_drawable` lets pass."""
     a, b = records
     sections: list[RenderableType] = [
-        Group(Text(verdict_text(found, a, b), style=_COLOURS[found.verdict]), *_names(names, found, screen)),
-        *_settings(found.settings, screen, everything=options.everything),
-        *_texts(found, a, b, everything=options.everything),
-        *sites_view(found, a, b, screen, everything=options.everything),
-        *_heads(found, screen, everything=options.everything),
-        *maps_view(found, records, options=options, screen=screen),
-        _closing(found),
+        Group(
+            Text(verdict_text(differences, a, b), style=_COLOURS[differences.verdict]),
+            *_names(names, differences, screen),
+        ),
+        *_settings(differences.settings, screen, everything=options.everything),
+        *_texts(differences, a, b, everything=options.everything),
+        *sites_view(differences, a, b, screen, everything=options.everything),
+        *_heads(differences, screen, everything=options.everything),
+        *maps_view(differences, records, options=options, screen=screen),
+        _closing(differences),
     ]
     spaced: list[RenderableType] = []
     for section in sections:
@@ -62,21 +70,22 @@ def diff_view(
     return Group(*spaced)
 
 
-def _names(names: tuple[str, str], found: Differences, screen: Screen) -> Iterator[RenderableType]:
+def _names(names: tuple[str, str], differences: Differences, screen: Screen) -> Iterator[RenderableType]:
     for letter, name in zip("AB", names, strict=True):
         yield Text(f"{letter} = {visible(name)}", style="bold")
-    alike = [f"{name} {visible(word)}" for name, word in found.alike]
+    alike = [f"{name} {visible(word)}" for name, word in differences.alike]
     if alike:
         yield Text("\n".join(filled(["the same in both: " + alike[0], *alike[1:]], screen.width)), style="dim")
 
 
-def _closing(found: Differences) -> Text:
+def _closing(differences: Differences) -> Text:
     """What the numbers mean."""
-    origin = "as asked" if found.dtype is None else f"for {found.dtype}, the coarser of both; --tolerance sets another"
+    tolerance, dtype = differences.tolerance, differences.dtype
+    origin = "as asked" if dtype is None else f"for {dtype}, the coarser of both; --tolerance sets another"
     rule = (
         "numbers agree where they are the same bits"
-        if found.tolerance == 0
-        else f"numbers agree where |B − A| is at most {found.tolerance:.3g} × the largest number of the site in either record"
+        if tolerance == 0
+        else f"numbers agree where |B − A| is at most {tolerance:.3g} × the largest number of the site in either record"
     )
     return Text(f"{rule} ({origin}); numbers are compared as float64", style="dim")
 
@@ -103,19 +112,16 @@ def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) 
 # -------------------------------------------------------------------------------------------------------------------- tokens
 
 
-def _texts(found: Differences, a: Record, b: Record, *, everything: bool) -> Iterator[RenderableType]:
+def _texts(differences: Differences, a: Record, b: Record, *, everything: bool) -> Iterator[RenderableType]:
     """Of each text that is not the same, how many tokens are, and what is other."""
-    others = [text for text in found.texts if not text.is_same or text.n_other_ids]
+    others = [text for text in differences.texts if not text.is_same or text.n_other_ids]
     lines: list[RenderableType] = []
-    if found.n_sequences[0] != found.n_sequences[1]:
-        lines.append(
-            Text(
-                f"A has {count_of(found.n_sequences[0], 'sequence')}, B {found.n_sequences[1]}: the first ones are compared"
-            )
-        )
+    n_a, n_b = differences.n_sequences
+    if n_a != n_b:
+        lines.append(Text(f"A has {count_of(n_a, 'sequence')}, B {n_b}: the first ones are compared"))
     shown = others if everything else others[:_MAX_TEXTS]
     for text in shown:
-        lines += [Text(_text_counts(text, len(found.texts))), *_changes(text, a, b, everything=everything)]
+        lines += [Text(_text_counts(text, len(differences.texts))), *_changes(text, a, b, everything=everything)]
     if len(shown) < len(others):
         lines.append(Text(f"⋮ {len(others) - len(shown)} more texts (--all)", style="dim"))
     if lines:
@@ -124,18 +130,18 @@ def _texts(found: Differences, a: Record, b: Record, *, everything: bool) -> Ite
 
 def _text_counts(text: TextDifference, n_texts: int) -> str:
     name = "" if n_texts == 1 else f"{'context' if text.family == 'context' else 'sequence'} {text.sequence}: "
-    said = f"{name}{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"
+    sentence = f"{name}{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"
     if text.n_other_ids:
-        said += f"; {text.n_other_ids} of them have another number in the vocabulary"
+        sentence += f"; {text.n_other_ids} of them have another number in the vocabulary"
     if text.n_aligned < max(text.n_a, text.n_b):
-        said += "; numbers are compared for the same tokens" + (
+        sentence += "; numbers are compared for the same tokens" + (
             " and those replaced one to one" if text.replaced else " alone"
         )
     if not text.exact:
-        said += (
+        sentence += (
             "; aligned by tokens that either text has once: they are too long and too different for the best alignment"
         )
-    return said
+    return sentence
 
 
 def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) -> Iterator[Text]:
@@ -167,9 +173,9 @@ def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) ->
 # --------------------------------------------------------------------------------------------------------------------- heads
 
 
-def _heads(found: Differences, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
     """The heads that changed most: their kind, and what of their statistics changed."""
-    changes = by_size([change for layer in found.layers for change in layer.heads])
+    changes = by_size([change for layer in differences.layers for change in layer.heads])
     if not changes:
         return
     shown = changes if everything else changes[:_MAX_HEADS]
@@ -177,15 +183,15 @@ def _heads(found: Differences, screen: Screen, *, everything: bool) -> Iterator[
     table.add_column("statistics: A → B", overflow="fold", ratio=1)
     names = [(f"{visible(change.layer)} head {change.head}".strip(), _kind(change)) for change in shown]
     room = screen.width - sum(max(map(len, column)) + 2 for column in zip(("head", "kind: A → B"), *names, strict=True))
-    told: dict[str, None] = {}
+    listed_names: dict[str, None] = {}
     for change, (label, kind) in zip(shown, names, strict=True):
         listed = change.statistics if everything else _foremost(change)
         words = "\n".join(filled([_statistic(one) for one in listed] or ["–"], max(_LEAST_ROOM, room)))
         table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
-        told |= {one.name: None for one in listed}
+        listed_names |= {one.name: None for one in listed}
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
-    meanings = [f"{row.field}: {row.meaning}" for row in CHANGES if row.meaning and row.field in told]
+    meanings = [f"{row.field}: {row.meaning}" for row in CHANGES if row.meaning and row.field in listed_names]
     more += [Text("\n".join(filled(meanings, screen.width)), style="dim")] if meanings else []
     yield Group(
         title_rule(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
@@ -197,13 +203,13 @@ def _kind(change: HeadChange) -> str:
 
 
 def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
-    """The entropy, and the shares that changed most; numbers that are gone or new before all."""
+    """The entropy, and the attention weights that changed most; numbers that are gone or new before all."""
     gone = [one for one in change.statistics if one.a is None or one.b is None]
     known = [one for one in change.statistics if one not in gone]
-    shares = [one for one in known if one.name in SIZES and UNIT_OF[one.name] == "weight"]
-    shares.sort(key=lambda one: -abs((one.b or 0.0) - (one.a or 0.0)))
+    weights = [one for one in known if one.name in SIZES and UNIT_OF[one.name] == "weight"]
+    weights.sort(key=lambda one: -abs((one.b or 0.0) - (one.a or 0.0)))
     entropy = [one for one in known if one.name == "entropy"]
-    return (*gone[:_MOST_TOLD], *shares[:_MOST_TOLD], *entropy)
+    return (*gone[:_MOST_TOLD], *weights[:_MOST_TOLD], *entropy)
 
 
 def _statistic(one: StatisticChange) -> str:
@@ -231,25 +237,25 @@ _WIDE = 100
 
 
 def sites_view(
-    found: Differences, a: Record, b: Record, screen: Screen, *, everything: bool = False
+    differences: Differences, a: Record, b: Record, screen: Screen, *, everything: bool = False
 ) -> Iterator[RenderableType]:
     """Of several layers a line each, and the sites of the first that departs; of one its sites. With `everything` all of all."""
-    is_single = len(found.layers) == 1
+    is_single = len(differences.layers) == 1
     if not is_single:
-        table = [_layers_table(found)] if found.layers else []
-        yield Group(title_rule("layer by layer"), *table, *_layers_alone(found))
-    first = next((layer for layer in found.layers if any(site.departs for site in layer.sites)), None)
-    shown = [layer for layer in found.layers if everything or is_single or layer is first]
+        table = [_layers_table(differences)] if differences.layers else []
+        yield Group(title_rule("layer by layer"), *table, *_layers_alone(differences))
+    first = next((layer for layer in differences.layers if any(site.departs for site in layer.sites)), None)
+    shown = [layer for layer in differences.layers if everything or is_single or layer is first]
     for layer in shown:
         yield _layer(layer, a, b, screen, everything=everything)
 
 
-def _layers_table(found: Differences) -> Table:
+def _layers_table(differences: Differences) -> Table:
     table = plain_table(
         ("layer", False), ("sites", True), ("same bits", True), ("within", True), ("differ", True), ("largest, relative", True),
         ("first to differ", False),
     )  # fmt: skip
-    for layer in found.layers:
+    for layer in differences.layers:
         counted = [site for site in layer.sites if site.status != "skipped"]
         same = sum(site.is_same_bits for site in counted)
         departs = [site for site in counted if site.departs]
@@ -265,11 +271,11 @@ def _layers_table(found: Differences) -> Table:
     return table
 
 
-def _layers_alone(found: Differences) -> Iterator[RenderableType]:
-    for name, labels in (("A", found.only_a), ("B", found.only_b)):
+def _layers_alone(differences: Differences) -> Iterator[RenderableType]:
+    for name, labels in (("A", differences.only_a), ("B", differences.only_b)):
         if labels:
             yield Text(f"only in {name}: {visible(layers_text(labels))}", style="dim")
-    if not found.layers:
+    if not differences.layers:
         yield Text("no layer is in both: nothing is compared", style="yellow")
 
 

@@ -25,13 +25,13 @@ _MOST_NAMED = 2
 _MASK = "allowed"
 
 
-def verdict_text(found: Differences, a: Record, b: Record) -> str:
+def verdict_text(differences: Differences, a: Record, b: Record) -> str:
     """The one line that a person needs: whether they agree, and where they first depart."""
-    if found.verdict == "nothing":
+    if differences.verdict == "nothing":
         return "nothing can be compared: the records hold no layer, site or step in common"
-    if found.first is None:
-        return _agreement(found)
-    return f"the records differ: first at {_departure_text(found, found.first, a, b)}"
+    if differences.first is None:
+        return _agreement(differences)
+    return f"the records differ: first at {_departure_text(differences, differences.first, a, b)}"
 
 
 def departure_name(departure: Departure) -> str:
@@ -39,40 +39,42 @@ def departure_name(departure: Departure) -> str:
     return "the input" if departure.site is None else _sentence_name(departure.layer, departure.site)
 
 
-def _departure_text(found: Differences, departure: Departure, a: Record, b: Record) -> str:
+def _departure_text(differences: Differences, departure: Departure, a: Record, b: Record) -> str:
     """Where they first depart, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
     if departure.site is not None:
-        return _at_site(found, departure.layer, departure.site, a, b)
-    said = _input_text(found, a, b) if departure.where == "tokens" else _ids_text(found)
-    numbers = found.first_site
+        return _at_site(differences, departure.layer, departure.site, a, b)
+    input_text = _input_text(differences, a, b) if departure.where == "tokens" else _ids_text(differences)
+    numbers = differences.first_site
     if numbers is None or numbers.site is None:
-        return f"the input: {said}"
-    return f"the input: {said}; of what is compared, at {_at_site(found, numbers.layer, numbers.site, a, b)}"
+        return f"the input: {input_text}"
+    return (
+        f"the input: {input_text}; of what is compared, at {_at_site(differences, numbers.layer, numbers.site, a, b)}"
+    )
 
 
-def _agreement(found: Differences) -> str:
-    both = "" if not any((found.only_a, found.only_b)) else " in the layers that both hold"
-    compared = [site for _, site in found.compared]
+def _agreement(differences: Differences) -> str:
+    both = "" if not any((differences.only_a, differences.only_b)) else " in the layers that both hold"
+    compared = [site for _, site in differences.compared]
     if not compared:
-        n_steps = sum(len(layer.sites) for layer in found.layers)
+        n_steps = sum(len(layer.sites) for layer in differences.layers)
         alike = f"{count_of(n_steps, 'step')} alike in name, axes and shape"
         return f"the records agree{both}: {alike}; they hold no numbers to compare"
     n_same = sum(site.is_same_bits for site in compared)
     head = f"the records agree{both}: {count_of(len(compared), 'site')}"
     if n_same == len(compared):
         return f"{head}, bit for bit in all"
-    label, worst = max(found.compared, key=lambda one: one[1].relative or 0.0)
+    label, worst = max(differences.compared, key=lambda one: one[1].relative or 0.0)
     place = _sentence_name(label, worst)
     return (
         f"{head}, bit for bit in {n_same}, largest relative difference {number_text(worst.relative)} at {place} "
-        f"(tolerance {found.tolerance:.3g})"
+        f"(tolerance {differences.tolerance:.3g})"
     )
 
 
-def _input_text(found: Differences, a: Record, b: Record) -> str:
+def _input_text(differences: Differences, a: Record, b: Record) -> str:
     """What is other in the tokens, the first few by name."""
     counts = {"replaced": 0, "only A": 0, "only B": 0}
-    for text in found.texts:
+    for text in differences.texts:
         for change in text.changes:
             n_a, n_b = change.a_end - change.a_begin, change.b_end - change.b_begin
             counts["replaced"] += min(n_a, n_b)
@@ -80,11 +82,13 @@ def _input_text(found: Differences, a: Record, b: Record) -> str:
             counts["only B"] += max(0, n_b - n_a)
     words = {"replaced": "replaced", "only A": "only in A", "only B": "only in B"}
     parts = [f"{count_of(n, 'token')} {words[kind]}" for kind, n in counts.items() if n]
-    if found.n_sequences[0] != found.n_sequences[1]:
-        parts.insert(0, f"{found.n_sequences[0]} against {count_of(found.n_sequences[1], 'sequence')}")
-    named = _named_changes(found.texts, a, b)
-    has_other_ids = any(text.n_other_ids for text in found.texts)
-    return ", ".join(parts) + (f" ({named})" if named else "") + (f", {_ids_text(found)}" if has_other_ids else "")
+    if differences.n_sequences[0] != differences.n_sequences[1]:
+        parts.insert(0, f"{differences.n_sequences[0]} against {count_of(differences.n_sequences[1], 'sequence')}")
+    named = _named_changes(differences.texts, a, b)
+    has_other_ids = any(text.n_other_ids for text in differences.texts)
+    return (
+        ", ".join(parts) + (f" ({named})" if named else "") + (f", {_ids_text(differences)}" if has_other_ids else "")
+    )
 
 
 def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str:
@@ -92,7 +96,7 @@ def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str
     changes = [(text, change) for text in texts for change in text.changes]
     if len(changes) > _MOST_NAMED:
         return ""
-    said = []
+    named = []
     for text, change in changes:
         own_a, own_b = texts_of(text, a, b)
         if max(change.a_end - change.a_begin, change.b_end - change.b_begin) > 1:
@@ -104,12 +108,12 @@ def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str
         ]
         begin = change.a_begin if change.a_end > change.a_begin else change.b_begin
         family = "context " if text.family == "context" else ""
-        said.append(f"{family}{begin} {' by '.join(names)}")
-    return ", ".join(said)
+        named.append(f"{family}{begin} {' by '.join(names)}")
+    return ", ".join(named)
 
 
-def _ids_text(found: Differences) -> str:
-    n = sum(text.n_other_ids for text in found.texts)
+def _ids_text(differences: Differences) -> str:
+    n = sum(text.n_other_ids for text in differences.texts)
     return f"{count_of(n, 'token')} that both have, with another number in the vocabulary"
 
 
@@ -143,22 +147,22 @@ def _sentence_name(label: str, site: SiteDifference) -> str:
     return f"{label} {'the ' * (site.site == _MASK)}{site_name(site.site)}".strip()
 
 
-def _at_site(found: Differences, label: str, site: SiteDifference, a: Record, b: Record) -> str:
-    layer = next(layer for layer in found.layers if layer.label == label)
-    unseen = ", the first whose numbers both hold" if _is_unseen_before(found, site, a) else ""
-    return f"{_sentence_name(label, site)}{unseen} ({_how_far(found, layer, site, a, b)})"
+def _at_site(differences: Differences, label: str, site: SiteDifference, a: Record, b: Record) -> str:
+    layer = next(layer for layer in differences.layers if layer.label == label)
+    unseen = ", the first whose numbers both hold" if _is_unseen_before(differences, site, a) else ""
+    return f"{_sentence_name(label, site)}{unseen} ({_how_far(differences, layer, site, a, b)})"
 
 
-def _is_unseen_before(found: Differences, site: SiteDifference, a: Record) -> bool:
+def _is_unseen_before(differences: Differences, site: SiteDifference, a: Record) -> bool:
     """Whether they may have departed before this site already, where no number is in both records."""
     if site.largest is None or site.site in MASK:
         return False
-    before = [*takewhile(lambda one: one is not site, (one for layer in found.layers for one in layer.sites))]
+    before = [*takewhile(lambda one: one is not site, (one for layer in differences.layers for one in layer.sites))]
     has_unseen = a.model is not None or any(one.seen == "shape" and one.site != "ids" for one in before)
     return has_unseen and all(one.largest is None or one.site in MASK for one in before)
 
 
-def _how_far(found: Differences, layer: LayerDifference, site: SiteDifference, a: Record, b: Record) -> str:
+def _how_far(differences: Differences, layer: LayerDifference, site: SiteDifference, a: Record, b: Record) -> str:
     where = "" if site.at is None else place_text(site.at, *views(layer, a, b))
     if site.status == "shape":
         return site.why
@@ -178,7 +182,7 @@ def _how_far(found: Differences, layer: LayerDifference, site: SiteDifference, a
     )
     return (
         f"largest difference {number_text(site.largest)}{at}; "
-        f"tolerance {found.tolerance:.3g} × {number_text(site.magnitude)}"
+        f"tolerance {differences.tolerance:.3g} × {number_text(site.magnitude)}"
     )
 
 

@@ -36,7 +36,7 @@ def figure(record: Record, options: ViewOptions) -> str:
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:
-    """What is drawn where nobody said: the one head that was chosen, all in a grid, or the walkthrough of a record that is not
+    """What is drawn without --figure: the one head that was chosen, all in a grid, or the walkthrough of a record that is not
     about heads."""
     if record.trace and not record.heads:
         return "walk"
@@ -48,7 +48,7 @@ def _document(sheet: Sheet, record: Record) -> str:
     size = value_text(width), value_text(height)
     content = [
         element("title", characters(sheet.title), id="title"),
-        element("desc", characters(". ".join(sheet.said)), id="desc"),
+        element("desc", characters(". ".join(sheet.sentences)), id="desc"),
         element("metadata", characters(metadata(record, sheet))),
         rectangle(0, 0, width, height, PAPER),
         placed(sheet.body, _MARGIN, _MARGIN),

@@ -9,7 +9,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, short_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
-from mhacli.render.figures.head import cell_colours, cell_shape, map_frame
+from mhacli.render.figures.head import CellLayout, map_cells, map_frame, map_side
 from mhacli.render.figures.head_picture import (
     HeadPicture,
     caption,
@@ -25,7 +25,7 @@ from mhacli.render.figures.head_picture import (
     texts_of,
     unverified,
 )
-from mhacli.render.figures.scales import MapSide, Shading, left_side, scale_bar, shading, top_side
+from mhacli.render.figures.scales import Shading, left_side, scale_bar, shading, top_side
 from mhacli.render.figures.svg import (
     INK,
     MONO_EM,
@@ -35,7 +35,6 @@ from mhacli.render.figures.svg import (
     characters,
     element,
     heading,
-    image,
     mono_width,
     paragraph,
     placed,
@@ -60,9 +59,9 @@ _QUERY, _KEY = "query ↓", "key →"
 _NARROW, _WIDE = 60.0, 120.0
 """The widths of a map from which on its name has room for a word, and for its kind."""
 _TOLD = 3
-"""Digits of a mass that a pointer is told."""
+"""Digits of a sum of weights in a tooltip."""
 _SHAPES = 2500
-"""Up to so many cells in all each is a shape that tells its share."""
+"""Up to so many cells in all, each is a rectangle with its attention weight as the tooltip."""
 
 
 @dataclass(frozen=True)
@@ -78,45 +77,45 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     heads = heads_to_draw(record, options)
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
     sequence = one_sequence(record, options)
-    subjects = [head_picture(head, sequence, options, most=most) for head in heads]
-    shaded = shading([one.shown for one in subjects], scale_of(options, heads))
-    body = _body(record, subjects, shaded, _Form(side, options.precision))
-    has_sinks = any(one.hidden_columns for one in subjects)
+    pictures = [head_picture(head, sequence, options, most=most) for head in heads]
+    shaded = shading([picture.shown for picture in pictures], scale_of(options, heads))
+    body = _body(record, pictures, shaded, _Form(side, options.precision))
+    has_sinks = any(picture.hidden_columns for picture in pictures)
     what = "share" if shaded.scale == "rank" else "share, all heads"
     legend = scale_bar(shaded, options.precision, what=what, has_sinks=has_sinks)
-    notes = [*map_notes(record, subjects, shaded), *_removed(subjects, options), *_of_layers(record, subjects, options)]
+    notes = [*map_notes(record, pictures, shaded), *_removed(pictures, options), *_of_layers(record, pictures, options)]
     width = max(_LEAST, body.width, legend.width)
-    title = _name_of(subjects, sequence)
+    title = _name_of(pictures, sequence)
     cells = int(width / (MONO_EM * _KINDS))
-    told = paragraph([*texts_of(subjects, cells), *filled(_kinds(subjects), cells)], _KINDS, fill=SOFT)
-    chosen = drawn_as(record, options, "grid", subjects=subjects, shaded=shaded)
-    pieces = [stacked([heading(title, 16), told], 3), body, legend, caption(record, notes, chosen, width=width)]
-    return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [one.label for one in subjects], chosen)
+    texts = paragraph([*texts_of(pictures, cells), *filled(_kinds(pictures), cells)], _KINDS, fill=SOFT)
+    chosen = drawn_as(record, options, "grid", pictures=pictures, shaded=shaded)
+    pieces = [stacked([heading(title, 16), texts], 3), body, legend, caption(record, notes, chosen, width=width)]
+    return Sheet(stacked(pieces, 14), title, [shaded.range, *notes], [picture.label for picture in pictures], chosen)
 
 
-def _name_of(subjects: Sequence[HeadPicture], sequence: int) -> str:
+def _name_of(pictures: Sequence[HeadPicture], sequence: int) -> str:
     """The layers, how many heads, and the sequence where there are several."""
-    layers = {(said.layer, said.name): said for one in subjects if (said := one.head.layer) is not None}
+    layers = {(layer.layer, layer.name): layer for picture in pictures if (layer := picture.head.layer) is not None}
     parts = [names_of([*layers.values()])] if layers else []
-    parts += [count_of(len(subjects), "head")]
-    parts += [f"sequence {sequence}"] if len(subjects[0].head.record.sequences) > 1 else []
+    parts += [count_of(len(pictures), "head")]
+    parts += [f"sequence {sequence}"] if len(pictures[0].head.record.sequences) > 1 else []
     return " · ".join(parts)
 
 
-def _kinds(subjects: Sequence[HeadPicture]) -> list[str]:
-    """The signs that occur with how many heads are of that kind; where nothing is said of heads an empty line."""
-    kinds = [one.head.statistics.kind for one in subjects if one.head.statistics is not None]
+def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
+    """Each kind that occurs, with its sign and the number of its heads; an empty line where the record has no statistics."""
+    kinds = [picture.head.statistics.kind for picture in pictures if picture.head.statistics is not None]
     return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
 
 
-def _removed(subjects: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
+def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
     """What was taken out, over all heads that are drawn."""
-    learned = learned_mass(subjects)
+    learned = learned_mass(pictures)
     taken = "" if learned is None else f"{weight_text(learned, options.precision)} of the attention of their heads"
-    if options.hide_sinks and not taken and not any(one.whole.sinks for one in subjects):
+    if options.hide_sinks and not taken and not any(picture.whole.sinks for picture in pictures):
         yield "no key is a sink of these heads, so none is taken out"
     elif options.hide_sinks:
-        mass = sink_text(subjects, options.precision)
+        mass = sink_text(pictures, options.precision)
         also = f", and learned sinks with {taken}," if taken else ""
         yield (
             f"sinks are hidden: {mass} of these heads{also} taken out (each head's own stands above its map); "
@@ -126,9 +125,9 @@ def _removed(subjects: Sequence[HeadPicture], options: ViewOptions) -> Iterator[
         yield f"learned sinks take {taken}: no key gets it, so rows sum to less than 1"
 
 
-def _of_layers(record: Record, subjects: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
+def _of_layers(record: Record, pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
     """The layers that are not verified, those that were not kept, and those of the model that have no attention matrix."""
-    for layer in dict.fromkeys(one.head.layer for one in subjects):
+    for layer in dict.fromkeys(picture.head.layer for picture in pictures):
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: {unverified(layer)}"
     layers = () if record.model is None else chosen_layers(record, options)
@@ -141,33 +140,35 @@ def _of_layers(record: Record, subjects: Sequence[HeadPicture], options: ViewOpt
         yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
 
 
-def _rows(record: Record, subjects: Sequence[HeadPicture]) -> Iterator[_HeadRow]:
+def _rows(record: Record, pictures: Sequence[HeadPicture]) -> Iterator[_HeadRow]:
     layers: dict[tuple[int, str], list[int]] = {}
-    for place, one in enumerate(subjects):
-        said = one.head.layer
-        layers.setdefault((0, "") if said is None else (said.layer, said.name), []).append(place)
+    for place, picture in enumerate(pictures):
+        layer = picture.head.layer
+        layers.setdefault((0, "") if layer is None else (layer.layer, layer.name), []).append(place)
     if len(layers) == 1:
         (places,) = layers.values()
         across = min(len(places), next(n for most, n in _COLUMNS if len(places) <= most))
         yield from (_HeadRow("", tuple(places[i : i + across])) for i in range(0, len(places), across))
         return
     for places in layers.values():
-        said = subjects[places[0]].head.layer
-        name = "" if said is None else said.label + ("" if said.verified else " !")
+        layer = pictures[places[0]].head.layer
+        name = "" if layer is None else layer.label + ("" if layer.verified else " !")
         yield from (_HeadRow(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
 
 
-def _body(record: Record, subjects: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piece:
-    rows = [*_rows(record, subjects)]
-    cells = {place: _cell_size(one, form.side) for place, one in enumerate(subjects)}
-    names = _names(subjects, cells[0]) if len(set(cells.values())) == 1 else None
+def _body(record: Record, pictures: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piece:
+    rows = [*_rows(record, pictures)]
+    cells = {place: _cell_size(picture, form.side) for place, picture in enumerate(pictures)}
+    names = _names(pictures, cells[0]) if len(set(cells.values())) == 1 else None
     layer = max(mono_width(f"{row.name}  ", _NAME) if row.name else 0.0 for row in rows)
     left = max(layer if names is None else layer + names.left.width, mono_width(f"{_QUERY} ", _NAME))
-    form = replace(form, names=names, is_small=sum(one.shown.shares.size for one in subjects) <= _SHAPES, above=_AXIS)
+    form = replace(
+        form, names=names, is_small=sum(picture.shown.weights.size for picture in pictures) <= _SHAPES, above=_AXIS
+    )
     content, y, width = written(left, 2 * _NAME + 3, _KEY, _NAME, fill=SOFT), 0.0, 0.0
     for row in rows:
-        thumbs = [_thumb(subjects[i], shaded.levels[i], cells[i], form) for i in row.places]
-        top = thumbs[0].height - subjects[row.places[0]].shown.shares.shape[0] * cells[row.places[0]]
+        thumbs = [_thumb(pictures[i], shaded.levels[i], cells[i], form) for i in row.places]
+        top = thumbs[0].height - pictures[row.places[0]].shown.weights.shape[0] * cells[row.places[0]]
         step = max(thumb.width for thumb in thumbs) + _GAP
         if form.above:
             content += written(left - 6, top - 8, _QUERY, _NAME, fill=SOFT, text_anchor="end")
@@ -192,20 +193,16 @@ class _Names:
     reach: float
 
 
-def _names(subjects: Sequence[HeadPicture], cell: float) -> _Names | None:
+def _names(pictures: Sequence[HeadPicture], cell: float) -> _Names | None:
     """None where cells are too small, or the heads read different texts."""
-    one = subjects[0]
-    names = [one.query_name(row) for row in range(one.shown.shares.shape[0])]
-    rows = MapSide(names, cell, one.shown.first[0], one.shown.block, "")
-    keys = [one.shown.key_name(column) for column in range(one.shown.shares.shape[1])]
-    columns = MapSide(keys, cell, one.shown.first[1], one.shown.block, "")
-    if not rows.is_named or not columns.is_named or len(of_same_texts(subjects)) > 1:
+    rows, columns = (map_side(pictures[0], axis, cell) for axis in (0, 1))
+    if not rows.is_named or not columns.is_named or len(of_same_texts(pictures)) > 1:
         return None
     return _Names(left_side(rows), *top_side(columns))
 
 
-def _cell_size(one: HeadPicture, side: float) -> float:
-    return max(1.0, float(side // max(*one.shown.shares.shape)))
+def _cell_size(picture: HeadPicture, side: float) -> float:
+    return max(1.0, float(side // max(*picture.shown.weights.shape)))
 
 
 @dataclass(frozen=True)
@@ -220,15 +217,14 @@ class _Form:
     above: float = 0.0
 
 
-def _thumb(one: HeadPicture, found: Array, cell: float, form: _Form) -> Piece:
+def _thumb(picture: HeadPicture, levels: Array, cell: float, form: _Form) -> Piece:
     """A head's map with its number and the sign of its kind above it."""
-    rows, columns = found.shape
-    colours = cell_colours(one, found)
+    rows, columns = levels.shape
     width, height = columns * cell, rows * cell
-    cells = image(0, 0, colours, (cell, cell)) if not form.is_small else _shapes(one, colours, cell)
+    cells = map_cells(picture, levels, CellLayout(cell, cell, form.is_small, 0.0), form.precision)
     frame = map_frame(width, height)
-    y, name = _NAME + 5 + form.above, _short(one, form)
-    content = element("title", characters(_said(one))) + written(0, _NAME, name, _NAME, fill=INK)
+    y, name = _NAME + 5 + form.above, _short(picture, form)
+    content = element("title", characters(_tooltip(picture))) + written(0, _NAME, name, _NAME, fill=INK)
     if form.names is not None:
         content += placed(form.names.top, 0, y)
         y += form.names.top.height
@@ -237,38 +233,32 @@ def _thumb(one: HeadPicture, found: Array, cell: float, form: _Form) -> Piece:
     return Piece(element("g", content), max(width, form.side, mono_width(name, _NAME)), y + height)
 
 
-def _shapes(one: HeadPicture, colours: Array, cell: float) -> str:
-    """Each cell as a shape that tells its share."""
-    rows, columns = colours.shape[:2]
-    return "".join(
-        cell_shape(one, (i, j), colours[i, j].tolist(), (cell, cell)) for i in range(rows) for j in range(columns)
-    )
-
-
-def _short(one: HeadPicture, form: _Form) -> str:
-    """The head's number and kind, and what sinks got where that was taken out."""
-    kind = "" if one.head.statistics is None else one.head.statistics.kind
+def _short(picture: HeadPicture, form: _Form) -> str:
+    """The head's number and kind, and the weight of sinks where it was taken out."""
+    kind = "" if picture.head.statistics is None else picture.head.statistics.kind
     sign = KIND_SIGNS[kind][0] if kind else ""
     taken = ""
-    if one.shown.taken is not None and one.whole.sinks:
-        mass = sink_mass([one])
+    if picture.shown.taken is not None and picture.whole.sinks:
+        mass = sink_mass([picture])
         taken = "?" if mass is None else weight_text(mass, form.precision)
     if form.side > _WIDE:
-        return f"head {one.head.head}  {sign} {kind}".rstrip() + (f" · sinks {taken}" if taken else "")
+        return f"head {picture.head.head}  {sign} {kind}".rstrip() + (f" · sinks {taken}" if taken else "")
     is_worded = form.side > _NARROW
     parts = [
         "head" if is_worded and not taken else "",
-        str(one.head.head),
+        str(picture.head.head),
         sign,
         "sinks" if is_worded and taken else "",
     ]
     return " ".join(part for part in (*parts, taken) if part)
 
 
-def _said(one: HeadPicture) -> str:
-    said = one.head.statistics
-    parts = [one.label]
-    if said is not None:
-        parts += [said.kind] + ([] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"])
-    parts += [f"sinks get {sink_text([one], _TOLD)}"] if one.whole.sinks else []
+def _tooltip(picture: HeadPicture) -> str:
+    statistics = picture.head.statistics
+    parts = [picture.label]
+    if statistics is not None:
+        parts += [statistics.kind] + (
+            [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
+        )
+    parts += [f"sinks get {sink_text([picture], _TOLD)}"] if picture.whole.sinks else []
     return " · ".join(parts)

@@ -11,7 +11,7 @@ import numpy as np
 from mhacli.errors import UsageError
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import short_text, weight_text
+from mhacli.render.base.format import kind_text, short_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.head_picture import (
     HeadPicture,
@@ -81,38 +81,39 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
             f"figure head must be of one head, got {len(heads)}",
             hint="choose it with --layer N --head H" if of_layers else "choose it with --head H",
         )
-    one = head_picture(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
-    shaded = shading([one.shown], scale_of(options, heads))
-    body = _body(one, shaded, options)
-    notes = [*map_notes(record, [one], shaded)]
-    notes += removed_note(one, options.precision, is_hidden=options.hide_sinks)
-    legend = scale_bar(shaded, options.precision, what="share", has_sinks=_has_strip(one))
-    title = _title(one, options)
+    picture = head_picture(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
+    shaded = shading([picture.shown], scale_of(options, heads))
+    body = _body(picture, shaded, options)
+    notes = [*map_notes(record, [picture], shaded)]
+    notes += removed_note(picture, options.precision, is_hidden=options.hide_sinks)
+    legend = scale_bar(shaded, options.precision, what="share", has_sinks=_has_strip(picture))
+    title = _title(picture, options)
     width = max(_LEAST, title.width, body.width, legend.width)
-    told = paragraph(texts_of([one], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
-    chosen = drawn_as(record, options, "head", subjects=[one], shaded=shaded)
-    pieces = [stacked([title, told], 2), body, legend, caption(record, notes, chosen, width=width)]
-    return Sheet(stacked(pieces, 12), one.label, [shaded.range, *notes], [one.label], chosen)
+    texts = paragraph(texts_of([picture], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
+    chosen = drawn_as(record, options, "head", pictures=[picture], shaded=shaded)
+    pieces = [stacked([title, texts], 2), body, legend, caption(record, notes, chosen, width=width)]
+    return Sheet(stacked(pieces, 12), picture.label, [shaded.range, *notes], [picture.label], chosen)
 
 
-def _title(one: HeadPicture, options: ViewOptions) -> Piece:
-    """The head's name, and what is said of it."""
-    said = one.head.statistics
-    layer = one.head.layer
-    pieces = [heading(one.label + kv_head_of(one.head.record, one.head.head), 16)]
+def _title(picture: HeadPicture, options: ViewOptions) -> Piece:
+    """The head's name, its kind and its main statistics."""
+    statistics = picture.head.statistics
+    layer = picture.head.layer
+    pieces = [heading(picture.label + kv_head_of(picture.head.record, picture.head.head), 16)]
     if layer is not None and not layer.verified:
         pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
-    if said is not None:
-        sure = "" if said.certainty is None or said.kind == "mixed" else f" {weight_text(said.certainty, 2)}"
-        parts = [f"{KIND_SIGNS[said.kind][0]} {said.kind}{sure}"]
-        parts += [] if said.entropy is None else [f"entropy {short_text(said.entropy)} nats"]
-        parts += [] if said.sink is None else [f"on the first token {weight_text(said.sink, options.precision)}"]
+    if statistics is not None:
+        parts = [f"{KIND_SIGNS[statistics.kind][0]} {kind_text(statistics)}"]
+        parts += [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
+        parts += (
+            [] if statistics.sink is None else [f"on the first token {weight_text(statistics.sink, options.precision)}"]
+        )
         pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))
     return stacked(pieces, 2)
 
 
 @dataclass(frozen=True)
-class _CellLayout:
+class CellLayout:
     """How large cells are, whether each is a shape of its own, and the size of numbers in them, 0 for none."""
 
     width: float
@@ -121,40 +122,40 @@ class _CellLayout:
     number: float
 
 
-def _cell_layout(one: HeadPicture, options: ViewOptions) -> _CellLayout:
-    rows, columns = one.shown.shares.shape
+def _cell_layout(picture: HeadPicture, options: ViewOptions) -> CellLayout:
+    rows, columns = picture.shown.weights.shape
     longest = max(rows, columns)
     if longest > _VECTOR:
         pitch = max(1.0, _SIDE // longest)
-        return _CellLayout(pitch, max(pitch, _ROW) if rows <= _VECTOR else pitch, False, 0.0)
+        return CellLayout(pitch, max(pitch, _ROW) if rows <= _VECTOR else pitch, False, 0.0)
     number, pitch = next(sizes[1:] for sizes in _SIZES if longest <= sizes[0])
-    widest = max(len(weight_text(x, options.precision)) for x in (0.5, _largest(one.shown), _largest(one.whole)))
+    widest = max(
+        len(weight_text(x, options.precision)) for x in (0.5, _largest(picture.shown), _largest(picture.whole))
+    )
     needed = mono_width("0" * widest, number) + 5
     if needed > _LARGEST:
-        return _CellLayout(pitch, pitch, True, 0.0)
-    return _CellLayout(max(pitch, needed), pitch, True, number)
+        return CellLayout(pitch, pitch, True, 0.0)
+    return CellLayout(max(pitch, needed), pitch, True, number)
 
 
-def _largest(shown: HeadMap) -> float:
-    return float(np.fmax.reduce(shown.shares, axis=None))
+def _largest(head_map: HeadMap) -> float:
+    return float(np.fmax.reduce(head_map.weights, axis=None))
 
 
 _SIZES = ((10, 11.0, 42.0), (16, 10.0, 34.0), (32, 8.5, 26.0), (_VECTOR, 7.0, 20.0))
 """Up to so many cells a side: the size of numbers, and of cells."""
 
 
-def _body(one: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
+def _body(picture: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
     """The map between its names, and the strips to its right."""
-    layout, shown = _cell_layout(one, options), one.shown
-    rows, columns = shown.shares.shape
-    left = left_side(
-        MapSide([one.query_name(row) for row in range(rows)], layout.height, *_places(one, 0), _DOWN + " ")
-    )
-    names = [shown.key_name(column) for column in range(columns)]
-    top, reach = top_side(MapSide(names, layout.width, *_places(one, 1), ""))
-    cells = _cells(one, shaded, layout, options)
+    layout = _cell_layout(picture, options)
+    rows, columns = picture.shown.weights.shape
+    left = left_side(map_side(picture, 0, layout.height, _DOWN + " "))
+    top, reach = top_side(map_side(picture, 1, layout.width))
+    drawing = map_cells(picture, shaded.levels[0], layout, options.precision)
+    cells = Piece(drawing, columns * layout.width, rows * layout.height)
     frame = map_frame(cells.width, cells.height)
-    strips = _strips(one, layout, options)
+    strips = _strips(picture, layout, options)
     x, y = left.width, top.height + 16
     content = placed(left, 0, y) + placed(top, x, y - top.height) + placed(cells, x, y)
     content += placed(Piece(frame, 0, 0), x, y)
@@ -165,64 +166,65 @@ def _body(one: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
     return Piece(content, width, y + cells.height)
 
 
-def _places(one: HeadPicture, axis: int) -> tuple[int, int]:
-    """The token at which cell 0 begins, and the tokens of a cell; rows that were asked for have names instead."""
-    return (0, 1) if axis == 0 and one.rows is not None else (one.shown.first[axis], one.shown.block)
+def map_side(picture: HeadPicture, axis: int, pitch: float, title: str = "") -> MapSide:
+    """The names of the rows (axis 0) or columns (axis 1) of a map; rows that were asked for have names, never positions."""
+    shown, size = picture.shown, picture.shown.weights.shape[axis]
+    names = [shown.key_name(i) if axis else picture.query_name(i) for i in range(size)]
+    first, block = (0, 1) if axis == 0 and picture.rows is not None else (shown.first[axis], shown.block)
+    return MapSide(names, pitch, first, block, title)
 
 
-def _cells(one: HeadPicture, shaded: Shading, layout: _CellLayout, options: ViewOptions) -> Piece:
-    rows, columns = one.shown.shares.shape
-    colours = cell_colours(one, shaded.levels[0])
-    width, height = columns * layout.width, rows * layout.height
+def map_cells(picture: HeadPicture, levels: Array, layout: CellLayout, precision: int) -> str:
+    """The cells of a map, as an image, or each as a rectangle with its weight as the tooltip."""
+    colours = cell_colours(picture, levels)
     if not layout.is_vector:
-        return Piece(image(0, 0, colours, (layout.width, layout.height)), width, height)
-    content = "".join(
-        _cell(one, row, column, colours[row, column].tolist(), layout, options)
+        return image(0, 0, colours, (layout.width, layout.height))
+    rows, columns = levels.shape
+    return "".join(
+        _cell(picture, (row, column), colours[row, column].tolist(), layout, precision)
         for row in range(rows)
         for column in range(columns)
     )
-    return Piece(content, width, height)
 
 
-def _cell(
-    one: HeadPicture, row: int, column: int, colour: Sequence[int], layout: _CellLayout, options: ViewOptions
-) -> str:
-    """A cell with its number, and what a pointer is told."""
-    drawn = cell_shape(one, (row, column), colour, (layout.width, layout.height))
+def _cell(picture: HeadPicture, at: tuple[int, int], colour: Sequence[int], layout: CellLayout, precision: int) -> str:
+    """A cell with its tooltip, and with its number where there is room."""
+    x, y = at[1] * layout.width, at[0] * layout.height
+    tooltip = cell_tooltip(picture, *at)
+    shape = rectangle(x, y, layout.width, layout.height, hex_of(colour), tooltip, shape_rendering="crispEdges")
     if not layout.number:
-        return drawn
-    share = cell_share(one, row, column)
-    fill = SOFT if share == FORBIDDEN else ink_on(colour)
-    x, y = column * layout.width, row * layout.height
-    return drawn + _number(x, y, cell_text(share, options.precision), fill, layout)
+        return shape
+    weight = cell_weight(picture, *at)
+    fill = SOFT if weight == FORBIDDEN else ink_on(colour)
+    return shape + _number(x, y, cell_text(weight, precision), fill, layout)
 
 
-def _number(x: float, y: float, text: str, fill: str, layout: _CellLayout) -> str:
-    """A number in the middle of a cell, which a pointer goes through."""
+def _number(x: float, y: float, text: str, fill: str, layout: CellLayout) -> str:
+    """A number in the middle of a cell; it takes no pointer events, so that the tooltip is the cell's."""
     middle = x + layout.width / 2, y + layout.height / 2 + 0.35 * layout.number
     return written(*middle, text, layout.number, fill=fill, text_anchor="middle", pointer_events="none")
 
 
-def _has_strip(one: HeadPicture) -> bool:
-    return one.shown.taken is not None or one.shown.learned is not None
+def _has_strip(picture: HeadPicture) -> bool:
+    return picture.shown.taken is not None or picture.shown.learned is not None
 
 
-def _strips(one: HeadPicture, layout: _CellLayout, options: ViewOptions) -> Piece:
-    """To the right of the map: what sinks took of each row, what a learned sink took, and what the drawn cells add up to."""
+def _strips(picture: HeadPicture, layout: CellLayout, options: ViewOptions) -> Piece:
+    """The columns to the right of the map: the weight of sinks in each row, that of a learned sink, and the sum of the cells."""
     columns: list[tuple[str, Array, bool]] = []
-    if one.shown.taken is not None:
-        columns.append(("sinks", one.shown.taken, True))
-    if one.shown.learned is not None:
-        columns.append(("learned", one.shown.learned, True))
+    if picture.shown.taken is not None:
+        columns.append(("sinks", picture.shown.taken, True))
+    if picture.shown.learned is not None:
+        columns.append(("learned", picture.shown.learned, True))
     if layout.number:
-        open_shares = np.where(one.shown.is_open, one.shown.shares, 0.0)
+        open_shares = np.where(picture.shown.is_open, picture.shown.weights, 0.0)
         columns.append(("Σ", open_shares.sum(axis=1), False))
     width = layout.width if layout.number else _STRIP
     content = ""
-    for place, (name, numbers, is_shaded) in enumerate(columns):
-        x = place * (width + _APART)
+    for index, (name, numbers, is_shaded) in enumerate(columns):
+        x = index * (width + _APART)
         content += _header(name, x + width / 2)
-        content += placed(_strip(one, numbers, layout, width, options, is_shaded=is_shaded), x, 0)
+        content += placed(_strip(picture, numbers, layout, width, options, is_shaded=is_shaded), x, 0)
     return Piece(content, len(columns) * (width + _APART) - _APART + 30 if columns else 0.0, 0.0)
 
 
@@ -233,9 +235,9 @@ def _header(name: str, x: float) -> str:
 
 
 def _strip(
-    one: HeadPicture, numbers: Array, layout: _CellLayout, width: float, options: ViewOptions, *, is_shaded: bool
+    picture: HeadPicture, numbers: Array, layout: CellLayout, width: float, options: ViewOptions, *, is_shaded: bool
 ) -> Piece:
-    colours, sees = sink_colours(numbers), one.shown.n_queries > 0
+    colours, sees = sink_colours(numbers), picture.shown.n_queries > 0
     if not layout.is_vector:
         colours[~sees] = _WHITE
         return Piece(image(0, 0, colours[:, None], (width, layout.height)), width, 0)
@@ -244,8 +246,8 @@ def _strip(
         y, colour = row * layout.height, colours[row].tolist()
         is_coloured = is_shaded and bool(sees[row])
         if is_coloured:
-            said = f"{one.query_name(row)}: {number:.{DIGITS}g}"
-            content += rectangle(0, y, width, layout.height, hex_of(colour), said, shape_rendering="crispEdges")
+            tooltip = f"{picture.query_name(row)}: {number:.{DIGITS}g}"
+            content += rectangle(0, y, width, layout.height, hex_of(colour), tooltip, shape_rendering="crispEdges")
         if layout.number:
             text = cell_text(number if sees[row] else FORBIDDEN, options.precision)
             content += _number(0, y, text, ink_on(colour) if is_coloured else SOFT, layout)
@@ -256,44 +258,37 @@ def _strip(
 
 
 DIGITS = 6
-"""Of a share that is told to a pointer: what a float32 holds."""
+"""Digits of an attention weight in a tooltip: as many as a float32 holds."""
 
 
-def cell_colours(one: HeadPicture, levels: Array) -> Array:
-    """The colours of the cells, `[row, column, 3]`; of sinks that are hidden those of what they got."""
+def cell_colours(picture: HeadPicture, levels: Array) -> Array:
+    """The colours of the cells, `[row, column, 3]`; hidden sinks have the colour of the weight that was taken out."""
     colours = colours_of(levels)
-    columns = [*one.hidden_columns]
-    is_open = one.whole.is_open[:, columns]
-    of_sinks = sink_colours(one.whole.of_sinks[:, columns])
+    columns = [*picture.hidden_columns]
+    is_open = picture.whole.is_open[:, columns]
+    of_sinks = sink_colours(picture.whole.of_sinks[:, columns])
     colours[:, columns] = np.where(is_open[..., None], of_sinks, colours[:, columns])
     return colours
 
 
-def cell_share(one: HeadPicture, row: int, column: int) -> float:
-    """The share of a cell that is drawn; of a sink that is hidden what it got."""
-    shown = one.whole if column in one.hidden_columns else one.shown
-    return float(shown.shares[row, column])
+def cell_weight(picture: HeadPicture, row: int, column: int) -> float:
+    """The attention weight of a cell; of a sink that is hidden, its weight before it was taken out."""
+    shown = picture.whole if column in picture.hidden_columns else picture.shown
+    return float(shown.weights[row, column])
 
 
-def cell_text(share: float, precision: int) -> str:
+def cell_text(weight: float, precision: int) -> str:
     """The number of a cell: `0` where nothing may be attended, which looks unlike `.00`."""
-    return "0" if share == FORBIDDEN else "?" if math.isnan(share) else weight_text(share, precision)
+    return "0" if weight == FORBIDDEN else "?" if math.isnan(weight) else weight_text(weight, precision)
 
 
-def cell_said(one: HeadPicture, row: int, column: int) -> str:
-    """What a pointer is told about a cell: `cat → the: 0.170927`."""
-    share = cell_share(one, row, column)
-    told = "not a number" if math.isnan(share) else f"{share:.{DIGITS}g}"
-    told += ", a sink, taken out" if column in one.hidden_columns else ""
-    names = f"{one.query_name(row)} → {one.shown.key_name(column)}"
-    return f"{names}: {'not allowed' if share == FORBIDDEN else told}"
-
-
-def cell_shape(one: HeadPicture, at: tuple[int, int], colour: Sequence[int], cell: tuple[float, float]) -> str:
-    """A cell as a shape of that width and height, which tells a pointer its share."""
-    (row, column), (width, height) = at, cell
-    said = cell_said(one, row, column)
-    return rectangle(column * width, row * height, width, height, hex_of(colour), said, shape_rendering="crispEdges")
+def cell_tooltip(picture: HeadPicture, row: int, column: int) -> str:
+    """The tooltip of a cell: `cat → the: 0.170927`."""
+    weight = cell_weight(picture, row, column)
+    text = "not a number" if math.isnan(weight) else f"{weight:.{DIGITS}g}"
+    text += ", a sink, taken out" if column in picture.hidden_columns else ""
+    names = f"{picture.query_name(row)} → {picture.shown.key_name(column)}"
+    return f"{names}: {'not allowed' if weight == FORBIDDEN else text}"
 
 
 def map_frame(width: float, height: float) -> str:

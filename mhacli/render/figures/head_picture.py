@@ -65,12 +65,12 @@ class HeadPicture:
 def one_sequence(record: Record, options: ViewOptions) -> int:
     """The sequence to draw: the one that was asked for, or the first. Raises `UsageError` for several, or
     for one that does not exist."""
-    asked = tuple(dict.fromkeys(options.sequences or (0,)))
-    if len(asked) > 1:
-        raise UsageError(f"sequence must be one for a picture, got {', '.join(map(str, asked))}")
-    if not 0 <= asked[0] < len(record.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {asked[0]}")
-    return asked[0]
+    indices = tuple(dict.fromkeys(options.sequences or (0,)))
+    if len(indices) > 1:
+        raise UsageError(f"sequence must be one for a picture, got {', '.join(map(str, indices))}")
+    if not 0 <= indices[0] < len(record.sequences):
+        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {indices[0]}")
+    return indices[0]
 
 
 def heads_to_draw(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
@@ -86,106 +86,106 @@ def heads_to_draw(record: Record, options: ViewOptions) -> tuple[DrawableHead, .
 _KEEP = "--keep pattern keeps it, --keep-limit makes room"
 
 
-def head_picture(drawn: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> HeadPicture:
+def head_picture(head: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> HeadPicture:
     """A head with its map in at most `most` cells a side. Raises `UsageError` for rows of a head that is known in blocks only."""
-    rows = _rows(drawn, sequence, options)
+    rows = _rows(head, sequence, options)
     if options.words:
-        drawn, rows = _in_words(drawn, sequence, rows)
-    found = head_map(drawn, sequence)
+        head, rows = _in_words(head, sequence, rows)
+    finest = head_map(head, sequence)
     if rows is not None:
-        if found.block > 1:
+        if finest.block > 1:
             raise UsageError(
-                f"from must be of heads whose cells are kept, got a map of {found.block} × {found.block} tokens a cell",
+                f"from must be of heads whose cells are kept, got a map of {finest.block} × {finest.block} tokens a cell",
                 hint=_KEEP,
             )
-        whole = found.of_rows(rows, max(1, -(-found.shares.shape[1] // most)))
+        whole = finest.of_rows(rows, max(1, -(-finest.weights.shape[1] // most)))
     else:
-        whole = found.fitting(most, most)
+        whole = finest.fitting(most, most)
     shown = whole.without_sinks() if options.hide_sinks else whole
-    return HeadPicture(drawn, sequence, whole, shown, rows, options.words)
+    return HeadPicture(head, sequence, whole, shown, rows, options.words)
 
 
-def _rows(drawn: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int, ...] | None:
+def _rows(head: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int, ...] | None:
     if options.rows is None:
         return None
-    made = None if drawn.record.model is None else drawn.record.model.generated
-    produced = None if drawn.layer is None else first_produced(drawn.layer.kind, made, sequence)
-    rows = rows_in(options.rows, drawn.record.sequences[sequence], produced)
+    generated = None if head.record.model is None else head.record.model.generated
+    produced = None if head.layer is None else first_produced(head.layer.kind, generated, sequence)
+    rows = rows_in(options.rows, head.record.sequences[sequence], produced)
     if not rows:
-        raise UsageError(f"from must name queries of {drawn.label}, got none that it has")
+        raise UsageError(f"from must name queries of {head.label}, got none that it has")
     return rows
 
 
 def _in_words(
-    drawn: DrawableHead, sequence: int, rows: tuple[int, ...] | None
+    head: DrawableHead, sequence: int, rows: tuple[int, ...] | None
 ) -> tuple[DrawableHead, tuple[int, ...] | None]:
     """The head with a word where it had tokens; what counts as a sink is the word that holds it."""
-    view = in_words(drawn.record)
+    view = in_words(head.record)
     if rows is not None:
-        rows = words_with(drawn.record.sequences[sequence], rows)
-    return replace(drawn, record=view, statistics=_sinks_in_words(drawn, view)), rows
+        rows = words_with(head.record.sequences[sequence], rows)
+    return replace(head, record=view, statistics=_sinks_in_words(head, view)), rows
 
 
-def _sinks_in_words(drawn: DrawableHead, view: Record) -> HeadStatistics | None:
-    if drawn.statistics is None:
+def _sinks_in_words(head: DrawableHead, view: Record) -> HeadStatistics | None:
+    if head.statistics is None:
         return None
-    found = []
-    for sink in drawn.statistics.sinks:
-        words = words_of(drawn.record.keys[sink.sequence])
-        found += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
-    return replace(drawn.statistics, sinks=tuple(found))
+    sinks = []
+    for sink in head.statistics.sinks:
+        words = words_of(head.record.keys[sink.sequence])
+        sinks += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
+    return replace(head.statistics, sinks=tuple(sinks))
 
 
 # ----------------------------------------------------------------------------- what was chosen for a picture, in words
 
 
 def drawn_as(
-    record: Record, options: ViewOptions, kind: Figure, *, subjects: Sequence[HeadPicture], shaded: Shading
+    record: Record, options: ViewOptions, kind: Figure, *, pictures: Sequence[HeadPicture], shaded: Shading
 ) -> str:
     """The choices on one line: `figure grid · heads 0, 2 · scale log · sinks hidden`."""
-    one = subjects[0]
-    layers = [*dict.fromkeys(other.head.layer for other in subjects if other.head.layer is not None)]
-    heads = sorted({other.head.head for other in subjects})
+    picture = pictures[0]
+    layers = [*dict.fromkeys(other.head.layer for other in pictures if other.head.layer is not None)]
+    heads = sorted({other.head.head for other in pictures})
     parts = [f"figure {kind}"] + ([names_of(layers)] if layers else [])
     parts += [f"head{'s' * (len(heads) > 1)} {ranges(heads)}"]
     n = len(record.sequences)
-    parts += [f"sequence {one.sequence} of 0–{n - 1}"] if n > 1 else []
+    parts += [f"sequence {picture.sequence} of 0–{n - 1}"] if n > 1 else []
     parts += [f"scale {shaded.scale}", "sinks hidden" if options.hide_sinks else "sinks shown"]
-    parts += [] if one.rows is None else [f"queries {ranges(one.rows)}"]
+    parts += [] if picture.rows is None else [f"queries {ranges(picture.rows)}"]
     return " · ".join([*parts, *(["words"] if options.words else [])])
 
 
-def texts_of(subjects: Sequence[HeadPicture], cells: int) -> Iterator[str]:
+def texts_of(pictures: Sequence[HeadPicture], cells: int) -> Iterator[str]:
     """What is looked at and by what, a line of at most `cells` cells for each pair of texts: `5 tokens: “the cat …”`."""
-    alike = of_same_texts(subjects)
+    alike = of_same_texts(pictures)
     for group in alike:
-        one = group[0]
-        queries, keys = one.shown.queries, one.shown.keys
+        picture = group[0]
+        queries, keys = picture.shown.queries, picture.shown.keys
         layers = [other.head.layer for other in group if other.head.layer is not None]
         where = f"{names_of(layers)}: " if len(alike) > 1 else ""
         if queries == keys:
-            yield _text(where, queries, one, cells)
+            yield _text(where, queries, picture, cells)
         else:
-            yield _text(f"{where}queries, ", queries, one, cells)
-            yield _text(f"{where}keys, ", keys, one, cells)
+            yield _text(f"{where}queries, ", queries, picture, cells)
+            yield _text(f"{where}keys, ", keys, picture, cells)
 
 
-def of_same_texts(subjects: Sequence[HeadPicture]) -> list[list[HeadPicture]]:
+def of_same_texts(pictures: Sequence[HeadPicture]) -> list[list[HeadPicture]]:
     """The heads, those together that read the same texts."""
     groups: list[list[HeadPicture]] = []
-    for one in subjects:
-        texts = (one.shown.queries, one.shown.keys)
-        group = next((found for found in groups if (found[0].shown.queries, found[0].shown.keys) == texts), None)
+    for picture in pictures:
+        texts = (picture.shown.queries, picture.shown.keys)
+        group = next((known for known in groups if (known[0].shown.queries, known[0].shown.keys) == texts), None)
         if group is None:
-            groups.append([one])
+            groups.append([picture])
         else:
-            group.append(one)
+            group.append(picture)
     return groups
 
 
-def _text(begin: str, text: TokenSequence, one: HeadPicture, cells: int) -> str:
+def _text(begin: str, text: TokenSequence, picture: HeadPicture, cells: int) -> str:
     """How many tokens, and the text, cut where it is long; rows that are random have none."""
-    count = begin + count_of(len(text.tokens), "word" if one.in_words else "token", grouped=True)
+    count = begin + count_of(len(text.tokens), "word" if picture.in_words else "token", grouped=True)
     words = " ".join(text.text.split())
     room = cells - cell_len(count) - len(": “”")
     return f"{count}: “{fitted(visible(words), room)}”" if words and room > 1 else count
@@ -223,14 +223,14 @@ def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
     return Piece(content, cells * MONO_EM * _SIZE, len(lines) * height)
 
 
-def map_notes(record: Record, subjects: Sequence[HeadPicture], shaded: Shading) -> Iterator[str]:
+def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) -> Iterator[str]:
     """What a cell is, what was put together, left out or taken out, in sentences."""
-    yield _what_a_cell_is(subjects)
-    if any(one.in_words for one in subjects):
+    yield _what_a_cell_is(pictures)
+    if any(picture.in_words for picture in pictures):
         yield _WORDS
-    rows = subjects[0].rows
+    rows = pictures[0].rows
     if rows is not None:
-        yield f"{len(rows)} of {len(subjects[0].shown.queries.tokens)} queries are drawn"
+        yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
     if shaded.is_exceeded:
         yield "a row with a single cell that is allowed gives it everything: such rows do not set the scale"
     if shaded.is_empty:
@@ -246,13 +246,14 @@ def unverified(layer: InspectedLayer) -> str:
     return f"NOT verified: {visible('; '.join(layer.unverified))}"
 
 
-def removed_note(one: HeadPicture, precision: int, *, is_hidden: bool) -> Iterator[str]:
-    """What sinks took of a head, told where they are hidden; and a learned sink's share, told wherever there is one."""
-    learned = one.whole.learned_mass
-    if is_hidden and not one.whole.sinks and learned is None:
+def removed_note(picture: HeadPicture, precision: int, *, is_hidden: bool) -> Iterator[str]:
+    """The weight of a head's sinks, where they are hidden; and that of a learned sink, where there is
+    one."""
+    learned = picture.whole.learned_mass
+    if is_hidden and not picture.whole.sinks and learned is None:
         yield "no key is a sink here, so none is taken out"
     elif is_hidden:
-        mass, names = sink_text([one], precision), _sink_names(one)
+        mass, names = sink_text([picture], precision), _sink_names(picture)
         also = "" if learned is None else f", and the learned sink with {weight_text(learned, precision)}"
         yield (f"sinks are hidden: {names} with {mass}{also} taken out; the rest of each row is renormalised")
     elif learned is not None:
@@ -260,20 +261,23 @@ def removed_note(one: HeadPicture, precision: int, *, is_hidden: bool) -> Iterat
         yield f"a learned sink takes {mass} of all attention: no key gets it, so rows sum to less than 1"
 
 
-def sink_text(subjects: Sequence[HeadPicture], precision: int) -> str:
-    """What sinks get of the attention of heads, on average over those whose shares are numbers."""
-    mass = sink_mass(subjects)
+def sink_text(pictures: Sequence[HeadPicture], precision: int) -> str:
+    """What sinks get of the attention of heads, on average over those whose attention weights are numbers."""
+    mass = sink_mass(pictures)
     return f"{'an unknown part' if mass is None else weight_text(mass, precision)} of all attention"
 
 
-def sink_mass(subjects: Sequence[HeadPicture]) -> float | None:
-    """What sinks get on average over all queries of these heads whose shares are numbers; None where there is no such query."""
-    return _mean([(one.whole.sink_mass, one.whole.sink_shares, one.whole.n_queries) for one in subjects])
+def sink_mass(pictures: Sequence[HeadPicture]) -> float | None:
+    """What sinks get on average over all queries of these heads whose attention weights are numbers; None where there is no
+    such query."""
+    return _mean(
+        [(picture.whole.sink_mass, picture.whole.sink_weights, picture.whole.n_queries) for picture in pictures]
+    )
 
 
-def learned_mass(subjects: Sequence[HeadPicture]) -> float | None:
+def learned_mass(pictures: Sequence[HeadPicture]) -> float | None:
     """What learned sinks take on average over all queries of those heads that have one; None where none has."""
-    maps = [one.whole for one in subjects]
+    maps = [picture.whole for picture in pictures]
     return _mean(
         [(m.learned_mass, m.learned, m.n_queries) for m in maps if m.learned is not None and m.learned_mass is not None]
     )
@@ -285,24 +289,26 @@ def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
     return float(np.average([mass for mass, *_ in masses], weights=counts)) if sum(counts) else None
 
 
-def _sink_names(one: HeadPicture) -> str:
-    keys = one.whole.keys
-    if not one.whole.sinks:
+def _sink_names(picture: HeadPicture) -> str:
+    keys = picture.whole.keys
+    if not picture.whole.sinks:
         return "no key"
-    shown = ", ".join(f"{token_text(keys, place)} {place}" for place in one.whole.sinks[:_MOST_SINKS])
-    more = len(one.whole.sinks) - _MOST_SINKS
-    return (f"key {shown}" if len(one.whole.sinks) == 1 else f"keys {shown}") + (
+    named = ", ".join(f"{token_text(keys, place)} {place}" for place in picture.whole.sinks[:_MOST_SINKS])
+    more = len(picture.whole.sinks) - _MOST_SINKS
+    return (f"key {named}" if len(picture.whole.sinks) == 1 else f"keys {named}") + (
         f" and {more} more" if more > 0 else ""
     )
 
 
-def _what_a_cell_is(subjects: Sequence[HeadPicture]) -> str:
-    blocks = sorted({one.shown.block for one in subjects})
+def _what_a_cell_is(pictures: Sequence[HeadPicture]) -> str:
+    blocks = sorted({picture.shown.block for picture in pictures})
     if blocks == [1]:
         return "each cell: the share of attention that a query (row) gives to a key (column)"
     sizes = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
     rows = (
-        "a query gives" if any(one.rows is not None for one in subjects) else f"{sizes} queries (rows) give on average"
+        "a query gives"
+        if any(picture.rows is not None for picture in pictures)
+        else f"{sizes} queries (rows) give on average"
     )
     return f"each cell: the share of attention that {rows} to {sizes} keys (a column) together"
 
@@ -312,7 +318,7 @@ def metadata(record: Record, sheet: Sheet) -> str:
     content = {
         "drawn": [*sheet.drawn],
         _DRAWN_AS: sheet.drawn_as,
-        "said": [*sheet.said],
+        "said": [*sheet.sentences],
         "command": [*record.command],
         **{word: line for word, line in provenance(record) if word != RECORD_BY},
     }

@@ -41,8 +41,8 @@ _ALIKE = 1e-4
 
 @dataclass(frozen=True)
 class Shading:
-    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which shares of queries
-    without a choice can exceed (`is_exceeded`). Ranks are among the `n_open` cells of a map, of each its own."""
+    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which attention weights of
+    queries without a choice can exceed (`is_exceeded`). Ranks are among the `n_open` cells of a map, of each its own."""
 
     scale: Scale
     largest: float
@@ -63,36 +63,36 @@ class Shading:
 
 def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
     """The common scale of some maps; a rank is among the cells of its own map, as everywhere."""
-    shares = np.concatenate([one.shares.ravel() for one in maps])
+    weights = np.concatenate([one.weights.ravel() for one in maps])
     largest = largest_of_maps(maps)
-    of_maps = tuple(levels(one.shares, scale, largest) for one in maps)
-    found = np.concatenate([part.ravel() for part in of_maps])
+    of_maps = tuple(levels(one.weights, scale, largest) for one in maps)
+    all_levels = np.concatenate([part.ravel() for part in of_maps])
     return Shading(
         scale=scale,
         largest=largest,
         levels=of_maps,
         n_open=tuple(int((part >= 0).sum()) for part in of_maps),
-        is_exceeded=scale != "rank" and bool((np.nan_to_num(shares) > (1 + _ALIKE) * largest).any()),
-        has_unknown=bool((found == NOT_A_NUMBER).any()),
-        has_blank=bool((found == FORBIDDEN).any()),
-        is_empty=not bool((np.nan_to_num(shares) > 0).any()),
+        is_exceeded=scale != "rank" and bool((np.nan_to_num(weights) > (1 + _ALIKE) * largest).any()),
+        has_unknown=bool((all_levels == NOT_A_NUMBER).any()),
+        has_blank=bool((all_levels == FORBIDDEN).any()),
+        is_empty=not bool((np.nan_to_num(weights) > 0).any()),
     )
 
 
-def colours_of(found: Array) -> Array:
+def colours_of(level_array: Array) -> Array:
     """Red, green and blue of levels, `[…, 3]`."""
-    colours: Array = _RAMP[np.clip(found, 0, 255).astype(int)]
-    colours[found == FORBIDDEN] = BLANK
-    colours[found == NOT_A_NUMBER] = UNKNOWN
+    colours: Array = _RAMP[np.clip(level_array, 0, 255).astype(int)]
+    colours[level_array == FORBIDDEN] = BLANK
+    colours[level_array == NOT_A_NUMBER] = UNKNOWN
     return colours
 
 
-def sink_colours(shares: Array) -> Array:
+def sink_colours(weights: Array) -> Array:
     """Red, green and blue of what sinks get, from 0 to 1: another colour than any of the ramp."""
-    found = np.rint(255 * np.clip(np.nan_to_num(shares), 0, 1)).astype(int)
-    drawn = [sink_colour(level) for level in found.ravel().tolist()]
-    colours: Array = np.array(drawn, np.uint8).reshape(*found.shape, 3)
-    colours[np.isnan(shares)] = UNKNOWN
+    sink_levels = np.rint(255 * np.clip(np.nan_to_num(weights), 0, 1)).astype(int)
+    rgb = [sink_colour(level) for level in sink_levels.ravel().tolist()]
+    colours: Array = np.array(rgb, np.uint8).reshape(*sink_levels.shape, 3)
+    colours[np.isnan(weights)] = UNKNOWN
     return colours
 
 
@@ -127,21 +127,21 @@ def _ramp(shaded: Shading, what: str) -> Piece:
     ]
     gradient = element("linearGradient", *stops, id="ramp")
     bar = rectangle(0, 0, _BAR, _HIGH, "url(#ramp)", stroke=FAINT, stroke_width=0.5)
-    said = f"{what}: {shaded.range}"
-    return Piece(
-        element("defs", gradient) + bar + written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK),
-        max(_BAR, mono_width(said, _SIZE)),
-        _HIGH + 1.6 * _SIZE,
-    )
+    return _labelled(element("defs", gradient) + bar, _BAR, f"{what}: {shaded.range}")
 
 
-def _swatch(colour: Colour, said: str, sign: str) -> Piece:
+def _labelled(shape: str, width: float, label: str) -> Piece:
+    """A part of the legend with its label below."""
+    text = written(0, _HIGH + 1.25 * _SIZE, label, _SIZE, fill=INK)
+    return Piece(shape + text, max(width, mono_width(label, _SIZE)), _HIGH + 1.6 * _SIZE)
+
+
+def _swatch(colour: Colour, label: str, sign: str) -> Piece:
     side = 2 * _HIGH
     box = rectangle(0, 0, side, _HIGH, hex_of(colour), stroke=FAINT, stroke_width=0.5)
     fill = SOFT if colour == BLANK else ink_on(colour)
     box += written(side / 2, _HIGH - 2.5, sign, _SIZE, fill=fill, text_anchor="middle")
-    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
-    return Piece(box + text, max(side, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)
+    return _labelled(box, side, label)
 
 
 def _sink_ramp(precision: int) -> Piece:
@@ -149,17 +149,15 @@ def _sink_ramp(precision: int) -> Piece:
         element("stop", offset=f"{100 * level // 255}%", stop_color=hex_of(sink_colour(level))) for level in (0, 255)
     ]
     bar = rectangle(0, 0, _BAR / 2, _HIGH, "url(#sinks)", stroke=FAINT, stroke_width=0.5)
-    said = f"sink: linear, 0 … {weight_text(1.0, precision)}"
-    text = written(0, _HIGH + 1.25 * _SIZE, said, _SIZE, fill=INK)
     gradient = element("defs", element("linearGradient", *ends, id="sinks"))
-    return Piece(gradient + bar + text, max(_BAR / 2, mono_width(said, _SIZE)), _HIGH + 1.6 * _SIZE)
+    return _labelled(gradient + bar, _BAR / 2, f"sink: linear, 0 … {weight_text(1.0, precision)}")
 
 
 # -------------------------------------------------------------------------------------- names along the sides of a map
 
 
 _LONGEST = 18
-"""Cells of a token's name; longer ones are cut, and told whole to a pointer."""
+"""Cells of a token's name; longer ones are cut and have the whole name as a tooltip."""
 _NAME_SIZE, _GAP, _TILT = 11.0, 5.0, 50.0
 _ROOMY = 9.5
 """The least pitch at which each row or column can have its name."""
@@ -210,15 +208,15 @@ def left_side(side: MapSide) -> Piece:
         marks = [(place * side.pitch + side.pitch / 2, name) for place, name in enumerate(side.names)]
     else:
         marks = side.ticks()
-    shown = [(y, fitted(name, _LONGEST), name) for y, name in marks]
-    width = max([mono_width(name, size) for _, name, _ in shown] + [mono_width(side.title, 10.0)]) + _GAP
+    labels = [(y, fitted(name, _LONGEST), name) for y, name in marks]
+    width = max([mono_width(name, size) for _, name, _ in labels] + [mono_width(side.title, 10.0)]) + _GAP
     gap = _GAP if side.is_named else _GAP + _TICK
     content = "".join(
-        written(width - _GAP, y + 0.35 * size, cut, size, text_anchor="end", said=name if name != cut else "")
-        for y, cut, name in shown
+        written(width - _GAP, y + 0.35 * size, cut, size, text_anchor="end", tooltip=name if name != cut else "")
+        for y, cut, name in labels
     )
     if not side.is_named:
-        content += "".join(_line(width, y, width + _TICK, y) for y, _, _ in shown)
+        content += "".join(_line(width, y, width + _TICK, y) for y, _, _ in labels)
     return Piece(content, width + gap - _GAP, side.length)
 
 
@@ -230,19 +228,19 @@ def top_side(side: MapSide) -> tuple[Piece, float]:
             _line(x, 0, x, _TICK) + written(x, -_GAP, text, size, text_anchor="middle") for x, text in side.ticks()
         )
         return Piece(placed(Piece(content, 0, 0), 0, size + _GAP), side.length, size + _GAP + _TICK), 12.0
-    shown = [(fitted(name, _LONGEST), name) for name in side.names]
-    widths = [mono_width(cut, size) for cut, _ in shown]
+    labels = [(fitted(name, _LONGEST), name) for name in side.names]
+    widths = [mono_width(cut, size) for cut, _ in labels]
     if max(widths) <= side.pitch - 4:
         content = "".join(
             written((place + 0.5) * side.pitch, size, cut, size, text_anchor="middle")
-            for place, (cut, _) in enumerate(shown)
+            for place, (cut, _) in enumerate(labels)
         )
         return Piece(content, side.length, size + _GAP), 0.0
     tilt = _TILT if side.pitch >= 1.6 * size else 90.0
     height = max(widths) * sin(radians(tilt)) + size * cos(radians(tilt)) + _GAP
     content = "".join(
         _tilted((place + 0.5) * side.pitch, height - _GAP, cut, name, size=size, tilt=tilt)
-        for place, (cut, name) in enumerate(shown)
+        for place, (cut, name) in enumerate(labels)
     )
     reach = max((place + 0.5) * side.pitch + width * cos(radians(tilt)) + size for place, width in enumerate(widths))
     return Piece(content, side.length, height), max(0.0, reach - side.length)
@@ -253,7 +251,7 @@ def _tilted(x: float, y: float, cut: str, name: str, *, size: float, tilt: float
     shift = 0.35 * size
     x, y = x + shift * sin(radians(tilt)), y + (shift * cos(radians(tilt)) if tilt < 90 else 0.0) - 1
     turned = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
-    return written(x, y, cut, size, transform=turned, said=name if name != cut else "")
+    return written(x, y, cut, size, transform=turned, tooltip=name if name != cut else "")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:

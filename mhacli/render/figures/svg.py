@@ -69,20 +69,20 @@ def characters(text: str) -> str:
 
 
 def rectangle(
-    x: float, y: float, width: float, height: float, fill: str, said: str = "", **attributes: Attribute
+    x: float, y: float, width: float, height: float, fill: str, tooltip: str = "", **attributes: Attribute
 ) -> str:
-    """A rectangle, with what a pointer is told about it if anything."""
-    told = [element("title", characters(said))] if said else []
-    return element("rect", *told, x=x, y=y, width=width, height=height, fill=fill, **attributes)
+    """A rectangle, with a tooltip if there is one."""
+    title = [element("title", characters(tooltip))] if tooltip else []
+    return element("rect", *title, x=x, y=y, width=width, height=height, fill=fill, **attributes)
 
 
 def written(
-    x: float, y: float, text: str, size: float, *, fill: str = INK, said: str = "", **attributes: Attribute
+    x: float, y: float, text: str, size: float, *, fill: str = INK, tooltip: str = "", **attributes: Attribute
 ) -> str:
-    """A line of text with its baseline at `y`, with what a pointer is told about it. Spaces stay as they are."""
-    told = [element("title", characters(said))] if said else []
+    """A line of text with its baseline at `y`, with a tooltip if there is one. Spaces are kept."""
+    title = [element("title", characters(tooltip))] if tooltip else []
     return element(
-        "text", *told, characters(text), x=x, y=y, font_size=size, fill=fill, **{"xml:space": "preserve"}, **attributes
+        "text", *title, characters(text), x=x, y=y, font_size=size, fill=fill, **{"xml:space": "preserve"}, **attributes
     )
 
 
@@ -116,11 +116,11 @@ def beside(pieces: Sequence[Piece], gap: float) -> Piece:
 
 def paragraph(lines: Iterable[str], size: float, *, fill: str = INK) -> Piece:
     """Lines of monospaced text below each other."""
-    shown = [*lines]
+    texts = [*lines]
     content = "".join(
-        written(0, (place + 1) * LINE * size - 0.3 * size, line, size, fill=fill) for place, line in enumerate(shown)
+        written(0, (place + 1) * LINE * size - 0.3 * size, line, size, fill=fill) for place, line in enumerate(texts)
     )
-    return Piece(content, max((mono_width(line, size) for line in shown), default=0.0), len(shown) * LINE * size)
+    return Piece(content, max((mono_width(line, size) for line in texts), default=0.0), len(texts) * LINE * size)
 
 
 def heading(text: str, size: float) -> Piece:
@@ -152,12 +152,12 @@ def wrapped(text: str, cells: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A picture with its `title`, what is `said` of it in sentences, the names of what is `drawn`, and how: `drawn_as` tells
+    """A picture with its `title`, the `sentences` below it, the names of what is `drawn`, and how: `drawn_as` tells
     the choices that were made for the picture, which the command of the record does not."""
 
     body: Piece
     title: str
-    said: Sequence[str]
+    sentences: Sequence[str]
     drawn: Sequence[str]
     drawn_as: str
 

@@ -20,8 +20,9 @@ from mhacli.render.base.format import (
     memory_text,
     new_tokens_text,
     number_text,
-    own_parameters,
+    single_parameters,
     token_text,
+    trace_totals,
     values_text,
 )
 from mhacli.render.base.options import ViewOptions, balanced
@@ -80,11 +81,11 @@ def _body(record: Record) -> Piece:
 
 def _listed(steps: Sequence[Step]) -> Piece:
     """The steps below each other, as somebody's own attention or a checkpoint's passes them; of very many the first and last."""
-    shown = balanced(len(steps), _MOST)
+    selection = balanced(len(steps), _MOST)
     pieces = []
-    for place, index in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            pieces.append(paragraph([f"⋮ {count_of(shown.hidden, 'step')} not drawn"], _SIZE, fill=SOFT))
+    for place, index in enumerate(selection.shown):
+        if selection.hidden and place == selection.before:
+            pieces.append(paragraph([f"⋮ {count_of(selection.hidden, 'step')} not drawn"], _SIZE, fill=SOFT))
         pieces.append(box(index + 1, steps[index], _WIDTH))
     return stacked(pieces, _GAP)
 
@@ -111,9 +112,7 @@ def _what(record: Record) -> str:
 
 def _notes(record: Record) -> Iterator[str]:
     steps = record.trace
-    flops = sum(step.flops for step in steps)
-    n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
-    n_parameters = sum(prod(s) for s in {p.name: p.shape for step in steps for p in step.parameters}.values())
+    flops, n_bytes, n_parameters = trace_totals(steps)
     if not has_steps(record):
         which = "in all" if record.survey is None else "these steps alone, attention itself not counted:"
         yield f"{which} {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} weights"
@@ -216,10 +215,10 @@ def sources_of(site: str, passed: Sequence[str]) -> tuple[str, ...]:
     >>> sources_of("qk", ("q", "k", "q_rot", "k_rot"))
     ('q_rot', 'k_rot')
     """
-    found = [source for source in SITE_POSITIONS[site].sources if source in passed]
+    sources = [source for source in SITE_POSITIONS[site].sources if source in passed]
     if SITE_POSITIONS[site].sources == _OF_KEYS:
-        return tuple(found[:1])
-    return tuple(source for source in found if _REPLACED.get(source) not in found)
+        return tuple(sources[:1])
+    return tuple(source for source in sources if _REPLACED.get(source) not in sources)
 
 
 @dataclass(frozen=True)
@@ -247,9 +246,11 @@ def flow(steps: Sequence[Step]) -> Piece:
         boxes[step.site] = _Box(lanes, y, box(number, step, width))
         bottoms |= dict.fromkeys(lanes, boxes[step.site].bottom)
     arrows = "".join(_arrows(boxes))
-    content = "".join(placed(one.piece, _left(one.lanes[0]), one.y) for one in boxes.values())
-    n_lanes = 1 + max(max(one.lanes) for one in boxes.values())
-    return Piece(_marker() + arrows + content, _left(n_lanes) - _BETWEEN, max(one.bottom for one in boxes.values()))
+    content = "".join(placed(site_box.piece, _left(site_box.lanes[0]), site_box.y) for site_box in boxes.values())
+    n_lanes = 1 + max(max(site_box.lanes) for site_box in boxes.values())
+    return Piece(
+        _marker() + arrows + content, _left(n_lanes) - _BETWEEN, max(site_box.bottom for site_box in boxes.values())
+    )
 
 
 def _lanes(site: str, passed: Sequence[str]) -> tuple[int, ...]:
@@ -331,7 +332,7 @@ def box(number: int, step: Step, width: float) -> Piece:
     height = len(lines) * LINE * SIZE + 2 * INSET - 3
     is_view = step.layout == "view"
     fill = _SEEN if is_view else _WITH_WEIGHTS if step.parameters else _MADE
-    said = [element("title", characters(visible(step.meaning)))] if step.meaning else []
+    title = [element("title", characters(visible(step.meaning)))] if step.meaning else []
     outline = rectangle(
         0, 0, width, height, fill, rx=5.0, stroke=_EDGE, stroke_width=1.0, stroke_dasharray=_DASHES if is_view else None
     )
@@ -342,20 +343,20 @@ def box(number: int, step: Step, width: float) -> Piece:
     if cells >= _WIDE:
         y = INSET + 0.78 * LINE * SIZE
         texts += written(width - INSET, y, _measured(step), SIZE, fill=SOFT, text_anchor="end")
-    return Piece(element("g", *said, outline, texts), width, height)
+    return Piece(element("g", *title, outline, texts), width, height)
 
 
 def legend() -> Piece:
     """What the looks of boxes mean."""
     content, x = "", 0.0
-    for fill, dashes, said in (
+    for fill, dashes, label in (
         (_WITH_WEIGHTS, None, "made with weights"),
         (_MADE, None, "a new tensor"),
         (_SEEN, _DASHES, "a view: memory that is there already"),
     ):
         content += rectangle(x, 0, 22, 12, fill, rx=3.0, stroke=_EDGE, stroke_width=1.0, stroke_dasharray=dashes)
-        content += written(x + 28, 10, said, SIZE, fill=SOFT)
-        x += 28 + (len(said) + 3) * MONO_EM * SIZE
+        content += written(x + 28, 10, label, SIZE, fill=SOFT)
+        x += 28 + (len(label) + 3) * MONO_EM * SIZE
     return Piece(content, x, 14)
 
 
@@ -387,7 +388,7 @@ def _measured(step: Step) -> str:
 
 
 def _parameters(step: Step) -> str:
-    shown = own_parameters(step)
+    shown = single_parameters(step)
     more = f" and {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
     total = sum(prod(parameter.shape) for parameter in step.parameters)
     named = ", ".join(f"{visible(parameter.name)} {list(parameter.shape)}" for parameter in shown)
@@ -410,8 +411,8 @@ def has_steps(record: Record) -> bool:
 
 def step_table(record: Record) -> Piece:
     """The table, with a bar for what each step reads; of many steps the first and the last."""
-    shown = balanced(len(record.trace), _MOST_STEPS)
-    steps = [(number, record.trace[number]) for number in shown.shown]
+    selection = balanced(len(record.trace), _MOST_STEPS)
+    steps = [(number, record.trace[number]) for number in selection.shown]
     cells = [_cells(number, step, step.cache) for number, step in steps if step.cache is not None]
     widths = [max(cell_len(line[i]) for line in (*cells, _COLUMNS[:-1])) for i in range(len(_COLUMNS) - 1)]
     starts = [sum(widths[:i]) + i * _APART for i in range(len(_COLUMNS))]
@@ -419,8 +420,8 @@ def step_table(record: Record) -> Piece:
     largest = max(step.cache.read_bytes for _, step in steps if step.cache is not None) or 1
     y = _ROW
     for place, (_, step) in enumerate(steps):
-        if shown.hidden and place == shown.before:
-            content += written(0, y + 0.7 * _ROW, f"⋮ {shown.hidden} steps not drawn", _STEP_SIZE, fill=SOFT)
+        if selection.hidden and place == selection.before:
+            content += written(0, y + 0.7 * _ROW, f"⋮ {selection.hidden} steps not drawn", _STEP_SIZE, fill=SOFT)
             y += _ROW
         assert step.cache is not None
         content += element("line", x1=0, y1=y, x2=_x(starts[-1]) + _BAR + 80, y2=y, stroke=FAINT, stroke_width=0.5)

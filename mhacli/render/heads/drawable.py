@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # loaded where a record has them
     from mhacli.results.record.record import InspectedLayer
 
 SHORT = 64
-"""Up to so many keys a uniform share is a shade that can be told from nothing on a linear scale."""
+"""Up to so many keys a uniform attention weight is a shade that can be told from nothing on a linear scale."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,6 @@ def is_before_dropout(record: Record) -> bool:
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
     """The scale that was asked for; else linear for the cells of short texts, and log for those of long ones and for blocks,
-    whose shares lie further apart: linear, they would be dark."""
+    whose attention weights lie further apart: linear, they would be dark."""
     is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
     return options.map_scale or ("linear" if is_short and all(head.is_exact for head in heads) else "log")

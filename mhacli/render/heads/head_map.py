@@ -62,7 +62,7 @@ class HeadPattern:
         return slice(first, first + len(self.record.sequences[self.sequence].tokens))
 
     @property
-    def shares(self) -> Array:
+    def weights(self) -> Array:
         """The pattern `[query, key]`; padded keys included, padded queries not."""
         return self._rows(self.record.arrays[self.site][self.sequence, self.place])
 
@@ -73,9 +73,9 @@ class HeadPattern:
         return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
 
     @property
-    def weights(self) -> Array:
+    def masked_weights(self) -> Array:
         """The pattern with `FORBIDDEN` in cells that may not be attended to."""
-        return np.where(self.allowed, self.shares.astype(np.float64), FORBIDDEN)
+        return np.where(self.allowed, self.weights.astype(np.float64), FORBIDDEN)
 
     @property
     def entropy(self) -> Array:
@@ -88,7 +88,7 @@ class HeadPattern:
 
     def learned_weight(self, row: int) -> float:
         """The weight of a row that no key gets."""
-        return max(0.0, 1 - float(self.shares[row].sum(dtype=np.float64)))
+        return max(0.0, 1 - float(self.weights[row].sum(dtype=np.float64)))
 
     def query_index(self, row: int) -> int:
         """The index of a row's token in its sequence."""
@@ -122,19 +122,19 @@ class HeadPattern:
         return not 0 <= self.key_index(column) < len(self.record.keys[self.sequence].tokens)
 
 
-def largest_share(record: Record, site: str) -> float:
-    """The top of the common scale of all heads: the largest share of a query that had a choice of keys."""
+def largest_weight(record: Record, site: str) -> float:
+    """The top of the common scale of all heads: the largest attention weight of a query that had a choice of keys."""
     return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
 
 
 def largest_of(heads: Sequence[HeadPattern]) -> float:
-    """The top of the common scale of some heads, as `largest_share`."""
-    return max((_largest(head.shares, head.allowed) for head in heads), default=0.0) or 1.0
+    """The top of the common scale of some heads, as `largest_weight`."""
+    return max((_largest(head.weights, head.allowed) for head in heads), default=0.0) or 1.0
 
 
-def _largest(shares: Array, allowed: Array) -> float:
+def _largest(weights: Array, allowed: Array) -> float:
     choice = allowed.sum(axis=-1) > 1
-    rows = shares.max(axis=-1, where=np.isfinite(shares), initial=0.0)
+    rows = weights.max(axis=-1, where=np.isfinite(weights), initial=0.0)
     return float(np.where(np.broadcast_to(choice, rows.shape), rows, 0.0).max(initial=0.0))
 
 
@@ -148,14 +148,14 @@ def where(record: Record, sequence: int, layer: str, head: int | None = None) ->
 # ------------------------------------------------------------------------------------------------------------------ maps
 
 _NOTHING = 1e-6
-"""Where less than this is left of a row, it is not blown up: it would be rounding."""
+"""A row whose remaining weight is smaller than this is not renormalised: it consists of rounding errors."""
 
 
 @dataclass(frozen=True)
 class HeadMap:
-    """`shares` `[row, column]`: the mean share that the queries of a row give to the keys of a column, `FORBIDDEN` where no cell
-    may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the places `first`
-    on, which are negative for padding.
+    """`weights` `[row, column]`: the mean attention weight that the queries of a row give to the keys of a column, `FORBIDDEN`
+    where no cell may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the
+    places `first` on, which are negative for padding.
 
     `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a learned sink takes and no
     key gets, None where there is none; `n_queries` `[row]` are those that see a key. `taken` `[row]` is what was taken out of
@@ -164,7 +164,7 @@ class HeadMap:
 
     queries: TokenSequence
     keys: TokenSequence
-    shares: Array
+    weights: Array
     of_sinks: Array
     learned: Array | None
     n_queries: Array
@@ -176,37 +176,37 @@ class HeadMap:
     @property
     def is_open(self) -> Array:
         """Where a row's queries may attend to a column's keys."""
-        is_open: Array = self.shares != FORBIDDEN
+        is_open: Array = self.weights != FORBIDDEN
         return is_open
 
     @property
     def largest(self) -> float:
-        """The top of its scale: the largest share of a row that had a choice of columns, 0 where there is none. Of cells whose
-        sinks were taken out, those are no choice."""
+        """The top of its scale: the largest attention weight of a row that had a choice of columns, 0 where there is none. Of
+        cells whose sinks were taken out, those are no choice."""
         choices = self.is_open
         if self.taken is not None and self.block == 1:
             choices[:, [place - self.first[1] for place in self.sinks]] = False
         with_choice = choices.sum(axis=1, keepdims=True) > 1
-        return float(np.where(with_choice & np.isfinite(self.shares), self.shares, 0.0).max(initial=0.0))
+        return float(np.where(with_choice & np.isfinite(self.weights), self.weights, 0.0).max(initial=0.0))
 
     @property
-    def sink_shares(self) -> Array:
+    def sink_weights(self) -> Array:
         """What sinks get of each row, `[row]`, taken out or not."""
-        shares: Array = self.of_sinks.sum(axis=1) if self.taken is None else self.taken
-        return shares
+        weights: Array = self.of_sinks.sum(axis=1) if self.taken is None else self.taken
+        return weights
 
     @property
     def sink_mass(self) -> float:
-        """The mean share that sinks get, of all queries that see a key; those that were taken out too."""
-        return self._mean(self.sink_shares)
+        """The mean attention weight that sinks get, of all queries that see a key; those that were taken out too."""
+        return self._mean(self.sink_weights)
 
     @property
     def learned_mass(self) -> float | None:
-        """The mean share that a learned sink takes; None where there is none."""
+        """The mean attention weight that a learned sink takes; None where there is none."""
         return None if self.learned is None else self._mean(self.learned)
 
     def _mean(self, rows: Array) -> float:
-        """Over all queries that see a key, without those whose shares are not numbers."""
+        """Over all queries that see a key, without those whose attention weights are not numbers."""
         n_queries = np.where(np.isnan(rows), 0.0, self.n_queries)
         return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
 
@@ -220,10 +220,10 @@ class HeadMap:
         taken = None if self.taken is None else sums(self.taken * self.n_queries, factor) / per_query
 
         is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
-        means = pooled_means(np.where(self.is_open, self.shares, 0.0), self.n_queries, factor)
+        means = pooled_means(np.where(self.is_open, self.weights, 0.0), self.n_queries, factor)
         return replace(
             self,
-            shares=np.where(is_open, means, FORBIDDEN),
+            weights=np.where(is_open, means, FORBIDDEN),
             of_sinks=pooled_means(self.of_sinks, self.n_queries, factor),
             learned=learned,
             n_queries=n_queries,
@@ -234,12 +234,12 @@ class HeadMap:
     def without_sinks(self) -> HeadMap:
         """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`. The rest is
         divided by its own sum: where little is left, one less what was taken is rounded too much."""
-        rest = np.clip(self.shares - self.of_sinks, 0, None)
+        rest = np.clip(self.weights - self.of_sinks, 0, None)
         left = rest.sum(axis=1, keepdims=True)
         weights = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
         return replace(
             self,
-            shares=np.where(self.is_open, weights, FORBIDDEN),
+            weights=np.where(self.is_open, weights, FORBIDDEN),
             of_sinks=np.zeros_like(rest),
             taken=self.of_sinks.sum(axis=1),
         )
@@ -249,7 +249,7 @@ class HeadMap:
         learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
         return replace(
             self,
-            shares=self.shares[rows, columns],
+            weights=self.weights[rows, columns],
             of_sinks=self.of_sinks[rows, columns],
             learned=learned,
             n_queries=self.n_queries[rows],
@@ -269,7 +269,7 @@ class HeadMap:
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
         """The map in blocks large enough that no more than `rows` × `columns` are needed."""
-        return self.pooled(max(1, -(-self.shares.shape[0] // rows), -(-self.shares.shape[1] // columns)))
+        return self.pooled(max(1, -(-self.weights.shape[0] // rows), -(-self.weights.shape[1] // columns)))
 
     def query_places(self, row: int) -> tuple[int, int]:
         """The first and the last place of the text that a row stands for."""
@@ -312,18 +312,18 @@ def pattern_map(head: HeadPattern, statistics: HeadStatistics | None = None) -> 
     queries, keys = record.sequences[sequence], record.keys[sequence]
     first = record.first_key(sequence)
     columns = slice(first, first + len(keys.tokens))
-    allowed, shares = head.allowed[:, columns], head.shares[:, columns].astype(np.float64)
+    allowed, weights = head.allowed[:, columns], head.weights[:, columns].astype(np.float64)
     n_queries = np.asarray(allowed.any(axis=1), dtype=np.float64)
     has_learned = statistics is not None and statistics.learned_sink is not None
     sinks = sink_places(statistics, sequence, keys)
-    of_sinks = np.zeros_like(shares)
-    of_sinks[:, sinks] = np.where(allowed, shares, 0.0)[:, sinks]
+    of_sinks = np.zeros_like(weights)
+    of_sinks[:, sinks] = np.where(allowed, weights, 0.0)[:, sinks]
     return HeadMap(
         queries=queries,
         keys=keys,
-        shares=np.where(allowed, shares, FORBIDDEN),
+        weights=np.where(allowed, weights, FORBIDDEN),
         of_sinks=of_sinks,
-        learned=np.where(n_queries, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        learned=np.where(n_queries, np.clip(1 - weights.sum(axis=1), 0, None), 0.0) if has_learned else None,
         n_queries=n_queries,
         sinks=sinks,
     )
@@ -343,19 +343,19 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
     seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
     n_queries = sums(seen.astype(np.float64), block)
-    shares = arrays["map"][sequence, place].astype(np.float64)
+    weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     keys = record.keys[sequence]
     sinks = tuple(key for key in sink_places(record.heads[place], sequence, keys) if keys.places[key] == 0)
-    of_sinks = _first_tokens(record, sequence, sink, sinks, shares.shape) / np.maximum(n_queries, 1)[:, None]
+    of_sinks = _first_tokens(record, sequence, sink, sinks, weights.shape) / np.maximum(n_queries, 1)[:, None]
     has_learned = record.heads[place].learned_sink is not None
     return HeadMap(
         queries=record.sequences[sequence],
         keys=keys,
-        shares=np.where(is_open, shares, FORBIDDEN),
+        weights=np.where(is_open, weights, FORBIDDEN),
         of_sinks=of_sinks,
-        learned=np.where(n_queries > 0, np.clip(1 - shares.sum(axis=1), 0, None), 0.0) if has_learned else None,
+        learned=np.where(n_queries > 0, np.clip(1 - weights.sum(axis=1), 0, None), 0.0) if has_learned else None,
         n_queries=n_queries,
         sinks=sinks,
         block=block,

@@ -53,10 +53,10 @@ def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOption
     of a cell; where cells are pooled, at the largest of those that are drawn."""
     is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
     kind = options.map_scale or ("linear" if is_short else "log")
-    maps = [fitted_map(head, options, screen) for head in heads if len(head.shares)]
-    if any(drawn.block > 1 for drawn in maps):
+    maps = [fitted_map(head, options, screen) for head in heads if len(head.weights)]
+    if any(head_map.block > 1 for head_map in maps):
         largest = largest_of_maps(maps)
-    counts = {int(drawn.is_open.sum()) for drawn in maps}
+    counts = {int(head_map.is_open.sum()) for head_map in maps}
     return HeatScale(kind, largest, counts.pop() if len(counts) == 1 else None)
 
 
@@ -67,8 +67,8 @@ def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadM
         return cells
     columns = max(1, screen.width - _LABEL_WIDTH - 1)
     if head.rows is not None:
-        return cells.of_rows(range(len(head.rows)), max(1, -(-cells.shares.shape[1] // columns)))
-    lines = len(cells.shares) if options.everything else MAX_LINES
+        return cells.of_rows(range(len(head.rows)), max(1, -(-cells.weights.shape[1] // columns)))
+    lines = len(cells.weights) if options.everything else MAX_LINES
     return cells.fitting(max(1, 2 * lines if screen.colour else lines), columns)
 
 
@@ -76,11 +76,11 @@ def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: S
     """The picture, with tokens or positions on its axes; long patterns show the mean weight of blocks."""
     if _is_small(head, screen):
         return _named_cells(head, scale, screen)
-    drawn = fitted_map(head, options, screen)
-    cells = levels(drawn.shares, scale.kind, scale.largest).astype(int).tolist()
-    lines = [_key_axis(head, drawn)]
+    head_map = fitted_map(head, options, screen)
+    cells = levels(head_map.weights, scale.kind, scale.largest).astype(int).tolist()
+    lines = [_key_axis(head, head_map)]
     for row in range(0, len(cells), 2 if screen.colour else 1):
-        label = _line_label(head, row if head.rows is not None else row * drawn.block)
+        label = _line_label(head, row if head.rows is not None else row * head_map.block)
         lines.append(label.append_tokens(_line(cells, row, colour=screen.colour, is_halved=screen.colour)))
     return Text("\n").join(lines)
 
@@ -105,19 +105,19 @@ def _line(
 
 
 def _is_small(head: HeadPattern, screen: Screen) -> bool:
-    n_queries, n_keys = (int(n) for n in head.shares.shape)
+    n_queries, n_keys = (int(n) for n in head.weights.shape)
     return max(n_queries, n_keys) <= SMALL and n_keys * 3 + _LABEL_WIDTH + 1 <= screen.width
 
 
 def _named_cells(head: HeadPattern, scale: HeatScale, screen: Screen) -> Text:
-    n_queries, n_keys = head.shares.shape
+    n_queries, n_keys = head.weights.shape
     label = min(_LABEL_WIDTH, max(cell_len(head.row_label(i)) for i in range(n_queries)))
     width = max(3, min(8, (screen.width - label - 1) // n_keys))
     picture = Text(" " * (label + 1))
     for key in range(n_keys):
         name = fitted(head.key_name(key), width - 1)
         picture.append(name + " " * (width - cell_len(name)), style="dim")
-    cells = levels(head.weights, scale.kind, scale.largest).astype(int).tolist()
+    cells = levels(head.masked_weights, scale.kind, scale.largest).astype(int).tolist()
     for query, row in enumerate(cells):
         name = fitted(head.row_label(query), label)
         picture.append("\n" + name + " " * (label - cell_len(name) + 1), style="bold")
@@ -126,13 +126,13 @@ def _named_cells(head: HeadPattern, scale: HeatScale, screen: Screen) -> Text:
     return picture
 
 
-def _key_axis(head: HeadPattern, drawn: HeadMap) -> Text:
+def _key_axis(head: HeadPattern, head_map: HeadMap) -> Text:
     """Key positions along the top, every tenth column, and what a cell stands for."""
-    n = drawn.block
+    n = head_map.block
     of_queries = f"the mean weight that {n} queries give" if head.rows is None else "the weight that a query gives"
     cells = "one cell" if n == 1 else f"{of_queries} to {n} keys together"
     note = f"{'':{_LABEL_WIDTH}} keys from left to right, queries downward, each mark {cells}\n"
-    places = [column * n for column in range(drawn.shares.shape[1])]
+    places = [column * n for column in range(head_map.weights.shape[1])]
     return Text(note + " " * (_LABEL_WIDTH + 1) + ticks(places), style="dim")
 
 
@@ -154,18 +154,18 @@ def pooled_map(
     """The picture of a head of a sequence, with its scale, and what was taken out of it; of a layer that may have a name."""
     lines = max(_MIN_LINES, screen.width // 4) if not options.everything else 1 << 30
     room = screen.width - _PLACE_WIDTH - _SINK_WIDTH - 2
-    drawn = renormalised(record, place, sequence, rows=lines * (2 if screen.colour else 1), columns=room)
-    is_roomy = 2 * drawn.shares.shape[1] <= room and drawn.shares.shape[0] <= lines
+    head_map = renormalised(record, place, sequence, rows=lines * (2 if screen.colour else 1), columns=room)
+    is_roomy = 2 * head_map.weights.shape[1] <= room and head_map.weights.shape[0] <= lines
     scale = options.map_scale or "log"
     width = 2 if is_roomy else 1
-    places = [column * drawn.block + drawn.first[1] for column in range(drawn.shares.shape[1])]
+    places = [column * head_map.block + head_map.first[1] for column in range(head_map.weights.shape[1])]
     axis = Text(f"{'query':>{_PLACE_WIDTH - 1}} {'sink':<{_SINK_WIDTH + 1}}{ticks(places, width)}", style="dim")
-    cells = levels(drawn.shares, scale).astype(int).tolist()
-    body = [axis, *_map_lines(drawn, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
+    cells = levels(head_map.weights, scale).astype(int).tolist()
+    body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
     place_name = where(record, sequence, layer, head.head)
-    name = f"{place_name} · {head.kind} · each cell {drawn.block} × {drawn.block} tokens"
-    return Group(title_rule(name), Text("\n").join(body), _caption(drawn, scale, options, screen))
+    name = f"{place_name} · {head.kind} · each cell {head_map.block} × {head_map.block} tokens"
+    return Group(title_rule(name), Text("\n").join(body), _caption(head_map, scale, options, screen))
 
 
 def renormalised(record: Record, place: int, sequence: int, *, rows: int, columns: int) -> HeadMap:
@@ -174,44 +174,46 @@ def renormalised(record: Record, place: int, sequence: int, *, rows: int, column
 
 
 def _map_lines(
-    drawn: HeadMap, cells: Sequence[Sequence[int]], width: int, *, is_halved: bool, colour: bool
+    head_map: HeadMap, cells: Sequence[Sequence[int]], width: int, *, is_halved: bool, colour: bool
 ) -> Iterator[Text]:
     """A line for each row, or where it `is_halved` for two: the first query, what the sink gets, and the cells."""
     for row in range(0, len(cells), 2 if is_halved else 1):
-        index = row * drawn.block + drawn.first[0]
+        index = row * head_map.block + head_map.first[0]
         line = Text().append(f"{index if index >= 0 else '':>{_PLACE_WIDTH - 1}} ", style="dim")
         lower = row + 1 if is_halved and row + 1 < len(cells) else row
         if colour:
-            level = (_sink_level(drawn, row) + _sink_level(drawn, lower)) // 2
+            level = (_sink_level(head_map, row) + _sink_level(head_map, lower)) // 2
             line.append(" " * _SINK_WIDTH, style=sink_shade(level)).append(" ")
         else:
-            line.append(_sink_percent(drawn, row))
+            line.append(_sink_percent(head_map, row))
         yield line.append_tokens(_line(cells, row, width, colour=colour, is_halved=is_halved))
 
 
-def _sink_percent(drawn: HeadMap, row: int) -> str:
-    """The sink's share as a number of percent; blank where no query of the row sees a key."""
-    return f"{100 * drawn.sink_shares[row]:>{_SINK_WIDTH}.0f} " if drawn.n_queries[row] else " " * (_SINK_WIDTH + 1)
+def _sink_percent(head_map: HeadMap, row: int) -> str:
+    """The sink's attention weight as a number of percent; blank where no query of the row sees a key."""
+    return (
+        f"{100 * head_map.sink_weights[row]:>{_SINK_WIDTH}.0f} " if head_map.n_queries[row] else " " * (_SINK_WIDTH + 1)
+    )
 
 
-def _sink_level(drawn: HeadMap, row: int) -> int:
-    return round(255 * min(1.0, max(0.0, float(np.nan_to_num(drawn.sink_shares[row])))))
+def _sink_level(head_map: HeadMap, row: int) -> int:
+    return round(255 * min(1.0, max(0.0, float(np.nan_to_num(head_map.sink_weights[row])))))
 
 
-def _caption(drawn: HeadMap, scale: Scale, options: ViewOptions, screen: Screen) -> Text:
+def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Screen) -> Text:
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
-    sink, learned = drawn.sink_mass, drawn.learned_mass or 0.0
-    largest = float(drawn.shares.max(initial=0.0, where=drawn.is_open))
+    sink, learned = head_map.sink_mass, head_map.learned_mass or 0.0
+    largest = float(head_map.weights.max(initial=0.0, where=head_map.is_open))
     masses = f"sink {weight_text(sink, options.precision)}"
-    masses += "" if drawn.learned is None else f" · learned sink {weight_text(learned, options.precision)}"
+    masses += "" if head_map.learned is None else f" · learned sink {weight_text(learned, options.precision)}"
     text = Text().append(f"{masses} · shown {weight_text(1 - sink - learned, options.precision)}", style="bold")
-    if drawn.sinks:
+    if head_map.sinks:
         text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
     else:
         text.append(": the first token is no sink of this head, so nothing is taken out\n")
     if largest <= 0:
         return text.append("nothing is left beside it")
-    text.append(f"scale {scale}, {range_text(scale, largest, int(drawn.is_open.sum()))}: ", style="dim")
+    text.append(f"scale {scale}, {range_text(scale, largest, int(head_map.is_open.sum()))}: ", style="dim")
     if screen.colour:
         text.append_tokens(WEIGHTS.swatches(colour=True)).append(" sink 0 … 1: ", style="dim")
         text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))

@@ -35,7 +35,7 @@ _HIDDEN = "… {} …"
 
 def drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> RenderableType:
     """The pattern as a matrix, a heatmap, or each query's strongest keys."""
-    if not len(head.shares):
+    if not len(head.weights):
         return Text("none of the rows that were asked for is in this text", style="yellow")
     if options.view == "heatmap":
         return heatmap(head, scale, options, screen)
@@ -59,20 +59,21 @@ def kv_head_of(record: Record, head: int) -> str:
 
 
 def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
-    """For each query its strongest keys with their shares, the strongest first; behind them what a learned sink took."""
+    """For each query its strongest keys with their attention weights, the strongest first; behind them what a learned sink
+    took."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     width = _NAME if head.produced is None else _NAME_WITH_NEXT
     is_whole = options.everything or head.rows is not None
-    rows = balanced(len(head.shares), len(head.shares) if is_whole else MAX_TOKEN_ROWS)
+    rows = balanced(len(head.weights), len(head.weights) if is_whole else MAX_TOKEN_ROWS)
     for place, query in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
             table.add_row("", Text(f"⋮ {rows.hidden} rows (--all)", style="dim"))
-        order = sorted(range(head.shares.shape[1]), key=lambda key: (-float(head.shares[query, key]), key))
+        order = sorted(range(head.weights.shape[1]), key=lambda key: (-float(head.weights[query, key]), key))
         keys = [key for key in order if head.allowed[query, key]][: options.top]
-        said = ", ".join(
-            f"{head.key_name(k)} {head.key_index(k)} {weight_text(float(head.shares[query, k]), options.precision)}"
+        keys_text = ", ".join(
+            f"{head.key_name(k)} {head.key_index(k)} {weight_text(float(head.weights[query, k]), options.precision)}"
             for k in keys
         )
         sink = (
@@ -81,7 +82,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
             else ""
         )
         name = f"{fitted(head.query_name(query), width)} {head.query_index(query)} →"
-        table.add_row(name, Text((said or "no key allowed") + sink))
+        table.add_row(name, Text((keys_text or "no key allowed") + sink))
     return table
 
 
@@ -91,9 +92,9 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
 def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
     """The table, or with `everything` as many tables below each other as the keys need."""
     is_whole = options.everything or head.rows is not None
-    rows = balanced(len(head.shares), len(head.shares) if is_whole else MAX_ROWS)
+    rows = balanced(len(head.weights), len(head.weights) if is_whole else MAX_ROWS)
     layout = _matrix_layout(head, rows, options.precision, screen)
-    n_keys = head.shares.shape[1]
+    n_keys = head.weights.shape[1]
     if options.everything and n_keys > layout.room:
         starts = [*range(0, n_keys, layout.room), n_keys]
         panels = [Selection(tuple(range(a, b)), 0) for a, b in pairwise(starts)]
@@ -120,18 +121,18 @@ def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOp
 @dataclass(frozen=True)
 class _MatrixLayout:
     """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit. Where not all do,
-    `share` is the width of the strongest key's share behind its name, 0 where there is no room for it."""
+    `weight` is the width of the strongest key's attention weight behind its name, 0 where there is no room for it."""
 
     label: int
     key: int
     strongest: int
     room: int
-    share: int = 0
+    weight: int = 0
 
 
 def _matrix_layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) -> _MatrixLayout:
     """The roomiest layout in which two keys and the count of the hidden ones fit."""
-    n_keys = head.shares.shape[1]
+    n_keys = head.weights.shape[1]
     number, total = _number_widths(head, precision)
     names = max(cell_len(head.key_name(j)) for j in range(n_keys))
     labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.row_label(i)) for i in rows.shown))
@@ -144,30 +145,30 @@ def _matrix_layout(head: HeadPattern, rows: Selection, precision: int, screen: S
         (_NARROW_LABEL, narrow, number - 1),
         (_NARROW_LABEL, narrow, 0),
     )
-    for most, strongest, share in tried:
+    for most, strongest, weight in tried:
         label = min(labels, max(most + extra, len(_gap(rows, 0))))
         left = screen.width - (label + 1) - sums - (_ENTROPY_WIDTH + 1) - strongest
         for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
             if n_keys * (width + 1) <= left:
                 return _MatrixLayout(label, width, strongest, n_keys)
-        room = (left - gap - (share + 1 if share else 0)) // (number + 1)
+        room = (left - gap - (weight + 1 if weight else 0)) // (number + 1)
         if room >= 2:
             break
-    return _MatrixLayout(label, number, strongest, max(2, room), share)
+    return _MatrixLayout(label, number, strongest, max(2, room), weight)
 
 
 def _number_widths(head: HeadPattern, precision: int) -> tuple[int, int]:
-    """Of a share with its mark, and of a row's sum."""
-    shares = [1.0, float(np.fmax.reduce(head.shares, axis=None))]
-    sums = [1.0, float(np.fmax.reduce(head.shares.sum(axis=1)))]
-    widest = [max(len(weight_text(x, precision)) for x in numbers) for numbers in (shares, sums)]
+    """Of an attention weight with its mark, and of a row's sum."""
+    weights = [1.0, float(np.fmax.reduce(head.weights, axis=None))]
+    sums = [1.0, float(np.fmax.reduce(head.weights.sum(axis=1)))]
+    widest = [max(len(weight_text(x, precision)) for x in numbers) for numbers in (weights, sums)]
     return max(widest[0], len("drop") if head.site == "dropped" else 0) + 1, widest[1]
 
 
 def _gap(rows: Selection, width: int) -> str:
     """How many rows are hidden, in words where there is room."""
-    said = f"⋮ {rows.hidden} rows"
-    return said if len(said) <= width else f"⋮ {rows.hidden}"
+    text = f"⋮ {rows.hidden} rows"
+    return text if len(text) <= width else f"⋮ {rows.hidden}"
 
 
 def _table(
@@ -211,16 +212,16 @@ def _row(
     options: ViewOptions,
     screen: Screen,
 ) -> list[Text]:
-    shares, allowed = head.shares[query], head.allowed[query]
-    strongest = int(shares.argmax()) if allowed.any() and not np.isnan(shares).any() else -1
+    weights, allowed = head.weights[query], head.allowed[query]
+    strongest = int(weights.argmax()) if allowed.any() and not np.isnan(weights).any() else -1
     cells = [Text(fitted(head.row_label(query), layout.label), style="bold")]
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
             hidden = slice(keys.shown[place - 1] + 1, key)
-            mass = weight_text(float(shares[hidden].sum(dtype=np.float64)), options.precision)
+            mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), options.precision)
             cells.append(Text(mass if allowed[hidden].any() else "0", style="dim italic"))
         cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
-    total = float(shares.sum(dtype=np.float64))
+    total = float(weights.sum(dtype=np.float64))
     cells.append(Text(weight_text(total, options.precision)))
     cells += (
         [Text(weight_text(head.learned_weight(query), options.precision), style="magenta")]
@@ -229,9 +230,9 @@ def _row(
     )
     cells.append(Text(_entropy_text(head, query)))
     named = _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")
-    if layout.share and strongest >= 0:
+    if layout.weight and strongest >= 0:
         named.append(" " * (layout.strongest - named.cell_len + 1))
-        named.append(f"{weight_text(float(shares[strongest]), options.precision):>{layout.share}}")
+        named.append(f"{weight_text(float(weights[strongest]), options.precision):>{layout.weight}}")
     return [*cells, named]
 
 
@@ -253,10 +254,10 @@ def _entropy_text(head: HeadPattern, query: int) -> str:
 def _cell(
     head: HeadPattern, query: int, key: int, is_largest: bool, largest: float, options: ViewOptions, screen: Screen
 ) -> Text:
-    share = float(head.shares[query, key])
+    weight = float(head.weights[query, key])
     if not head.allowed[query, key]:
         return Text("0 ", style=EMPTY)
-    if head.site == "dropped" and share == 0:
+    if head.site == "dropped" and weight == 0:
         return Text("drop ", style=EMPTY)
-    text = weight_text(share, options.precision) + ("*" if is_largest else " ")
-    return Text(text, style=shade(level_of(share, largest)) if screen.colour and not math.isnan(share) else "")
+    text = weight_text(weight, options.precision) + ("*" if is_largest else " ")
+    return Text(text, style=shade(level_of(weight, largest)) if screen.colour and not math.isnan(weight) else "")

@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import filled, fitted, left_out, plain_table, short_text, sparkline, told, weight_text
+from mhacli.render.base.format import (
+    filled,
+    fitted,
+    kind_strength,
+    left_out,
+    or_dash,
+    plain_table,
+    short_text,
+    sparkline,
+    weight_text,
+)
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.results.record.head_statistics import (
@@ -114,13 +124,13 @@ def overview_cells(
     has_profile = columns[-1].heading == _PROFILE
     heads, baselines = [], []
     for head in listed:
-        layer = [names[_key(head)[:2]]] if names else []
+        layer = [names[head_key(head)[:2]]] if names else []
         values = [Text(column.tell(head), style=_emphasis(head, column)) for column in numbers]
-        line = [Text(_sparks(record, "profile", places[_key(head)]), style="cyan")] if has_profile else []
+        line = [Text(_sparks(record, "profile", places[head_key(head)]), style="cyan")] if has_profile else []
         heads.append((*layer, Text(str(head.head)), _kind_text(head), *values, *line))
     for label, head in _baselines(record, listed):
         values = [Text(column.tell(head.uniform or Averages()), style="dim") for column in numbers]
-        line = [Text(_sparks(record, "uniform_profile", places[_key(head)]), style="dim")] if has_profile else []
+        line = [Text(_sparks(record, "uniform_profile", places[head_key(head)]), style="dim")] if has_profile else []
         baselines.append((*([Text()] if names else []), Text(), Text(label, style="dim"), *values, *line))
     return OverviewCells(columns, tuple(heads), tuple(baselines))
 
@@ -184,7 +194,7 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         heading=statistic.heading.format(sink_tokens=sink_tokens),
         width=width,
         priority=statistic.priority,
-        tell=lambda averages: told(getattr(averages, statistic.field, None), to_text),
+        tell=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
         field=statistic.field,
         legend=statistic.legend.format(sink_tokens=sink_tokens),
         page=statistic.page,
@@ -192,7 +202,7 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
 
 
 def _pattern_text(index: int, precision: int, averages: Averages) -> str:
-    return told(averages.patterns[index], lambda weight: weight_text(weight, precision))
+    return or_dash(averages.patterns[index], lambda weight: weight_text(weight, precision))
 
 
 def _profile_columns(record: Record) -> list[OverviewColumn]:
@@ -235,8 +245,8 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
         yield from ((f"head {head.head} if uniform", head) for head in listed if head.uniform is not None)
         return
     for heads in groups.values():
-        own = {_key(head)[:2] for head in heads}
-        layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in own])
+        layer_keys = {head_key(head)[:2] for head in heads}
+        layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in layer_keys])
         label = "if uniform" if len(groups) == 1 else f"uniform, {layers}"
         yield fitted(label, _KIND_WIDTH - 1), heads[0]
 
@@ -244,8 +254,7 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 def _kind_text(head: HeadStatistics) -> Text:
     """The sign and name of a kind, and how sure it is."""
     glyph, style = KIND_SIGNS[head.kind]
-    sure = "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
-    return Text(f"{glyph} {head.kind}", style=style).append(sure, style="dim")
+    return Text(f"{glyph} {head.kind}", style=style).append(kind_strength(head), style="dim")
 
 
 def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:
@@ -257,8 +266,8 @@ def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
     """The share of the mass at each distance of a profile, over all sequences, relative to the largest."""
     prefix, place = at
     profiles = record.arrays[prefix + name]
-    shares = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
-    return sparkline([float(share) if share > _TOO_SMALL else 0.0 for share in shares])
+    weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
+    return sparkline([float(weight) if weight > _TOO_SMALL else 0.0 for weight in weights])
 
 
 # --------------------------------------------------------------------------------------------------------- layers and places
@@ -266,27 +275,28 @@ def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
 HeadKey = tuple[int, str, int]
 
 
-def _key(head: HeadStatistics) -> HeadKey:
+def head_key(head: HeadStatistics) -> HeadKey:
+    """What tells a head from all others of a record: the number of its layer, the name of the attention, its own number."""
     return head.layer, head.attention, head.head
 
 
 def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
     """For each head the prefix of its layer's arrays, and where it stands on their head axis."""
     if not record.layers:
-        return {_key(head): ("", place) for place, head in enumerate(record.heads)}
+        return {head_key(head): ("", place) for place, head in enumerate(record.heads)}
     prefixes = {(layer.layer, layer.name): layer_prefix(index) for index, layer in enumerate(record.layers)}
-    found: dict[HeadKey, tuple[str, int]] = {}
+    places: dict[HeadKey, tuple[str, int]] = {}
     counts = dict.fromkeys(prefixes.values(), 0)
     for head in record.heads:
-        prefix = prefixes[_key(head)[:2]]
-        found[_key(head)] = (prefix, counts[prefix])
+        prefix = prefixes[head_key(head)[:2]]
+        places[head_key(head)] = (prefix, counts[prefix])
         counts[prefix] += 1
-    return found
+    return places
 
 
 def _layer_names(record: Record, listed: Sequence[HeadStatistics]) -> Mapping[tuple[int, str], Text]:
     """The name of each layer of the listed heads; none where there is but one."""
-    wanted = {_key(head)[:2] for head in listed}
+    wanted = {head_key(head)[:2] for head in listed}
     named = {
         (layer.layer, layer.name): Text(short_name(layer, record.layers), style="" if layer.verified else "bold red")
         for layer in record.layers

@@ -98,14 +98,14 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
 
 
 def sinks_are(least: float) -> str:
-    """What a sink is, in words; `least` is the share of all attention that it must get."""
+    """What a sink is, in words; `least` is the part of all attention that it must get."""
     return f"sinks, keys with {percent_text(least)} of all attention or more, {SINK_LIFT:g} × uniform and from most queries"
 
 
 def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """Every sink, head by head, with its share of all attention beside its uniform share."""
+    """Every sink, head by head, with its part of all attention beside its uniform attention weight."""
     survey = survey_of(record)
-    told = [
+    texts = [
         f"head {head.head}: "
         + ", ".join(
             f"{key_name(record, s.sequence, s.key)} {percent_text(s.share)} (uniform {percent_text(s.uniform)})"
@@ -115,8 +115,8 @@ def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> 
         if head.sink_keys
     ]
     what = f"{sinks_are(survey.sink_share)}: "
-    lines = filled([what + (told[0] if told else "none"), *told[1:]], screen.width)
-    return Text("\n".join(lines), style="magenta" if told else "dim")
+    lines = filled([what + (texts[0] if texts else "none"), *texts[1:]], screen.width)
+    return Text("\n".join(lines), style="magenta" if texts else "dim")
 
 
 def _checks(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
@@ -161,16 +161,16 @@ def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> st
     received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
     totals = np.nansum(received.astype(np.float64), axis=1, keepdims=True)
-    shares = np.nan_to_num(received / np.where(totals > 0, totals, 1.0))
+    weights = np.nan_to_num(received / np.where(totals > 0, totals, 1.0))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         ratios = np.nan_to_num(received.astype(np.float64) / uniform)
-    said = []
-    for flat in np.argsort(-shares.ravel(), kind="stable")[:_MOST].tolist():
+    lines = []
+    for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
         times = ratios[b, key]
         name = key_name(record, b, key - record.first_key(b))
-        said.append(f"{name} {percent_text(float(shares[b, key]))} ×{short_text(float(times))}")
-    return "\n".join(said)
+        lines.append(f"{name} {percent_text(float(weights[b, key]))} ×{short_text(float(times))}")
+    return "\n".join(lines)
 
 
 def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
@@ -211,21 +211,21 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class CornerCells:
-    """The corner that was kept of a head in a sequence, under its `title`. `shares` `[row, column]` are NaN where a cell is not
-    allowed, and in the rows that `is_broken` `[row]`, whose queries see keys but have shares that are not numbers."""
+    """The corner that was kept of a head in a sequence, under its `title`. `weights` `[row, column]` are NaN where a cell is not
+    allowed, and in the rows that `is_broken` `[row]`, whose queries see keys but have attention weights that are not numbers."""
 
     title: str
-    shares: Array
+    weights: Array
     is_broken: Array
 
     @property
     def largest(self) -> float:
         """The top of its scale."""
-        return float(np.nanmax(self.shares, initial=0.0)) or 1.0
+        return float(np.nanmax(self.weights, initial=0.0)) or 1.0
 
     def caption(self, precision: int) -> str:
         """What shades and signs mean, of those that occur."""
-        is_closed = bool(np.isnan(self.shares[~self.is_broken]).any())
+        is_closed = bool(np.isnan(self.weights[~self.is_broken]).any())
         signs = " · 0 not allowed" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
         return f"shade linear, 0 … {weight_text(self.largest, precision)}{signs}"
 
@@ -269,9 +269,9 @@ def corner_view(
         if rows.hidden and number == rows.before:
             table.add_row(Text(f"⋮ {rows.hidden} (--all)", style="dim"))
         index = corner.first_query + row - record.first_query(sequence)
-        drawn = [_corner_cell(cells, (row, key), options, screen) for key in keys.shown]
-        drawn += [Text(_largest_of_row(record, corner, cells.shares[row], sequence, options))] if keys.hidden else []
-        table.add_row(Text(query_name(record, sequence, index), style="bold"), *drawn)
+        texts = [_corner_cell(cells, (row, key), options, screen) for key in keys.shown]
+        texts += [Text(_largest_of_row(record, corner, cells.weights[row], sequence, options))] if keys.hidden else []
+        table.add_row(Text(query_name(record, sequence, index), style="bold"), *texts)
     hidden = f", {count_of(keys.hidden, 'key')} between not drawn (--all)" if keys.hidden else ""
     return Group(title_rule(cells.title), table, Text(cells.caption(options.precision) + hidden, style="dim"))
 
@@ -279,41 +279,41 @@ def corner_view(
 _CORNER_ROWS, _LARGEST_WIDTH = 40, 18
 
 
-def _largest_of_row(record: Record, corner: Corner, shares: Array, sequence: int, options: ViewOptions) -> str:
-    """The share of a row's largest key, with its place and token; a dash where none is allowed or a number."""
-    if np.isnan(shares).all():
+def _largest_of_row(record: Record, corner: Corner, weights: Array, sequence: int, options: ViewOptions) -> str:
+    """The attention weight of a row's largest key, with its place and token; a dash where none is allowed or a number."""
+    if np.isnan(weights).all():
         return "–"
-    key = int(np.nanargmax(shares))
+    key = int(np.nanargmax(weights))
     index = corner.first_key + key - record.first_key(sequence)
-    return f"{weight_text(float(shares[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
+    return f"{weight_text(float(weights[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:
-    share = float(cells.shares[at])
-    if math.isnan(share):
+    weight = float(cells.weights[at])
+    if math.isnan(weight):
         return Text(NAN_SIGN, style="red") if cells.is_broken[at[0]] else Text("0", style=EMPTY)
-    style = shade(level_of(share, cells.largest)) if screen.colour else ""
-    return Text(weight_text(share, options.precision), style=style)
+    style = shade(level_of(weight, cells.largest)) if screen.colour else ""
+    return Text(weight_text(weight, options.precision), style=style)
 
 
 @dataclass(frozen=True)
 class Strongest:
-    """The strongest keys of a query by name, the strongest first, each with its share; `rest` is what they leave, empty where
-    that is nothing. Where there are none, `instead` says why."""
+    """The strongest keys of a query by name, the strongest first, each with its attention weight; `rest` is what they leave,
+    empty where that is nothing. Where there are none, `instead` says why."""
 
     keys: tuple[tuple[str, str], ...]
     rest: str
     instead: str = ""
 
 
-def asked_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
+def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
     """The queries that were asked for and are in a sequence, each after its number among those asked for."""
     assert record.survey is not None, "only a record of heads has them"
     first, n_tokens = record.first_query(sequence), len(record.sequences[sequence].tokens)
     return [(number, q) for number, q in enumerate(record.survey.kept.queries) if 0 <= q - first < n_tokens]
 
 
-def asked_title(record: Record, sequence: int, query: int, *, layer: str = "") -> str:
+def requested_title(record: Record, sequence: int, query: int, *, layer: str = "") -> str:
     """A query that was asked for, and how many keys it sees; in all heads as many, then also what each gets if uniform."""
     seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
     n_visible = (
@@ -328,16 +328,16 @@ def asked_title(record: Record, sequence: int, query: int, *, layer: str = "") -
 
 def strongest_of(record: Record, place: int, sequence: int, number: int) -> Strongest:
     """What the head at a place looks at from the query with this number among those that were asked for."""
-    keys, shares = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
+    keys, weights = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
     first = record.first_key(sequence)
     named = tuple(
-        (key_name(record, sequence, key - first), percent_text(share))
-        for key, share in zip(keys, shares, strict=True)
+        (key_name(record, sequence, key - first), percent_text(weight))
+        for key, weight in zip(keys, weights, strict=True)
         if key >= 0
     )
     if not named:
-        return Strongest((), "", "not a number" if any(map(math.isnan, shares)) else "no key allowed")
-    left = 1 - sum(shares)
+        return Strongest((), "", "not a number" if any(map(math.isnan, weights)) else "no key allowed")
+    left = 1 - sum(weights)
     return Strongest(named, percent_text(left) if left > _ROUNDING else "")
 
 
@@ -357,14 +357,14 @@ def strongest_keys(
 ) -> RenderableType:
     """What the asked queries looked at, in every head, the strongest first, of a layer that may have a name."""
     parts: list[RenderableType] = []
-    for number, query in asked_queries(record, sequence):
+    for number, query in requested_queries(record, sequence):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(overflow="fold")
         for place in places_of(record, [head.head for head in listed]):
-            found, head = strongest_of(record, place, sequence, number), record.heads[place]
-            said = [f"{name} {share}" for name, share in found.keys] or [found.instead]
-            said += [f"{rest_name(head)} {found.rest}"] if found.rest else []
-            table.add_row(f"head {head.head}", ", ".join(said))
-        parts.append(Group(title_rule(asked_title(record, sequence, query, layer=layer)), table))
+            strongest, head = strongest_of(record, place, sequence, number), record.heads[place]
+            texts = [f"{name} {weight}" for name, weight in strongest.keys] or [strongest.instead]
+            texts += [f"{rest_name(head)} {strongest.rest}"] if strongest.rest else []
+            table.add_row(f"head {head.head}", ", ".join(texts))
+        parts.append(Group(title_rule(requested_title(record, sequence, query, layer=layer)), table))
     return Group(*parts)

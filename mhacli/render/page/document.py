@@ -233,7 +233,7 @@ def notes(
 
 
 def quantised_text(maps: PageMaps) -> str | None:
-    """What coarse codes and blocks did to the shares, in a sentence; None where the page has what the record has."""
+    """What coarse codes and blocks did to the attention weights, in a sentence; None where the page has what the record has."""
     if maps.encoding == EXACT:
         return None
     factor = maps.encoding.factor
@@ -335,12 +335,12 @@ def _sinks(record: Record, view: PageView, requests: Sequence[MapRequest], maps:
 
 def _named_sinks(requests: Sequence[MapRequest], maps: PageMaps) -> str:
     """The keys that are sinks, those of most maps first."""
-    found: dict[str, int] = {}
-    for one, own in zip(requests, maps.maps, strict=True):
-        for place in own.sinks:
-            name = key_name(one.head.record, one.sequence, place)
-            found[name] = found.get(name, 0) + 1
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    counts: dict[str, int] = {}
+    for request, encoded_map in zip(requests, maps.maps, strict=True):
+        for place in encoded_map.sinks:
+            name = key_name(request.head.record, request.sequence, place)
+            counts[name] = counts.get(name, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{name} in {count_of(n, 'map')}" for name, n in ordered[:_MOST_SINKS])
     return named + (f" and {count_of(len(ordered) - _MOST_SINKS, 'other key')}" if len(ordered) > _MOST_SINKS else "")
 
@@ -357,12 +357,12 @@ def _learned(maps: PageMaps) -> Iterator[str]:
 
 
 def _mean(masses: Sequence[tuple[float, float]]) -> float:
-    """The mean of shares, each over so many queries."""
+    """The mean of attention weights, each over so many queries."""
     return sum(mass * n for mass, n in masses) / sum(n for _, n in masses)
 
 
 def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
-    """What cells without a share mean, and which shares these are."""
+    """What cells without an attention weight mean, and which attention weights these are."""
     if any(one.n_forbidden for one in maps.facts):
         yield "hatched cells may not be attended; that is another thing than a small share"
     missing = sum(one.n_missing for one in maps.facts)

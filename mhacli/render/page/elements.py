@@ -84,8 +84,8 @@ def _span(segment: Segment) -> Html:
 
 def _class_names(style: Style) -> list[str]:
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
-    found = [_CLASSES[colour]] if colour in _CLASSES else []
-    return found + (["bold"] if style.bold else []) + (["dim"] if style.dim else [])
+    names = [_CLASSES[colour]] if colour in _CLASSES else []
+    return names + (["bold"] if style.bold else []) + (["dim"] if style.dim else [])
 
 
 # ---------------------------------------------------------------------------------------------------- style and script
@@ -124,8 +124,8 @@ def content_policy(script: str, style: str) -> str:
 def _assets(suffix: str, left_out: str = "") -> str:
     folder = files("mhacli.render.page").joinpath("assets")
     named = (file for file in folder.iterdir() if file.name.endswith(suffix) and file.name != left_out)
-    found = sorted(named, key=lambda file: file.name)
-    return "".join(_compact(file.read_text(encoding="utf-8")) for file in found)
+    assets = sorted(named, key=lambda file: file.name)
+    return "".join(_compact(file.read_text(encoding="utf-8")) for file in assets)
 
 
 def _compact(source: str) -> str:

@@ -41,8 +41,8 @@ EXACT = CellEncoding("f32", 1)
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """The `k` strongest keys of some queries with their shares, both `[query, k]`, encoded. `places` are the queries, None for
-    all; `NO_KEY` stands where fewer may be attended."""
+    """The `k` strongest keys of some queries with their attention weights, both `[query, k]`, encoded. `places` are the
+    queries, None for all; `NO_KEY` stands where fewer may be attended."""
 
     k: int
     keys: str
@@ -52,7 +52,7 @@ class KeptKeys:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """All shares of some queries, `[query, key]`, encoded; `FORBIDDEN` where not allowed."""
+    """All attention weights of some queries, `[query, key]`, encoded; `FORBIDDEN` where not allowed."""
 
     places: tuple[int, ...]
     shares: str
@@ -92,8 +92,9 @@ class EncodedMap:
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What is to be said of a map besides: the tops of its scale with sinks and without, how far a share in the page is from that
-    in the record at most, how many cells are no number, how many may not be attended, and how many queries see a key."""
+    """What is to be said of a map besides: the tops of its scale with sinks and without, how far an attention weight in the
+    page is from that in the record at most, how many cells are no number, how many may not be attended, and how many queries
+    see a key."""
 
     largest: float
     largest_without_sinks: float
@@ -104,14 +105,14 @@ class MapFacts:
 
 
 @dataclass(frozen=True)
-class SinkShares:
+class SinkWeights:
     """Of a map's sinks: those that begin a text or document, and what uniform attention would give all of them."""
 
     first_tokens: tuple[int, ...]
     uniform: float
 
 
-def sink_shares(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares:
+def sink_weights(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkWeights:
     """What uniform attention gives to the sinks of a map, of single cells or as the record holds it."""
     first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
     if "pattern" in head.record.arrays:
@@ -121,76 +122,76 @@ def sink_shares(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkShares
         of_all = head.record.arrays["uniform_received"][sequence]
         received = of_all[min(head.place, len(of_all) - 1), head.record.first_key(sequence) :]
     n_queries = max(1.0, float(cells.n_queries.sum()))
-    return SinkShares(first, float(received[list(cells.sinks)].sum()) / n_queries)
+    return SinkWeights(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
 
-def encoded(shown: HeadMap, mask: int, encoding: CellEncoding, given: SinkShares) -> tuple[EncodedMap, MapFacts]:
+def encoded(head_map: HeadMap, mask: int, encoding: CellEncoding, given: SinkWeights) -> tuple[EncodedMap, MapFacts]:
     """The map in a code, and what is to be said of it. `given` is what its sinks get uniformly.
 
     Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
     sinks are taken out.
     """
     is_exact = encoding.code == "f32"
-    beside = shown.shares if is_exact else shown.shares - shown.of_sinks
-    cells = np.where(shown.is_open, np.clip(beside, 0, None), 0.0)
+    beside = head_map.weights if is_exact else head_map.weights - head_map.of_sinks
+    cells = np.where(head_map.is_open, np.clip(beside, 0, None), 0.0)
     top = float(cells.max(initial=0.0, where=np.isfinite(cells)))
     numbers = cells.astype(np.float32) if is_exact else coded(cells, top)
-    columns = np.flatnonzero((shown.of_sinks != 0).any(axis=0))
-    one = EncodedMap(
+    columns = np.flatnonzero((head_map.of_sinks != 0).any(axis=0))
+    encoded_map = EncodedMap(
         mask=mask,
-        block=shown.block,
-        first=shown.first,
-        exact=is_exact and shown.block == 1,
+        block=head_map.block,
+        first=head_map.first,
+        exact=is_exact and head_map.block == 1,
         code=encoding.code,
         largest=top,
         cells=b64z(numbers),
-        sinks=shown.sinks,
+        sinks=head_map.sinks,
         first_tokens=given.first_tokens,
         sink_columns=tuple(columns.tolist()),
-        of_sinks=floats(shown.of_sinks[:, columns]),
-        learned=None if shown.learned is None else floats(shown.learned),
-        seen=floats(shown.n_queries),
-        removed=shown.sink_mass,
+        of_sinks=floats(head_map.of_sinks[:, columns]),
+        learned=None if head_map.learned is None else floats(head_map.learned),
+        seen=floats(head_map.n_queries),
+        removed=head_map.sink_mass,
         uniform=given.uniform,
-        learned_mass=shown.learned_mass,
+        learned_mass=head_map.learned_mass,
     )
     difference = np.abs((numbers.astype(np.float64) if is_exact else decoded(numbers, top)) - cells)
-    return one, _facts(shown, float(np.nan_to_num(difference).max(initial=0.0)))
+    return encoded_map, _facts(head_map, float(np.nan_to_num(difference).max(initial=0.0)))
 
 
-def _facts(shown: HeadMap, error: float) -> MapFacts:
+def _facts(head_map: HeadMap, error: float) -> MapFacts:
     return MapFacts(
-        largest=shown.largest,
-        largest_without_sinks=shown.without_sinks().largest,
+        largest=head_map.largest,
+        largest_without_sinks=head_map.without_sinks().largest,
         error=error,
-        n_missing=int((np.isnan(shown.shares) & shown.is_open).sum()),
-        n_forbidden=int((~shown.is_open).sum()),
-        n_queries=float(shown.n_queries.sum()),
+        n_missing=int((np.isnan(head_map.weights) & head_map.is_open).sum()),
+        n_forbidden=int((~head_map.is_open).sum()),
+        n_queries=float(head_map.n_queries.sum()),
     )
 
 
 def top_keys(cells: HeadMap, k: int) -> tuple[Array, Array]:
-    """The `k` strongest keys of each query and their shares, both `[query, k]`, the strongest first; `NO_KEY` and 0 where there
-    are fewer. `cells` is a map of single cells. A row that holds NaN has none."""
-    open_shares = np.where(np.isnan(cells.shares).any(axis=1, keepdims=True), FORBIDDEN, cells.shares)
+    """The `k` strongest keys of each query and their attention weights, both `[query, k]`, the strongest first; `NO_KEY` and 0
+    where there are fewer. `cells` is a map of single cells. A row that holds NaN has none."""
+    open_shares = np.where(np.isnan(cells.weights).any(axis=1, keepdims=True), FORBIDDEN, cells.weights)
     k = min(k, open_shares.shape[1])
-    found = np.sort(np.argpartition(-open_shares, k - 1, axis=1)[:, :k], axis=1)
-    shares = np.take_along_axis(open_shares, found, axis=1)
-    order = np.argsort(-shares, axis=1, kind="stable")
-    keys, shares = np.take_along_axis(found, order, axis=1), np.take_along_axis(shares, order, axis=1)
-    missing = shares == FORBIDDEN
-    return np.where(missing, NO_KEY, keys).astype(np.uint32), np.where(missing, 0.0, shares).astype(np.float32)
+    columns = np.sort(np.argpartition(-open_shares, k - 1, axis=1)[:, :k], axis=1)
+    weights = np.take_along_axis(open_shares, columns, axis=1)
+    order = np.argsort(-weights, axis=1, kind="stable")
+    keys, weights = np.take_along_axis(columns, order, axis=1), np.take_along_axis(weights, order, axis=1)
+    missing = weights == FORBIDDEN
+    return np.where(missing, NO_KEY, keys).astype(np.uint32), np.where(missing, 0.0, weights).astype(np.float32)
 
 
-def with_keys(one: EncodedMap, keys: Array, shares: Array, k: int) -> EncodedMap:
+def with_keys(encoded_map: EncodedMap, keys: Array, weights: Array, k: int) -> EncodedMap:
     """The map with the `k` strongest of the keys of each query, as `top_keys` gives them."""
     n = min(k, keys.shape[1])
-    return replace(one, top=KeptKeys(n, b64z(keys[:, :n]), floats(shares[:, :n])))
+    return replace(encoded_map, top=KeptKeys(n, b64z(keys[:, :n]), floats(weights[:, :n])))
 
 
-def with_rows(one: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
+def with_rows(encoded_map: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
     """The map with some rows, exact; as it is where there are none."""
-    return replace(one, rows=KeptRows(tuple(places), floats(rows))) if len(places) else one
+    return replace(encoded_map, rows=KeptRows(tuple(places), floats(rows))) if len(places) else encoded_map
 
 
 def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:
@@ -203,12 +204,12 @@ def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:
         record.first_query(sequence),
         record.first_key(sequence),
     )
-    own = [i for i, query in enumerate(survey.kept.queries) if 0 <= query - first_query < n]
-    keys = record.arrays["top_keys"][sequence, head.place][own]
-    shares = record.arrays["top_shares"][sequence, head.place][own]
+    indices = [i for i, query in enumerate(survey.kept.queries) if 0 <= query - first_query < n]
+    keys = record.arrays["top_keys"][sequence, head.place][indices]
+    weights = record.arrays["top_shares"][sequence, head.place][indices]
     named = np.where(keys < 0, NO_KEY, keys - first_key).astype(np.uint32)
-    places = tuple(survey.kept.queries[i] - first_query for i in own)
-    return KeptKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, shares)), places) if own else None
+    places = tuple(survey.kept.queries[i] - first_query for i in indices)
+    return KeptKeys(keys.shape[1], b64z(named), floats(np.where(keys < 0, 0.0, weights)), places) if indices else None
 
 
 # --------------------------------------------------------------------------------------------------------------- codes

@@ -27,7 +27,7 @@ from mhacli.render.page.maps import (
     bits,
     encoded,
     requested_keys,
-    sink_shares,
+    sink_weights,
     top_keys,
     with_keys,
     with_rows,
@@ -44,7 +44,7 @@ SCHEMA = "mha.page/1"
 @dataclass(frozen=True)
 class PageView:
     """What a page draws: heads of sequences, on which scale, with sinks or without; `quantised` says in words what coarse
-    codes did to the shares, None where they are exact. `begin` is where the head stands that is seen first."""
+    codes did to the attention weights, None where they are exact. `begin` is where the head stands that is seen first."""
 
     heads: tuple[DrawableHead, ...]
     sequences: tuple[int, ...]
@@ -55,9 +55,9 @@ class PageView:
 
     @property
     def bits(self) -> int:
-        """How many bits a share has in the record: with more than 32 the page rounds it."""
-        shares = (head.record.arrays.get("pattern", head.record.arrays.get("map")) for head in self.heads)
-        return max((8 * array.itemsize for array in shares if array is not None), default=32)
+        """How many bits an attention weight has in the record: with more than 32 the page rounds it."""
+        weights = (head.record.arrays.get("pattern", head.record.arrays.get("map")) for head in self.heads)
+        return max((8 * array.itemsize for array in weights if array is not None), default=32)
 
 
 def payload(view: PageView, maps: PageMaps) -> Html:
@@ -134,12 +134,7 @@ LIMIT_BYTES = 1 << 20
 """What a page weighs at most, if that can be: small enough for a mail, a ticket, a chat."""
 MOST_ROWS = 32
 _SMALLEST = 16
-"""Cells per side below which a map says nothing any more."""
-_SAMPLES = 4
-_OVERHEAD = 300
-"""Bytes that a map takes beside its cells."""
-_SURE = 0.9
-"""The part of the room that an estimate may take: a sample is a sample."""
+"""The smallest number of cells per side of a map."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +145,6 @@ class MapRequest:
     sequence: int
     rows: tuple[int, ...]
     n_wanted: int
-
-    @property
-    def n_cells(self) -> int:
-        """How many cells there are."""
-        view = self.head.record
-        return len(view.sequences[self.sequence].tokens) * len(view.keys[self.sequence].tokens)
 
     @property
     def longest(self) -> int:
@@ -202,7 +191,7 @@ class PageMaps:
 
     @property
     def error(self) -> float:
-        """How far any share in the page is from that in the record at most."""
+        """How far any attention weight in the page is from that in the record at most."""
         return max((one.error for one in self.facts), default=0.0)
 
 
@@ -211,7 +200,7 @@ class _ExactWeights:
     """Exact numbers of a map that a page may carry besides."""
 
     keys: Array
-    shares: Array
+    weights: Array
     rows: Array
 
 
@@ -234,10 +223,9 @@ def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool)
     query, and some rows, or with `rows_first` these first. The coarsest that say anything where none fit."""
     *candidates, coarsest = _encodings(max((one.longest for one in requests), default=1))
     for encoding in candidates:
-        if _estimate(requests, encoding, room) <= room:
-            maps, exact = _encoded(requests, encoding, room)
-            if maps.is_small:
-                return _with_exact(maps, exact, requests, room, rows_first=rows_first)
+        maps, exact = _encoded(requests, encoding, room)
+        if maps.is_small:
+            return _with_exact(maps, exact, requests, room, rows_first=rows_first)
     maps, exact = _encoded(requests, coarsest, None)
     maps = replace(maps, is_small=maps.n_bytes <= room)
     return _with_exact(maps, exact, requests, room, rows_first=rows_first)
@@ -253,51 +241,37 @@ def _encodings(longest: int) -> Iterator[CellEncoding]:
         factor *= 2
 
 
-def _estimate(requests: Sequence[MapRequest], encoding: CellEncoding, room: int) -> float:
-    """About how many bytes all maps take, from a few; as soon as that is clearly too much, no more are tried."""
-    step = max(1, len(requests) // _SAMPLES)
-    n_all, total, n_cells = sum(one.n_cells for one in requests), 0, 0
-    expected = 0.0
-    for one in requests[step // 2 :: step]:
-        cells = head_map(one.head, one.sequence)
-        given = sink_shares(one.head, one.sequence, cells)
-        total += len(encoded(cells.pooled(encoding.factor), 0, encoding, given)[0].json) - _OVERHEAD
-        n_cells += one.n_cells
-        expected = (total / n_cells * n_all + _OVERHEAD * len(requests)) / (1 if step == 1 else _SURE)
-        if expected > 2 * room:
-            break
-    return expected
-
-
 def _encoded(
     requests: Sequence[MapRequest], encoding: CellEncoding, room: int | None
 ) -> tuple[PageMaps, list[_ExactWeights | None]]:
-    """All maps in one fineness; not all of them, and not `is_small`, where they take more than `room`."""
+    """All maps in one encoding; not all of them, and not `is_small`, where they take more than `room`."""
     masks: dict[PackedMask, int] = {}
     done: list[tuple[EncodedMap, MapFacts]] = []
     exact: list[_ExactWeights | None] = []
     n_bytes = 0
-    for one in requests:
-        cells = head_map(one.head, one.sequence)
-        shown = cells.pooled(encoding.factor)
-        mask = PackedMask(len(shown.shares), shown.shares.shape[1], bits(shown.is_open))
-        given = sink_shares(one.head, one.sequence, cells)
-        made, facts = encoded(shown, masks.setdefault(mask, len(masks)), encoding, given)
-        made = replace(made, asked=requested_keys(one.head, one.sequence))
-        done.append((made, facts))
-        n_bytes += len(made.json)
+    for request in requests:
+        cells = head_map(request.head, request.sequence)
+        pooled = cells.pooled(encoding.factor)
+        mask = PackedMask(len(pooled.weights), pooled.weights.shape[1], bits(pooled.is_open))
+        given = sink_weights(request.head, request.sequence, cells)
+        encoded_map, facts = encoded(pooled, masks.setdefault(mask, len(masks)), encoding, given)
+        encoded_map = replace(encoded_map, asked=requested_keys(request.head, request.sequence))
+        done.append((encoded_map, facts))
+        n_bytes += len(encoded_map.json)
         if room is not None and n_bytes > room:
             break
-        exact.append(None if made.exact else _exact(one, cells))
-    maps = PageMaps(tuple(made for made, _ in done), tuple(masks), tuple(facts for _, facts in done), encoding)
+        exact.append(None if encoded_map.exact else _exact(request, cells))
+    maps = PageMaps(
+        tuple(encoded_map for encoded_map, _ in done), tuple(masks), tuple(facts for _, facts in done), encoding
+    )
     return replace(maps, is_small=room is None or maps.n_bytes <= room), exact
 
 
-def _exact(one: MapRequest, cells: HeadMap) -> _ExactWeights | None:
+def _exact(request: MapRequest, cells: HeadMap) -> _ExactWeights | None:
     """What can be kept exactly beside a map that is not; None where the record has no single cells."""
-    if "pattern" not in one.head.record.arrays:
+    if "pattern" not in request.head.record.arrays:
         return None
-    return _ExactWeights(*top_keys(cells, MOST_KEYS), cells.shares[list(one.rows)].astype(np.float32))
+    return _ExactWeights(*top_keys(cells, MOST_KEYS), cells.weights[list(request.rows)].astype(np.float32))
 
 
 def _with_exact(
@@ -328,7 +302,7 @@ def _with_keys(
     maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
 ) -> PageMaps:
     pairs = zip(maps.maps, exact, strict=True)
-    added = (one if own is None else with_keys(one, own.keys, own.shares, n) for one, own in pairs)
+    added = (one if own is None else with_keys(one, own.keys, own.weights, n) for one, own in pairs)
     return replace(maps, maps=tuple(added), n_keys=n)
 
 

@@ -14,14 +14,14 @@ from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.table import OF_KINDS, OverviewColumn, overview_cells
+from mhacli.render.heads.table import OF_KINDS, OverviewColumn, head_key, overview_cells
 from mhacli.render.heads.view import (
     CornerCells,
-    asked_queries,
-    asked_title,
     corner_cells,
     key_name,
     query_name,
+    requested_queries,
+    requested_title,
     rest_name,
     strongest_of,
 )
@@ -34,9 +34,9 @@ from mhacli.results.record.record import Record
 
 
 DECIMALS = 3
-"""Digits of a share that a page has at least: it has more room than a screen."""
+"""Digits of an attention weight that a page has at least: it has more room than a screen."""
 NONE = "–"
-"""In place of a number that there is not."""
+"""The sign in place of a missing number."""
 
 
 def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
@@ -46,9 +46,9 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
         return Html("")
     exact = replace(options, precision=max(options.precision, DECIMALS))
     cells = overview_cells(record, listed, exact, WIDE)
-    places = {key_of(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
+    places = {head_key(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
     body = [
-        _statistics_row(cells.columns, row, places.get(key_of(head)))
+        _statistics_row(cells.columns, row, places.get(head_key(head)))
         for row, head in zip(cells.heads, listed, strict=True)
     ]
     foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
@@ -64,11 +64,6 @@ def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
     if record.model is not None:
         return chosen_heads(chosen_layers(record, options), options)
     return tuple(head for head in record.heads if options.heads is None or head.head in options.heads)
-
-
-def key_of(head: HeadStatistics) -> tuple[int, str, int]:
-    """What tells a head from all others of a record."""
-    return head.layer, head.attention, head.head
 
 
 def _statistics_row(columns: Sequence[OverviewColumn], cells: Sequence[Text], place: int | None = None) -> Html:
@@ -101,7 +96,7 @@ _FRAME = 1 << 10
 _MOST_OPEN = 8
 """Tables that are seen at once; more can be opened."""
 _MOST_DECIMALS = 7
-"""More digits than these a share of 32 bits does not have."""
+"""More digits than these an attention weight of 32 bits does not have."""
 
 
 def kept_cells(
@@ -119,9 +114,9 @@ def kept_cells(
 
 def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
     """The heads in the order of the statistics."""
-    known = {key_of(head.statistics): head for head in heads if head.statistics is not None}
+    known = {head_key(head.statistics): head for head in heads if head.statistics is not None}
     listed = in_order([head.statistics for head in heads if head.statistics is not None], sort)
-    return [known[key_of(said)] for said in listed]
+    return [known[head_key(statistics)] for statistics in listed]
 
 
 def _cut(shown: str) -> Html:
@@ -218,20 +213,20 @@ def _queries_section(heads: Sequence[DrawableHead], sequences: Sequence[int], ro
 def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mapping[int, list[_Question]]:
     """For each record of a layer, by its id, the queries that were asked for and are in its text, sequence by sequence."""
     several = len({head.layer.kind for head in heads if head.layer is not None}) > 1
-    found: dict[int, list[_Question]] = {}
+    questions: dict[int, list[_Question]] = {}
     for head in heads:
-        if id(head.record) in found:
+        if id(head.record) in questions:
             continue
         view, kind = head.record, f"{head.layer.kind} layers" if several and head.layer is not None else ""
-        found[id(view)] = own = []
+        questions[id(view)] = of_record = []
         for b in sequences:
-            for number, query in asked_queries(view, b):
-                title = asked_title(view, b, query, layer=kind)
+            for number, query in requested_queries(view, b):
+                title = requested_title(view, b, query, layer=kind)
                 varies = len({*view.arrays["visible"][b, :, query].tolist()}) > 1
-                own.append(
+                of_record.append(
                     _Question(query, _QueryTable((b, number), title, view.arrays["top_keys"].shape[-1], "", varies))
                 )
-    return found
+    return questions
 
 
 def _fitting(
@@ -243,28 +238,28 @@ def _fitting(
     seen: set[_QueryTable] = set()
     n_bytes = _FRAME
     for n_whole, head in enumerate(heads):
-        own: list[_QueryRow] = []
+        of_head: list[_QueryRow] = []
         for question in questions[id(head.record)]:
             row = _row(head, question)
             n_bytes += len(row.html.encode()) + 1 + (0 if row.table in seen else len(row.table.html(()).encode()))
             if room is not None and n_bytes > room:
-                return taken or own, n_whole
-            own.append(row)
+                return taken or of_head, n_whole
+            of_head.append(row)
             seen.add(row.table)
-        taken += own
+        taken += of_head
     return taken, len(heads)
 
 
 def _row(head: DrawableHead, question: _Question) -> _QueryRow:
     view, (b, number) = head.record, question.table.place
     table = replace(question.table, rest=rest_name(view.heads[head.place]))
-    found = strongest_of(view, head.place, b, number)
-    cells = [tag("td", _named(name), text(" "), tag("b", text(share))) for name, share in found.keys]
+    strongest = strongest_of(view, head.place, b, number)
+    cells = [tag("td", _named(name), text(" "), tag("b", text(weight))) for name, weight in strongest.keys]
     if cells:
         cells += [tag("td")] * (table.n_keys - len(cells))
-        cells.append(tag("td", text(found.rest or NONE)))
+        cells.append(tag("td", text(strongest.rest or NONE)))
     else:
-        cells = [tag("td", text(found.instead), colspan=str(table.n_keys + 1), class_="dim")]
+        cells = [tag("td", text(strongest.instead), colspan=str(table.n_keys + 1), class_="dim")]
     if table.varies:
         visible = view.arrays["visible"][b, :, question.query]
         n_visible = int(visible[min(head.place, len(visible) - 1)])
@@ -325,8 +320,8 @@ def _inside(head: DrawableHead, corner: Corner, b: int) -> tuple[Sequence[int], 
 
 def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptions) -> Html:
     view = head.record
-    found = corner_cells(view, corner, head.place, b, layer="" if head.layer is None else head.layer.label)
-    precision = max(options.precision, _decimals(found.largest))
+    kept = corner_cells(view, corner, head.place, b, layer="" if head.layer is None else head.layer.label)
+    precision = max(options.precision, _decimals(kept.largest))
     rows, keys = _inside(head, corner, b)
     first = corner.first_query - view.first_query(b), corner.first_key - view.first_key(b)
     names = (tag("th", _named(key_name(view, b, first[1] + key)), scope="col") for key in keys)
@@ -334,28 +329,28 @@ def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptio
         tag(
             "tr",
             tag("th", _named(query_name(view, b, first[0] + row)), scope="row"),
-            *(_corner_cell(found, (row, key), precision) for key in keys),
+            *(_corner_cell(kept, (row, key), precision) for key in keys),
         )
         for row in rows
     )
-    said = joined([text(found.title), text(found.caption(precision))], "<br>")
+    caption = joined([text(kept.title), text(kept.caption(precision))], "<br>")
     head_row = tag("thead", tag("tr", tag("th", text("query"), scope="col"), *names))
-    return tag("div", tag("table", tag("caption", said), head_row, tag("tbody", joined(body))), class_="scroll")
+    return tag("div", tag("table", tag("caption", caption), head_row, tag("tbody", joined(body))), class_="scroll")
 
 
 def _decimals(largest: float) -> int:
-    """As many as give the largest share three digits: those of long texts are small."""
+    """As many as give the largest attention weight three digits: those of long texts are small."""
     return min(_MOST_DECIMALS, DECIMALS - 1 + max(1, -floor(log10(largest))))
 
 
-def _corner_cell(found: CornerCells, at: tuple[int, int], precision: int) -> Html:
+def _corner_cell(cells: CornerCells, at: tuple[int, int], precision: int) -> Html:
     """A cell: in one of the shades, not allowed, or not a number."""
-    share = float(found.shares[at])
-    if isnan(share):
+    weight = float(cells.weights[at])
+    if isnan(weight):
         return (
             tag("td", text(NAN_SIGN), class_="missing")
-            if found.is_broken[at[0]]
+            if cells.is_broken[at[0]]
             else tag("td", text("0"), class_="closed")
         )
-    shade = level_of(share, found.largest) * N_SHADES // 256
-    return tag("td", text(weight_text(share, precision)), **({"class_": f"l{shade}"} if shade else {}))
+    shade = level_of(weight, cells.largest) * N_SHADES // 256
+    return tag("td", text(weight_text(weight, precision)), **({"class_": f"l{shade}"} if shade else {}))

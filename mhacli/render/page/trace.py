@@ -14,6 +14,7 @@ from mhacli.render.base.format import (
     new_tokens,
     number_text,
     seconds_text,
+    trace_totals,
     values_text,
 )
 from mhacli.render.base.options import Screen
@@ -43,8 +44,8 @@ def _closing(record: Record) -> Iterator[Html]:
     if record.survey is None:
         yield preformatted(closing(record, _STORY), _STORY.width)
         return
-    n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
-    cost = f"{count_text(sum(step.flops for step in record.trace))} FLOPs, {bytes_text(n_bytes)} in new tensors"
+    flops, n_bytes, _ = trace_totals(record.trace)
+    cost = f"{count_text(flops)} FLOPs, {bytes_text(n_bytes)} in new tensors"
     yield tag("p", text(f"these steps alone: {cost}"), class_="bold")
     left_out = "attention itself and what follows are not counted: a look at heads computes them a part at a time"
     total = record.timings.get("total")

@@ -172,19 +172,19 @@ def _pattern_rows(
 
 
 def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]:
-    shares, allowed = head.shares[query], head.allowed[query]
-    keys = [key for key in range(len(shares)) if allowed[key]]
-    is_whole = not any(math.isnan(shares[key]) for key in keys)
-    strongest = sorted(keys, key=lambda key: (-float(shares[key]), key)) if is_whole else keys
+    weights, allowed = head.weights[query], head.allowed[query]
+    keys = [key for key in range(len(weights)) if allowed[key]]
+    is_whole = not any(math.isnan(weights[key]) for key in keys)
+    strongest = sorted(keys, key=lambda key: (-float(weights[key]), key)) if is_whole else keys
     is_long = len(keys) > _KEYS_SHOWN and not options.everything
     listed = strongest[:_KEYS_SHOWN] if is_long else keys
     words = [
         f"{token_text(head.record.keys[head.sequence], head.key_index(key))} {head.key_index(key)} "
-        f"{weight_text(float(shares[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
+        f"{weight_text(float(weights[key]), options.precision)}{'*' if is_whole and key == strongest[0] else ''}"
         for key in listed
     ]
     if is_long:
-        rest = float(sum(shares[key] for key in strongest[_KEYS_SHOWN:]))
+        rest = float(sum(weights[key] for key in strongest[_KEYS_SHOWN:]))
         words.append(f"{count_of(len(keys) - len(listed), 'key')} more {weight_text(rest, options.precision)}")
     return words or ["no key allowed"]
 
@@ -200,12 +200,13 @@ def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
         row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
         table.add_row(*(row[name] for name in wanted))
         previous = way.length
-    said = "a step: the last one of the length, median; ×: faster than none"
-    said += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
-    if "total" in wanted and any(way.n_timed < way.length for way in ways):
-        said += f"; ≈ the sum over all steps, of which {max(way.n_timed for way in ways if way.n_timed < way.length)} were timed"
+    caption = "a step: the last one of the length, median; ×: faster than none"
+    caption += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
+    partly_timed = [way.n_timed for way in ways if way.n_timed < way.length]
+    if "total" in wanted and partly_timed:
+        caption += f"; ≈ the sum over all steps, of which {max(partly_timed)} were timed"
     title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
-    return Group(title, table, Text(said, style="dim"))
+    return Group(title, table, Text(caption, style="dim"))
 
 
 def _way_words(way: CacheTiming, again_s: float | None) -> dict[str, str]:

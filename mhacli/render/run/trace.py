@@ -22,12 +22,13 @@ from mhacli.render.base.format import (
     memory_text,
     number_text,
     odd_numbers,
-    own_parameters,
     plain_table,
     seconds_text,
+    single_parameters,
     sparkline,
     title_rule,
     token_text,
+    trace_totals,
     values_text,
 )
 from mhacli.render.base.options import Screen
@@ -97,7 +98,7 @@ def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
     lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
     lines += [Text("\n".join(filled(_measured(step, is_timed=is_timed), room)), style="dim")]
     if step.parameters:
-        shown = own_parameters(step)
+        shown = single_parameters(step)
         weights = ", ".join(f"{visible(p.name)} {list(p.shape)}" for p in shown)
         weights += f" … {len(step.parameters) - len(shown)} more" if len(shown) < len(step.parameters) else ""
         total = sum(prod(p.shape) for p in step.parameters)
@@ -156,11 +157,7 @@ def _short(number: float | None) -> str:
 
 def _totals(record: Record) -> Text:
     total = record.timings.get("total")
-    flops, n_bytes = (
-        sum(s.flops for s in record.trace),
-        sum(s.bytes for s in record.trace if s.built and s.layout == "copy"),
-    )
-    n_parameters = sum(prod(shape) for shape in {p.name: p.shape for s in record.trace for p in s.parameters}.values())
+    flops, n_bytes, n_parameters = trace_totals(record.trace)
     line = Text(
         f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters",
         style="bold",
@@ -174,7 +171,7 @@ def _totals(record: Record) -> Text:
 
 
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
-    """How one query of one head came to give one key its share, number by number."""
+    """How one query of one head came to give one key its attention weight, number by number."""
     query = _named(record.sequences[cell.sequence], cell.query)
     key = _named(record.keys[cell.sequence], cell.key)
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
@@ -190,7 +187,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
         yield _parts_table(cell, screen)
     yield _row_table(record, cell, screen)
     yield _vector(f"v[{cell.key}]", cell.v, screen)
-    yield from _share_of_z(cell, key, screen)
+    yield from _part_of_z(cell, key, screen)
 
 
 def _score_line(cell: Cell) -> str:
@@ -248,9 +245,9 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
 
 
 def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
-    """Of a key: its score, the exponential of it, and its share."""
-    score, share = cell.scores_row[key], number_text(cell.pattern_row[key])
-    return ("−∞", "0", share) if score is None else (number_text(score), number_text(exp(score - largest)), share)
+    """Of a key: its score, the exponential of it, and its attention weight."""
+    score, weight = cell.scores_row[key], number_text(cell.pattern_row[key])
+    return ("−∞", "0", weight) if score is None else (number_text(score), number_text(exp(score - largest)), weight)
 
 
 def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
@@ -267,15 +264,15 @@ def _nearby(cell: Cell) -> list[int]:
     return list(range(len(order))) if len(order) <= 16 else sorted({cell.key, *order[:11]})
 
 
-def _share_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]:
-    share = cell.share or 0.0
+def _part_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]:
+    weight = cell.share or 0.0
     dropped = (
         ""
         if cell.share == cell.pattern_row[cell.key]
         else f" (after dropout; before it {number_text(cell.pattern_row[cell.key])})"
     )
     yield Text(f"share × v, with share {number_text(cell.share)}{dropped}, is what {key} adds to z:")
-    yield _vector("share·v", tuple(None if x is None else share * x for x in cell.v), screen)
+    yield _vector("share·v", tuple(None if x is None else weight * x for x in cell.v), screen)
     yield _vector(f"z[{cell.query}]", cell.z, screen)
 
 
@@ -317,13 +314,15 @@ _MAX_PRINTED = 3
 
 def module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
     """The target, what it was built with and what of that was guessed, how it is called, and the sizes of the walk."""
-    environment, names = record.environment, [one.name for one in module.arguments]
-    arguments = [one for one in module.arguments if not any(name.startswith(f"{one.name}.") for name in names)]
+    environment, names = record.environment, [argument.name for argument in module.arguments]
+    arguments = [
+        argument for argument in module.arguments if not any(name.startswith(f"{argument.name}.") for name in names)
+    ]
     lines: list[RenderableType] = [Text(visible(module.target), style="bold")]
-    for said, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
-        parts = [_argument(one) for one in arguments if one.origin == origin]
+    for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
+        parts = [_argument(argument) for argument in arguments if argument.origin == origin]
         if parts:
-            lines.append(flowing([Text(f"{said}: {parts[0]}"), *map(Text, parts[1:])], screen.width, ", "))
+            lines.append(flowing([Text(f"{label}: {parts[0]}"), *map(Text, parts[1:])], screen.width, ", "))
     lines.append(Text(f"called: {visible(module.called)}"))
     sizes = [Text(f"{visible(word)} {size}", style="bold") for word, size in module.sizes]
     lines.append(flowing([Text("sizes:").append(" ").append_text(sizes[0]), *sizes[1:]], screen.width))
@@ -333,9 +332,9 @@ def module_header(record: Record, module: UserModule, screen: Screen) -> Rendera
     return Group(*lines, *_printed(module))
 
 
-def _argument(one: Argument) -> str:
-    why = f" ({visible(one.why)})" if one.why else ""
-    return f"{visible(one.name)}={visible(one.value)}{why}"
+def _argument(argument: Argument) -> str:
+    why = f" ({visible(argument.why)})" if argument.why else ""
+    return f"{visible(argument.name)}={visible(argument.value)}{why}"
 
 
 def _how(module: UserModule) -> str:
@@ -371,11 +370,11 @@ def repeats_text(step: Step) -> str:
 def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequence[RenderableType]:
     """Whether the result has the shape that attention gives; and whether watching left it as it is."""
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
-    told = f"[{', '.join(axes)}]"
+    shape_text = f"[{', '.join(axes)}]"
     if module.result == module.expected:
-        line = Text(f"result: {list(module.result)} = {told}, the shape that attention gives", style="bold")
+        line = Text(f"result: {list(module.result)} = {shape_text}, the shape that attention gives", style="bold")
     else:
-        line = Text(f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {told}")
+        line = Text(f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape_text}")
         line.stylize("bold yellow")
     odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
     remarks = [Text(f"! look at {', '.join(odd)}", style="bold yellow")] if odd else []

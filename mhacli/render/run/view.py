@@ -24,7 +24,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.heads.head_map import HeadPattern, largest_share
+from mhacli.render.heads.head_map import HeadPattern, largest_weight
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
 from mhacli.render.heads.table import overview
@@ -146,7 +146,7 @@ def _heads(
         )
         return
     patterns = [HeadPattern(record, index, head) for index in sequences.shown for head in heads.shown]
-    scale = drawing_scale(patterns, largest_share(record, "pattern"), options, screen)
+    scale = drawing_scale(patterns, largest_weight(record, "pattern"), options, screen)
     for index in sequences.shown:
         for place, head in enumerate(heads.shown):
             if heads.hidden and place == heads.before:

@@ -135,15 +135,15 @@ class Matrix(Pane, can_focus=True):
 
     def _title(self, shades: Shades, zoom: Zoom, window: Window) -> str:
         shape, block = shades.cells.shape, shades.map.block
-        said = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
+        title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
         if zoom.factor > 1:
-            share = float(shades.map.shares[self.row // zoom.factor, self.column // zoom.factor])
-            said += f", here {'not allowed' if share == FORBIDDEN else weight_text(share, 4)}"
+            weight = float(shades.map.weights[self.row // zoom.factor, self.column // zoom.factor])
+            title += f", here {'not allowed' if weight == FORBIDDEN else weight_text(weight, 4)}"
         if window.n_rows < shape[0]:
-            said += f" · rows {window.top}–{window.top + window.n_rows - 1} of {shape[0]}"
+            title += f" · rows {window.top}–{window.top + window.n_rows - 1} of {shape[0]}"
         if window.n_columns < shape[1]:
-            said += f" · columns {window.left}–{window.left + window.n_columns - 1} of {shape[1]}"
-        return said
+            title += f" · columns {window.left}–{window.left + window.n_columns - 1} of {shape[1]}"
+        return title
 
     def _axis(self, shades: Shades, zoom: Zoom, window: Window, column: int, label: int) -> Line:
         """The keys: their tokens where a cell has room for one, else every so many places."""
@@ -164,9 +164,9 @@ class Matrix(Pane, can_focus=True):
         room = max(width, self.size.width - label - 2)
         name = fitted(self.picture.key_name(self.column), max(1, room // 2))
         is_left = at + 2 + cell_len(name) > room
-        said = f"{name} ▾" if is_left else f"▾ {name}"
+        mark = f"{name} ▾" if is_left else f"▾ {name}"
         begin = max(0, at - cell_len(name) - 1) if is_left else at
-        return segments([(" " * (label + 2 + begin), PLAIN), (said, ACCENT)])
+        return segments([(" " * (label + 2 + begin), PLAIN), (mark, ACCENT)])
 
     def _line(self, shades: Shades, zoom: Zoom, window: Window, at: int, cursor: tuple[int, int], label: int) -> Line:
         """A row, or two in halves, with the name of the row that has the cursor, or of the first."""
@@ -186,15 +186,15 @@ class Matrix(Pane, can_focus=True):
             pair = [shades.cells[row, columns].tolist() for row in rows]
             upper, lower = pair[0], pair[1] if len(pair) > 1 else [FORBIDDEN] * len(pair[0])
             return [*line, *_halves(upper, lower, own, is_lower=cursor[0] == at + 1)]
-        levels, shares = shades.cells[at, columns].tolist(), shades.map.shares[at, columns].tolist()
-        return [*line, *self._cells(levels, shares, zoom, own)]
+        levels, weights = shades.cells[at, columns].tolist(), shades.map.weights[at, columns].tolist()
+        return [*line, *self._cells(levels, weights, zoom, own)]
 
-    def _cells(self, levels: Sequence[int], shares: Sequence[float], zoom: Zoom, own: int) -> list[Segment]:
+    def _cells(self, levels: Sequence[int], weights: Sequence[float], zoom: Zoom, own: int) -> list[Segment]:
         """A row of cells, each `zoom.width` columns wide, shaded by colour or signs, or numbers."""
         cells = []
-        for place, (level, share) in enumerate(zip(levels, shares, strict=True)):
+        for place, (level, weight) in enumerate(zip(levels, weights, strict=True)):
             cells.append(
-                _number_cell(level, share, zoom, self.colour, place == own)
+                _number_cell(level, weight, zoom, self.colour, place == own)
                 if zoom.decimals
                 else _shade_cell(level, zoom, self.colour, place == own)
             )
@@ -257,11 +257,11 @@ def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
     return segment(signs, CURSOR)
 
 
-def _number_cell(level: int, share: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    """A share with a sign of its shade where there is no colour; `0` where it is not allowed, `–` where it was taken out.
-    Brackets are the cursor."""
-    nothing = "0" if share == FORBIDDEN else TAKEN_SIGN
-    number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(share, zoom.decimals)
+def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
+    """An attention weight with a sign of its shade where there is no colour; `0` where it is not allowed, `–` where it was
+    taken out. Brackets are the cursor."""
+    nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
+    number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(weight, zoom.decimals)
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign

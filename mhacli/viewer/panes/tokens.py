@@ -17,7 +17,20 @@ from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
 from mhacli.render.base.format import fitted, token_text, weight_text
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
-from mhacli.viewer.lines import ACCENT, BOLD, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
+from mhacli.viewer.lines import (
+    ACCENT,
+    BOLD,
+    BROKEN,
+    CURSOR,
+    DIM,
+    PLAIN,
+    Line,
+    Pane,
+    ScrolledPane,
+    ruled,
+    segment,
+    segments,
+)
 from mhacli.viewer.picture import Picture
 
 _CHOSEN = "▸", ACCENT
@@ -74,7 +87,7 @@ def flow(text: TokenSequence, width: int) -> TextFlow:
     return TextFlow(tuple(labels), tuple(columns), tuple(starts))
 
 
-class Tokens(Pane, can_focus=True):
+class Tokens(ScrolledPane):
     """A text, one token of it chosen. It posts `Chosen` where the mouse chooses another."""
 
     class Chosen(Message):
@@ -90,7 +103,6 @@ class Tokens(Pane, can_focus=True):
         self.title = ""
         self.text: TokenSequence | None = None
         self.chosen = (0, 0)
-        self.top = 0
         self._level_of: Callable[[int], int] = lambda place: -1
         self._flow: tuple[TokenSequence, int, TextFlow] | None = None
         self._follows = True
@@ -146,18 +158,6 @@ class Tokens(Pane, can_focus=True):
             if place is not None:
                 self.post_message(self.Chosen(self, place))
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Shows later lines; the chosen token stays."""
-        self._scroll(1)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Shows earlier lines."""
-        self._scroll(-1)
-
-    def _scroll(self, step: int) -> None:
-        self.top += step
-        self.repaint()
-
 
 # -------------------------------------------------------------------------------------------------------------- search
 
@@ -170,15 +170,15 @@ def matches(text: TokenSequence, typed: str) -> tuple[int, ...]:
     if not typed:
         return ()
     wanted = typed.casefold()
-    found = [
+    places = [
         place
         for place, token in enumerate(text.tokens)
         if wanted in token.casefold() or wanted in token_text(text, place).casefold()
     ]
     number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1
     if 0 <= number < len(text.tokens):
-        found = [number, *(place for place in found if place != number)]
-    return tuple(found)
+        places = [number, *(place for place in places if place != number)]
+    return tuple(places)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Prompt(Pane, can_focus=True):
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """What was typed, and how many tokens match."""
         search = self.search
-        found = (
+        count = (
             f"{search.at + 1} of {len(search.places)}"
             if search.places
             else "no match"
@@ -260,7 +260,7 @@ class Prompt(Pane, can_focus=True):
                     (f"to a {search.axis}: ", BOLD),
                     (visible(search.typed), ACCENT),
                     (" ", CURSOR),
-                    (f"  {found}", BOLD),
+                    (f"  {count}", BOLD),
                     ("  Enter takes it, Esc goes back, Tab the other axis", DIM),
                 ]
             )
@@ -311,7 +311,7 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
 
 
-class TopKeys(Pane, can_focus=True):
+class TopKeys(ScrolledPane):
     """The strongest keys of a query. It posts `Chosen` where the mouse chooses one."""
 
     class Chosen(Message):
@@ -324,7 +324,7 @@ class TopKeys(Pane, can_focus=True):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.picture: Picture | None = None
-        self.row, self.column, self.top = 0, 0, 0
+        self.row, self.column = 0, 0
         self.most: int | None = None
         self._listed: tuple[tuple[int, float], ...] = ()
 
@@ -338,7 +338,7 @@ class TopKeys(Pane, can_focus=True):
 
     @property
     def shown_keys(self) -> tuple[tuple[int, float], ...]:
-        """The columns that are listed, with their shares."""
+        """The columns that are listed, with their attention weights."""
         return self._listed[: self._room() if self.most is None else self.most]
 
     def _room(self) -> int:
@@ -360,7 +360,7 @@ class TopKeys(Pane, can_focus=True):
         room = max(1, height - 1 - len(below))
         self.top = max(0, min(self.top, len(self.shown_keys) - room))
         visible = self.shown_keys[self.top : self.top + room]
-        lines = [self._line(column, share, width) for column, share in visible]
+        lines = [self._line(column, weight, width) for column, weight in visible]
         return [ruled(title, width, focused=self.has_focus), *lines, *below][:height]
 
     def _why_none(self, noun: str) -> str:
@@ -369,23 +369,23 @@ class TopKeys(Pane, can_focus=True):
 
     @property
     def _largest(self) -> float:
-        """What the longest bar stands for: the strongest key's share."""
+        """What the longest bar stands for: the strongest key's attention weight."""
         strongest = self._listed[0][1] if self._listed else 0.0
         return strongest if strongest > 0 else 1.0
 
-    def _line(self, column: int, share: float, width: int) -> Line:
+    def _line(self, column: int, weight: float, width: int) -> Line:
         assert self.picture is not None
         label = min(_MOST_NAME, max(6, width - DECIMALS - 12))
         name = set_cell_size(fitted(self.picture.key_name(column), label), label)
         is_own = column == self.column
-        number = f"{weight_text(share, DECIMALS):>{DECIMALS + 2}}"
+        number = f"{weight_text(weight, DECIMALS):>{DECIMALS + 2}}"
         room = max(0, width - label - len(number) - 4)
         return segments(
             [
                 ("▸ " if is_own else "  ", ACCENT),
                 (name, CURSOR if is_own else PLAIN),
                 (f" {number} ", BOLD),
-                (bar(share / self._largest, room), ACCENT),
+                (bar(weight / self._largest, room), ACCENT),
             ]
         )
 
@@ -405,13 +405,3 @@ class TopKeys(Pane, can_focus=True):
         place = self.top + event.y - 1
         if event.y >= 1 and place < len(self.shown_keys):
             self.post_message(self.Chosen(self.shown_keys[place][0]))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Shows the keys further down."""
-        self.top += 1
-        self.repaint()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Shows stronger keys again."""
-        self.top -= 1
-        self.repaint()

@@ -374,7 +374,7 @@ def test_the_mean_change_is_of_the_queries_that_are_compared() -> None:
     assert np.isnan(rows[0]).all()
     assert part.change[3, 5] == pytest.approx(rows[1, 10] + rows[1, 11])
     assert part.change[0, 0] == pytest.approx(whole.change[:2, :2].sum() / 2)
-    assert part.a.shares[0, 0] == pytest.approx(a.arrays["pattern"][0, 0, :2, :2].sum() / 2)
+    assert part.a.weights[0, 0] == pytest.approx(a.arrays["pattern"][0, 0, :2, :2].sum() / 2)
 
 
 def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:

@@ -126,7 +126,7 @@ def test_a_long_pattern_shows_the_mean_weight_of_blocks(count, width, everything
     assert found.block == max(-(-count // (width - 13)), -(-count // (2 * lines if colour else lines)))
     expected = block_means(pattern, found.block)
     assert np.array_equal(~found.is_open, np.isnan(expected))
-    assert found.shares[found.is_open] == pytest.approx(expected[found.is_open], abs=1e-6)
+    assert found.weights[found.is_open] == pytest.approx(expected[found.is_open], abs=1e-6)
     assert found.is_open.sum(axis=1).tolist() == list(range(1, len(expected) + 1))
 
 
@@ -156,10 +156,10 @@ def test_rows_that_were_asked_for_are_never_pooled():
     record = with_pattern(make_record(numbered(300), causal=True), pattern)
     head = HeadPattern(record, 0, 0, rows=(299, 7, 100))
     found = fitted_map(head, ViewOptions(), PLAIN)
-    assert (found.block, found.shares.shape) == (5, (3, 60))
+    assert (found.block, found.weights.shape) == (5, (3, 60))
     for row, query in enumerate((299, 7, 100)):
         sums = np.add.reduceat(pattern[query].astype(np.float64), np.arange(0, 300, 5))
-        assert np.where(found.is_open, found.shares, 0)[row] == pytest.approx(sums, abs=1e-6)
+        assert np.where(found.is_open, found.weights, 0)[row] == pytest.approx(sums, abs=1e-6)
     note, _, *picture = drawn(heatmap(head, HeatScale("linear", 1.0), ViewOptions(), Screen(120, False)), 120)
     assert note.strip().endswith("each mark the weight that a query gives to 3 keys together")
     assert [line[:13].split() for line in picture] == [["t299", "299"], ["t7", "7"], ["t100", "100"]]

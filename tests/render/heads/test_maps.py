@@ -41,8 +41,8 @@ def two_heads():
 def test_the_cells_of_a_record_are_its_pattern_without_padding():
     record = make_record(LONG, SHORT)
     drawn = head_map(only(record, 1), 1)
-    assert drawn.shares.shape == (3, 3)
-    assert np.array_equal(drawn.shares, record.arrays["pattern"][1, 1, :3, :3].astype(np.float64))
+    assert drawn.weights.shape == (3, 3)
+    assert np.array_equal(drawn.weights, record.arrays["pattern"][1, 1, :3, :3].astype(np.float64))
     assert [drawn.query_name(row) for row in range(3)] == list(SHORT) == [drawn.key_name(c) for c in range(3)]
 
 
@@ -50,9 +50,9 @@ def test_the_cells_of_a_record_are_its_pattern_without_padding():
 def test_a_map_of_a_padded_text_has_no_rows_and_columns_of_padding(padding):
     record = surveyed(" ".join(LONG), " ".join(SHORT), n_heads=2, d_model=6, padding=padding)
     drawn = head_map(only(record, 1), 1)
-    assert drawn.shares.shape == (3, 3)
+    assert drawn.weights.shape == (3, 3)
     assert [drawn.query_name(row) for row in range(3)] == list(SHORT) == [drawn.key_name(c) for c in range(3)]
-    assert np.allclose(drawn.shares.sum(axis=1), 1, atol=1e-6)
+    assert np.allclose(drawn.weights.sum(axis=1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -65,15 +65,15 @@ def test_a_map_of_blocks_keeps_those_that_hold_a_token(padding):
     drawn = head_map(only(record), 1)
     begin = 760 if padding == "left" else 0
     kept = range(begin // block, -(-(begin + 150) // block))
-    assert drawn.shares.shape == (len(kept), len(kept))
+    assert drawn.weights.shape == (len(kept), len(kept))
     assert drawn.query_places(0)[0] == 0
     assert drawn.key_places(len(kept) - 1)[1] == 149
-    assert np.array_equal(drawn.shares, record.arrays["map"][1, 0, kept.start : kept.stop, kept.start : kept.stop])
+    assert np.array_equal(drawn.weights, record.arrays["map"][1, 0, kept.start : kept.stop, kept.start : kept.stop])
 
 
 def test_keys_of_a_context_are_other_tokens():
     drawn = head_map(only(make_record(SHORT, context=[LONG])), 0)
-    assert drawn.shares.shape == (3, 7)
+    assert drawn.weights.shape == (3, 7)
     assert drawn.key_name(6) == "mat"
     assert drawn.query_name(2) == "ran"
 
@@ -86,16 +86,16 @@ def test_by_hand_a_block_is_the_mean_over_its_queries_of_what_its_keys_get(facto
     for row, top in enumerate(starts):
         for column, left in enumerate(starts):
             cells = [
-                [float(whole.shares[i, j]) for j in range(left, min(7, left + factor)) if j <= i]
+                [float(whole.weights[i, j]) for j in range(left, min(7, left + factor)) if j <= i]
                 for i in range(top, min(7, top + factor))
             ]
             if not any(cells):
-                assert found.shares[row, column] == FORBIDDEN
+                assert found.weights[row, column] == FORBIDDEN
             else:
                 expected = sum(map(sum, cells)) / len(cells)
-                assert found.shares[row, column] == pytest.approx(expected, abs=1e-12)
+                assert found.weights[row, column] == pytest.approx(expected, abs=1e-12)
     assert found.block == factor
-    sums = np.where(found.is_open, found.shares, 0).sum(axis=1)
+    sums = np.where(found.is_open, found.weights, 0).sum(axis=1)
     assert sums == pytest.approx(np.ones(len(sums)), abs=1e-6)
 
 
@@ -109,28 +109,28 @@ def test_by_hand_the_rest_beside_the_sink_is_renormalised():
     rest = whole.without_sinks()
     assert whole.sinks == (0,)
     for i in range(7):
-        left = 1 - float(whole.shares[i, 0])
+        left = 1 - float(whole.weights[i, 0])
         for j in range(7):
             if j > i:
-                assert rest.shares[i, j] == FORBIDDEN
+                assert rest.weights[i, j] == FORBIDDEN
             elif i == 0 or j == 0:
-                assert rest.shares[i, j] == pytest.approx(0, abs=1e-6)
+                assert rest.weights[i, j] == pytest.approx(0, abs=1e-6)
             else:
-                assert rest.shares[i, j] == pytest.approx(float(whole.shares[i, j]) / left, abs=1e-6)
-    assert rest.taken == pytest.approx(whole.shares[:, 0])
-    assert rest.sink_mass == pytest.approx(float(whole.shares[:, 0].mean())) == pytest.approx(whole.sink_mass)
+                assert rest.weights[i, j] == pytest.approx(float(whole.weights[i, j]) / left, abs=1e-6)
+    assert rest.taken == pytest.approx(whole.weights[:, 0])
+    assert rest.sink_mass == pytest.approx(float(whole.weights[:, 0].mean())) == pytest.approx(whole.sink_mass)
 
 
 def test_taking_sinks_out_of_blocks_is_taking_them_out_of_their_sums():
     whole = head_map(only(two_heads()), 0)
     found = whole.pooled(2).without_sinks()
-    cells = np.where(whole.is_open, whole.shares, 0)
+    cells = np.where(whole.is_open, whole.weights, 0)
     for row in range(4):
         mine = cells[2 * row : 2 * row + 2]
         sink = mine[:, 0].mean()
         for column in range(row + 1):
             mass = mine[:, max(1, 2 * column) : 2 * column + 2].sum() / len(mine)
-            assert found.shares[row, column] == pytest.approx(
+            assert found.weights[row, column] == pytest.approx(
                 mass / (1 - sink), abs=1e-6
             )  # float32 rows sum to 1 ± 6e-8
         assert found.taken[row] == pytest.approx(sink)
@@ -145,7 +145,7 @@ def test_a_learned_sink_takes_what_a_row_lacks_to_one():
     assert whole.learned == pytest.approx(1 - np.linspace(0.3, 0.9, 7), abs=1e-6)
     assert whole.learned_mass == pytest.approx(0.4, abs=1e-6)
     rest = whole.without_sinks()
-    sums = np.where(rest.is_open, rest.shares, 0).sum(axis=1)
+    sums = np.where(rest.is_open, rest.weights, 0).sum(axis=1)
     assert sums[1:] == pytest.approx(np.ones(6), abs=1e-6)
     assert head_map(only(two_heads()), 0).learned is None
 
@@ -165,12 +165,12 @@ def test_nan_stays_nan_and_is_no_level():
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 4, 2] = np.nan
     drawn = head_map(only(with_pattern(record, pattern, record.arrays["allowed"])), 0)
-    assert np.isnan(drawn.shares[4, 2])
+    assert np.isnan(drawn.weights[4, 2])
     assert np.isfinite(drawn.largest)
-    found = levels(drawn.shares, "linear", drawn.largest)
+    found = levels(drawn.weights, "linear", drawn.largest)
     assert found[4, 2] == -2
-    assert (found[drawn.shares == FORBIDDEN] == -1).all()
-    assert np.isnan(drawn.pooled(2).shares[2, 1])
+    assert (found[drawn.weights == FORBIDDEN] == -1).all()
+    assert np.isnan(drawn.pooled(2).weights[2, 1])
 
 
 def test_a_row_that_is_no_number_does_not_count_in_the_mean_of_sinks():
@@ -184,16 +184,16 @@ def test_a_row_that_is_no_number_does_not_count_in_the_mean_of_sinks():
 
 def test_the_top_of_a_scale_leaves_out_rows_without_a_choice():
     drawn = head_map(only(two_heads()), 0)
-    assert drawn.shares[0, 0] == 1
-    assert drawn.largest == drawn.shares[1:].max() < 1
+    assert drawn.weights[0, 0] == 1
+    assert drawn.largest == drawn.weights[1:].max() < 1
     assert largest_of_maps([drawn, drawn.without_sinks()]) == max(drawn.largest, drawn.without_sinks().largest)
     assert largest_of_maps([]) == 1
 
 
 def test_a_row_with_one_key_beside_the_sink_does_not_set_the_top_either():
     rest = head_map(only(two_heads()), 0).without_sinks()
-    assert rest.shares[1, 1] == pytest.approx(1)
-    assert rest.largest == rest.shares[2:].max() < 0.999
+    assert rest.weights[1, 1] == pytest.approx(1)
+    assert rest.largest == rest.weights[2:].max() < 0.999
 
 
 def test_a_map_of_a_look_at_heads_has_the_cells_of_the_pattern():
@@ -201,9 +201,9 @@ def test_a_map_of_a_look_at_heads_has_the_cells_of_the_pattern():
     record = with_sinks(surveyed(text, causal=True, n_heads=3, d_model=12), 0, 4)
     drawn = head_map(only(record, 2), 0)
     assert record.survey.block == 1
-    assert drawn.shares.shape == (17, 17)
-    assert np.where(drawn.is_open, drawn.shares, 0).sum(axis=1) == pytest.approx(np.ones(17), abs=1e-5)
-    assert drawn.of_sinks[:, 0] == pytest.approx(drawn.shares[:, 0], abs=1e-5)
+    assert drawn.weights.shape == (17, 17)
+    assert np.where(drawn.is_open, drawn.weights, 0).sum(axis=1) == pytest.approx(np.ones(17), abs=1e-5)
+    assert drawn.of_sinks[:, 0] == pytest.approx(drawn.weights[:, 0], abs=1e-5)
     assert drawn.of_sinks[:, 1:] == pytest.approx(0)
     assert drawn.sinks == (0,)
     assert not head_map(only(with_sinks(record, 4), 2), 0).of_sinks.any()
@@ -240,8 +240,8 @@ def test_where_sinks_leave_next_to_nothing_the_rest_still_sums_to_one():
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 6] = [0.99999, 2e-6, 2e-6, 2e-6, 2e-6, 1e-6, 2e-6]  # 1.000001 in all: rounding of float32
     rest = head_map(only(with_pattern(record, pattern, record.arrays["allowed"])), 0).without_sinks()
-    assert rest.shares[6].sum() == pytest.approx(1, abs=1e-12)
-    assert rest.shares[6, 1] == pytest.approx(2 / 11, abs=1e-6)
+    assert rest.weights[6].sum() == pytest.approx(1, abs=1e-12)
+    assert rest.weights[6, 1] == pytest.approx(2 / 11, abs=1e-6)
 
 
 def test_a_long_head_has_the_same_pooled_weights_in_every_view():
@@ -249,7 +249,7 @@ def test_a_long_head_has_the_same_pooled_weights_in_every_view():
     pytest.importorskip("textual")
     from mhacli.render.figures.head_picture import head_picture
     from mhacli.render.heads.heatmap import fitted_map, renormalised
-    from mhacli.render.page.maps import CellEncoding, SinkShares, encoded
+    from mhacli.render.page.maps import CellEncoding, SinkWeights, encoded
     from mhacli.viewer.picture import Picture
 
     n, factor = 120, 4
@@ -267,12 +267,12 @@ def test_a_long_head_has_the_same_pooled_weights_in_every_view():
     )
     size = n // factor
     whole = head_map(only(record), 0)
-    page, _ = encoded(whole.pooled(factor), 0, CellEncoding("f32", factor), SinkShares((), 0.0))
+    page, _ = encoded(whole.pooled(factor), 0, CellEncoding("f32", factor), SinkWeights((), 0.0))
     views = {
-        "heatmap": fitted_map(HeadPattern(record, 0, 0), ViewOptions(), Screen(13 + size, False)).shares,
-        "map": renormalised(looked, 0, 0, rows=size, columns=size).shares,
-        "figure": head_picture(only(record), 0, ViewOptions(), most=size).whole.shares,
-        "viewer": Picture(None, only(record), 0, "linear", False).at(factor).map.shares,
+        "heatmap": fitted_map(HeadPattern(record, 0, 0), ViewOptions(), Screen(13 + size, False)).weights,
+        "map": renormalised(looked, 0, 0, rows=size, columns=size).weights,
+        "figure": head_picture(only(record), 0, ViewOptions(), most=size).whole.weights,
+        "viewer": Picture(None, only(record), 0, "linear", False).at(factor).map.weights,
         "page": np.frombuffer(zlib.decompress(base64.b64decode(page.cells)), "<f4").reshape(size, size),
     }
     is_open = np.tri(size, dtype=bool)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.records import drawn, make_record
 
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.heads.head_map import HeadPattern, largest_share
+from mhacli.render.heads.head_map import HeadPattern, largest_weight
 from mhacli.render.heads.matrix import matrix
 from mhacli.results.record.record import Record
 
@@ -23,7 +23,9 @@ def with_pattern(record, pattern, site="pattern"):
 
 def lines_of(record, width=80, *, sequence=0, head=0, site="pattern", **options):
     view = ViewOptions(**options)
-    drawing = matrix(HeadPattern(record, sequence, head, site), largest_share(record, site), view, Screen(width, False))
+    drawing = matrix(
+        HeadPattern(record, sequence, head, site), largest_weight(record, site), view, Screen(width, False)
+    )
     return drawn(drawing, width)
 
 
@@ -223,16 +225,16 @@ def test_a_pattern_with_nan_is_drawn(width, count):
 
 def test_the_scale_ends_at_the_largest_share_of_a_query_with_a_choice():
     record = with_pattern(make_record(causal=True), [[1, 0, 0], [0.25, 0.75, 0], [0.2, 0.3, 0.5]])
-    assert largest_share(record, "pattern") == 0.75
+    assert largest_weight(record, "pattern") == 0.75
 
 
 def test_the_scale_of_queries_without_any_choice_ends_at_one():
-    assert largest_share(make_record(("a",)), "pattern") == 1.0
+    assert largest_weight(make_record(("a",)), "pattern") == 1.0
 
 
 def test_the_scale_ignores_what_is_not_a_number():
     record = with_pattern(make_record(), [[np.nan] * 3, [0.2, 0.2, 0.6], [0.3, 0.3, 0.4]])
-    assert largest_share(record, "pattern") == np.float32(0.6)
+    assert largest_weight(record, "pattern") == np.float32(0.6)
 
 
 @settings(max_examples=60)

@@ -409,29 +409,29 @@ def test_by_hand_a_map_without_the_first_token_of_each_text(name, rows, cell, re
             if name in ("context", "documents"):
                 cell = max(1, -(-record.facts.q_len // rows))
             expected, sinks = by_hand(record, place, sequence, cell)
-            is_open = found.shares != FORBIDDEN
+            is_open = found.weights != FORBIDDEN
             assert found.block == cell
-            assert found.shares.shape == expected.shape == (-(-record.facts.q_len // cell), -(-n_keys // cell))
-            assert np.abs(found.shares[is_open] - expected[is_open]).max(initial=0) <= 2e-6
-            assert np.abs(found.sink_shares - sinks).max() <= 1e-6
+            assert found.weights.shape == expected.shape == (-(-record.facts.q_len // cell), -(-n_keys // cell))
+            assert np.abs(found.weights[is_open] - expected[is_open]).max(initial=0) <= 2e-6
+            assert np.abs(found.sink_weights - sinks).max() <= 1e-6
             assert np.abs(expected[~is_open]).max(initial=0) == 0
 
 
 def test_cells_that_no_query_may_see_are_blank(records):
     found = renormalised(records["small"], 0, 0, rows=99, columns=99)
-    assert np.array_equal(found.shares == FORBIDDEN, ~np.tri(13, dtype=bool))
+    assert np.array_equal(found.weights == FORBIDDEN, ~np.tri(13, dtype=bool))
     found = renormalised(records["left"], 0, 1, rows=99, columns=99)
     expected = np.zeros((13, 13), bool)
     expected[11:, 11:] = np.tri(2, dtype=bool)
-    assert np.array_equal(found.shares != FORBIDDEN, expected)
+    assert np.array_equal(found.weights != FORBIDDEN, expected)
     found = renormalised(records["masks of heads"], 1, 0, rows=99, columns=99)
-    assert (found.shares[2:, 0] == FORBIDDEN).all()
-    assert (found.shares[:2, 0] != FORBIDDEN).all()
+    assert (found.weights[2:, 0] == FORBIDDEN).all()
+    assert (found.weights[:2, 0] != FORBIDDEN).all()
 
 
 def test_columns_that_do_not_fit_are_put_together_too(records):
     found = renormalised(records["context"], 0, 0, rows=99, columns=5)
-    assert (found.block, found.shares.shape) == (3, (1, 5))
+    assert (found.block, found.weights.shape) == (3, (1, 5))
 
 
 def test_by_hand_the_three_scales():
@@ -458,7 +458,7 @@ def test_a_map_names_its_head_and_its_scale(scale, width, records):
     text = " ".join(" ".join(view(record, width, maps=(2,), map_scale=scale)).split())
     assert f"sequence 0 · head 2 · {record.heads[2].kind} · each cell 1 × 1 tokens" in text or width == 40
     assert f"scale {scale}, " in text
-    largest = renormalised(record, 2, 0, rows=99, columns=99).shares.max()
+    largest = renormalised(record, 2, 0, rows=99, columns=99).weights.max()
     ends = {"linear": f"0 … {largest:.4g}", "log": f"or less … {largest:.4g}", "rank": "the largest of 91 cells"}
     assert ends[scale] in text
 
@@ -480,9 +480,9 @@ def test_a_map_says_where_the_first_token_is_no_sink_and_takes_nothing_out(recor
     record = with_sinks(records["small"], 4)
     found = renormalised(record, 1, 0, rows=99, columns=99)
     whole = record.arrays["map"][0, 1].astype(np.float64)
-    is_open = found.shares != FORBIDDEN
-    assert np.abs(found.shares - whole)[is_open].max() <= 2e-6
-    assert not found.sink_shares.any()
+    is_open = found.weights != FORBIDDEN
+    assert np.abs(found.weights - whole)[is_open].max() <= 2e-6
+    assert not found.sink_weights.any()
     text = " ".join(" ".join(view(record, 80, maps=(1,))).split())
     assert "sink .00 · shown 1.00: the first token is no sink of this head, so nothing is taken out" in text
 
@@ -491,7 +491,7 @@ def test_the_lines_of_a_map_are_its_rows(records):
     record = all_led(records["small"])
     lines = view(record, 80, maps=(1,))
     start = next(i for i, line in enumerate(lines) if line.startswith("sequence 0 · head 1 ·"))
-    sinks = renormalised(record, 1, 0, rows=99, columns=99).sink_shares
+    sinks = renormalised(record, 1, 0, rows=99, columns=99).sink_weights
     for row in range(13):
         found = lines[start + 2 + row].split(maxsplit=2)
         assert found[:2] == [str(row), f"{100 * sinks[row]:.0f}"]
