@@ -152,7 +152,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def life(doing: str) -> Iterator[None]:
+def show_activity(doing: str) -> Iterator[None]:
     """Says on a terminal's stderr what takes long, once it does, and takes it back; elsewhere nothing."""
     if not _is_lively():
         yield
@@ -179,7 +179,7 @@ def life(doing: str) -> Iterator[None]:
 @contextmanager
 def loading_torch() -> Iterator[None]:
     """Says so where it takes long, and makes it take three quarters of the time."""
-    with life("loading torch"), uncollected():
+    with show_activity("loading torch"), uncollected():
         yield
 
 

@@ -1,7 +1,7 @@
 """Every head of a long text: exact statistics at the cost of fused attention, and no matrix of queries × keys.
 
 A few heads at a time go through two passes: the first makes z and the log-sum-exp, the second reduces the weights that follow
-from it, tile by tile. What is finished can be told at any moment.
+from it, tile by tile. What is finished can be shown at any moment.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Prediction(NamedTuple):
 
 @dataclass
 class HeadsRun:
-    """A look at every head, made ready by `prepare_heads`. `run` does it; `record` tells what is finished."""
+    """The statistics of every head, prepared by `prepare_heads`. `run` computes them; `record` returns what is finished."""
 
     setup: Setup
     wanted: HeadsRequest

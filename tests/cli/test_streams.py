@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.cli import streams
-from mhacli.cli.streams import draw, life, note, require_stdout, screen, wants_colour, write, write_pieces
+from mhacli.cli.streams import draw, note, require_stdout, screen, show_activity, wants_colour, write, write_pieces
 from mhacli.errors import MhaError
 from mhacli.render.base.options import Screen
 
@@ -169,7 +169,7 @@ def test_a_note_is_one_harmless_line_on_stderr(monkeypatch):
 def test_nothing_is_said_meanwhile_where_there_is_no_terminal(monkeypatch, stream):
     monkeypatch.setattr(streams, "_PATIENCE_S", 0)
     monkeypatch.setattr(sys, "stderr", stream)
-    with life("computing"):
+    with show_activity("computing"):
         pass
     assert stream is None or stream.getvalue() == ""
 
@@ -178,7 +178,7 @@ def test_what_takes_long_is_said_on_a_terminal_and_taken_back(monkeypatch, envir
     environment(TERM="xterm")
     monkeypatch.setattr(streams, "_PATIENCE_S", 0)
     monkeypatch.setattr(sys, "stderr", stream := Stream(terminal=True))
-    with life("computing"):
+    with show_activity("computing"):
         while "computing …" not in stream.getvalue():
             pass
     assert stream.getvalue() == "computing …\r\x1b[K"
@@ -188,7 +188,7 @@ def test_what_is_quick_is_not_said(monkeypatch, environment):
     environment(TERM="xterm")
     monkeypatch.setattr(streams, "_PATIENCE_S", 60)
     monkeypatch.setattr(sys, "stderr", stream := Stream(terminal=True))
-    with life("computing"):
+    with show_activity("computing"):
         pass
     assert stream.getvalue() == ""
 

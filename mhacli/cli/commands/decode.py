@@ -26,7 +26,7 @@ from mhacli.cli.shared.checkpoint import (
     require_without_model,
 )
 from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
-from mhacli.cli.streams import life, loading_torch
+from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.cli.values import counts, index_list, whole
 from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
@@ -105,7 +105,7 @@ def decode(
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import decode as study
-    with life("computing"):
+    with show_activity("computing"):
         record = study.decode(request, cache=decoding.cache, prompt_len=decoding.prompt_len, lengths=compared)
         save_files(record, request, save)
     print_result(record, request.notes, options=options, output=output)
@@ -136,9 +136,9 @@ def _decode_checkpoint(
     with loading_torch():
         from mhacli.compute.checkpoint.decode import decode_checkpoint
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-    with life("loading the checkpoint"), uncollected():
-        look, notes = prepare_checkpoint(request)
-    with life("computing"):
-        record = decode_checkpoint(look, decoding.prompt_len)
+    with show_activity("loading the checkpoint"), uncollected():
+        prepared, notes = prepare_checkpoint(request)
+    with show_activity("computing"):
+        record = decode_checkpoint(prepared, decoding.prompt_len)
     save_record(record, output.save)
     print_result(record, notes, options=options, output=output)

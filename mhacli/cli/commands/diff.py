@@ -10,7 +10,7 @@ from mhacli.cli.options import ColourOptions, MapScale, Precision, command, numb
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.streams import life
+from mhacli.cli.streams import show_activity
 from mhacli.cli.values import index_list, real, require_record
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
@@ -98,7 +98,7 @@ def diff(
 
     for path in (pair.a, pair.b):
         require_record(path)
-    with life("comparing"):
+    with show_activity("comparing"):
         records = (storage.load(pair.a), storage.load(pair.b))
         require_drawable(records, options)
         differences = compare(*records, tolerance=pair.tolerance)

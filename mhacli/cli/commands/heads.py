@@ -42,7 +42,7 @@ from mhacli.cli.shared.output import (
     with_output,
 )
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.streams import flush, life, loading_torch, note, watch
+from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
 from mhacli.cli.values import index_list, real, span, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
@@ -167,7 +167,7 @@ def heads(
         predict_heads_memory(request.facts, wanted)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
-    with life("projecting"):
+    with show_activity("projecting"):
         run = prepare_heads(request, wanted)
     _announce(run)
     _watched(run, len(run.heads), "heads", options, output)
@@ -322,7 +322,7 @@ def _of_checkpoint(
     require_configured_heads(options.maps, request, "map")
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-    with life("loading the checkpoint"), uncollected():
+    with show_activity("loading the checkpoint"), uncollected():
         run, notes = prepare_checkpoint(request)
     longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
     kept = _kept_of_kinds(asked, run, request.layers, output.keep_z)

@@ -26,7 +26,7 @@ from mhacli.cli.shared.checkpoint import (
     row_choice,
 )
 from mhacli.cli.shared.output import RecordOutput, print_result, save_record, view_options, with_output
-from mhacli.cli.streams import life, loading_torch
+from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
@@ -97,7 +97,7 @@ def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, 
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study
-    with life("computing"):
+    with show_activity("computing"):
         record = study.inspect_layer(request)
         save_files(record, request, given.save)
     return record, request.notes
@@ -118,10 +118,10 @@ def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record,
     require_configured_heads(options.heads, request)
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-    with life("loading the checkpoint"), uncollected():
-        look, notes = prepare_checkpoint(request)
-    kinds = kinds_of(request.layers, is_pair=look.inputs.context is not None)
-    require_rows(options.rows, drawn_texts(kinds, look.inputs.sequences, look.inputs.context, options))
-    with life("computing"):
-        look.run()
-    return look.record(), tuple(notes)
+    with show_activity("loading the checkpoint"), uncollected():
+        prepared, notes = prepare_checkpoint(request)
+    kinds = kinds_of(request.layers, is_pair=prepared.inputs.context is not None)
+    require_rows(options.rows, drawn_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
+    with show_activity("computing"):
+        prepared.run()
+    return prepared.record(), tuple(notes)

@@ -38,7 +38,7 @@ from mhacli.cli.shared.output import (
     with_output,
     write_pictures,
 )
-from mhacli.cli.streams import draw, life, loading_torch, note, read_key, screen
+from mhacli.cli.streams import draw, loading_torch, note, read_key, screen, show_activity
 from mhacli.cli.values import are_literal, pairs, real, triple, whole
 from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
@@ -103,8 +103,8 @@ _OPTIONS = ViewOptions(figure="walk")
 """What pictures of a walk show, unless another figure is asked for."""
 
 
-class _Telling(NamedTuple):
-    """How a record is told, and where it goes."""
+class _Presentation(NamedTuple):
+    """How a record is presented, and where it goes."""
 
     walking: WalkOptions
     options: ViewOptions
@@ -127,12 +127,12 @@ def trace(
     save, has_format = output.save, output.formats.chosen() is not None
     if walking.step and (has_format or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
-    telling = _Telling(walking, with_output(_OPTIONS, output, others=save.files), output)
+    presentation = _Presentation(walking, with_output(_OPTIONS, output, others=save.files), output)
     if model.model is not None:
         _require_of_checkpoint(walking, own)
         wanted = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
         of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
-        _walk_checkpoint(of_model, cell, telling)
+        _walk_checkpoint(of_model, cell, presentation)
         return
     require_without_model(**vars(model))
     target = target_in(source, own)
@@ -143,14 +143,14 @@ def trace(
         )  # fmt: skip
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)
         save_record(record, save)
-        _tell(record, telling, ())
+        _present(record, presentation, ())
         return
-    _walk_ours(cell, telling, source=source, text=text, layer=layer, device=device)
+    _walk_ours(cell, presentation, source=source, text=text, layer=layer, device=device)
 
 
 def _walk_ours(
     cell: tuple[int, int, int] | None,
-    telling: _Telling,
+    presentation: _Presentation,
     *,
     source: SourceOptions,
     text: TextOptions,
@@ -158,9 +158,9 @@ def _walk_ours(
     device: DeviceOptions,
 ) -> None:
     """Texts, and a layer of our own: its walkthrough, or its mask alone."""
-    walking, save = telling.walking, telling.output.save
+    walking, save = presentation.walking, presentation.output.save
     if walking.mask:
-        _require_no_layer(telling, layer)
+        _require_no_layer(presentation, layer)
     from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
     from mhacli.requests.layer import CellIndex, require_inside
 
@@ -169,15 +169,15 @@ def _walk_ours(
     if place is not None:
         require_inside(place, request)
     if walking.mask:
-        _draw_mask(request, telling.output)
+        _draw_mask(request, presentation.output)
         return
     require_cpu_memory(request)
     with loading_torch():
         from mhacli.compute.layer import trace as walk
-    with life("computing"):
+    with show_activity("computing"):
         record = walk.walk(request, route=walking.route, values=walking.values, place=place)
         save_files(record, request, save)
-    _tell(record, telling, request.notes)
+    _present(record, presentation, request.notes)
 
 
 def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None:
@@ -190,7 +190,7 @@ def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None
         raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
 
 
-def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, telling: _Telling) -> None:
+def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, presentation: _Presentation) -> None:
     """The same of a layer of a checkpoint, the first where none is chosen."""
     from mhacli.requests.layer import CellIndex
 
@@ -198,34 +198,34 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, t
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
         from mhacli.compute.checkpoint.trace import walk_checkpoint
-    with life("loading the checkpoint"), uncollected():
-        look, notes = prepare_checkpoint(request)
-    place = None if cell is None else CellIndex(telling.walking.sequence, *cell)
-    with life("computing"):
-        record = walk_checkpoint(look, values=telling.walking.values, place=place)
-    save_record(record, telling.output.save)
-    _tell(record, telling, notes)
+    with show_activity("loading the checkpoint"), uncollected():
+        prepared, notes = prepare_checkpoint(request)
+    place = None if cell is None else CellIndex(presentation.walking.sequence, *cell)
+    with show_activity("computing"):
+        record = walk_checkpoint(prepared, values=presentation.walking.values, place=place)
+    save_record(record, presentation.output.save)
+    _present(record, presentation, notes)
 
 
-def _tell(record: Record, telling: _Telling, notes: Sequence[str]) -> None:
+def _present(record: Record, presentation: _Presentation, notes: Sequence[str]) -> None:
     """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
     What is odd about somebody's own attention is no fault of the walk."""
-    output, name = telling.output, telling.output.formats.chosen()
-    sizes = write_pictures(record, telling.options, output)
+    output, name = presentation.output, presentation.output.formats.chosen()
+    sizes = write_pictures(record, presentation.options, output)
     if name is not None:
-        print_record(record, telling.options, name, output.colour)
+        print_record(record, presentation.options, name, output.colour)
     else:
-        _walk_through(record, output.colour, step=telling.walking.step)
+        _walk_through(record, output.colour, step=presentation.walking.step)
     if record.module is None:
         require_self_check(record)
     tell_notes(record, (*notes, *sizes))
 
 
-def _require_no_layer(telling: _Telling, layer: LayerOptions) -> None:
+def _require_no_layer(presentation: _Presentation, layer: LayerOptions) -> None:
     """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
     from mhacli.cli.shared.request import require_alone
 
-    walking, save, pictures = telling.walking, telling.output.save, telling.output.pictures
+    walking, save, pictures = presentation.walking, presentation.output.save, presentation.output.pictures
     given = {
         "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
@@ -337,7 +337,7 @@ def walk_target(
     of = _request(target, own, layer=layer, device=device)
     job: dict[str, Any] = {"of": asdict(of), "values": values, "command": list(record_command())}
     limit_s = DEFAULT_TIME_LIMIT_S if own.time_limit is None else own.time_limit
-    with life(f"walking {target}"):
+    with show_activity(f"walking {target}"):
         outcome = run_in_child(_JOB, job, time_limit_s=limit_s)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module

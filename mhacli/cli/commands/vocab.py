@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option, option_group
 from mhacli.cli.shared.output import Formats, format_options, print_report
-from mhacli.cli.streams import life
+from mhacli.cli.streams import show_activity
 from mhacli.cli.values import whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
@@ -63,7 +63,7 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
         check_target(wanted.save, force=wanted.force)
     paths = source_paths(source)
     tokenizer = make_tokenizer(config, source.max_token_len)
-    with life("counting"):
+    with show_activity("counting"):
         counts: Counter[str] = Counter()
         for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
             counts.update(_counted(tokenizer, path, pieces))

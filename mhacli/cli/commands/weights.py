@@ -12,7 +12,7 @@ from mhacli.checkpoints.head_counts import MAX_LAYERS
 from mhacli.checkpoints.mha_weights import FORMAT, read_layer_file
 from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, command, number, option, option_group
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
-from mhacli.cli.streams import life, loading_torch, note, write
+from mhacli.cli.streams import loading_torch, note, show_activity, write
 from mhacli.cli.values import integer, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
@@ -169,7 +169,7 @@ def _checkpoint(path: str) -> Checkpoint:
             "path must be given: a folder with config.json, or a .safetensors file",
             hint="try mha weights info DIR, the folder of a checkpoint",
         )
-    with life("reading headers"):
+    with show_activity("reading headers"):
         return read_checkpoint(path)
 
 
@@ -180,7 +180,7 @@ def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
     plan = plan_conversion(checkpoint, _conversion(wanted))
     with loading_torch():
         from mhacli.attention.convert import to_layer_file
-    with life("converting"):
+    with show_activity("converting"):
         made = to_layer_file(plan)
     where = {"source": checkpoint.path, "layout": plan.layout.name, "stack": plan.stack, "layer": plan.layer}
     words = None if plan.embedding is None else {"rows": plan.n_tokens, "vocabulary": len(plan.vocabulary)}
@@ -200,7 +200,7 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
     prefix = home_prefix(layout, wanted.stack, layer) if wanted.prefix is None else wanted.prefix
     with loading_torch():
         from mhacli.attention.convert import to_family_file
-    with life("converting"):
+    with show_activity("converting"):
         made = to_family_file(source, layout, prefix)
     where = {
         "source": wanted.path,

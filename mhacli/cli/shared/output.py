@@ -20,7 +20,7 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.streams import draw, life, note, screen, write_pieces
+from mhacli.cli.streams import draw, note, screen, show_activity, write_pieces
 from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
@@ -445,7 +445,7 @@ def write_pictures(record: Record, options: ViewOptions, output: Output) -> tupl
     record does not hold, and for files that cannot be written."""
     if not output.pictures.files:
         return ()
-    with life("drawing"):
+    with show_activity("drawing"):
         drawn = [*_contents(record, options, output.pictures)]
     for path, content in drawn:
         write_whole(path, content, force=output.overwrites)

@@ -11,7 +11,7 @@ from typing import Any
 from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
-from mhacli.cli.streams import life, note
+from mhacli.cli.streams import note, show_activity
 from mhacli.cli.values import reach, require_context, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
@@ -83,7 +83,7 @@ def _encoded(
 ) -> Encoded:
     vocabulary, origin = _given_vocabulary(text, weights)
     limits = Limits(text.max_tokens, source.max_token_len)
-    with life("reading the text"):
+    with show_activity("reading the text"):
         return encode(texts, config, context=context, vocabulary=vocabulary, vocabulary_source=origin, limits=limits)
 
 
@@ -233,7 +233,7 @@ def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
     for path in paths:
         if path == "-" and sys.stdin is not None and sys.stdin.isatty():
             note("reading text from the terminal; end it with Ctrl-D")
-        with life(f"reading {describe(path)}"):
+        with show_activity(f"reading {describe(path)}"):
             texts.extend(_sequences(read_text(path, decoding), source.lines))
     return texts
 

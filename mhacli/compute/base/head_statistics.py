@@ -1,4 +1,5 @@
-"""From the sums that a pass found to what is said of each head: means, extremes, and the same for uniform attention."""
+"""Makes the `HeadStatistics` of a record from the sums of a pass over the tiles: means, extremes, and the same for uniform
+attention. The table of all statistics is `mhacli.results.record.head_statistics.STATISTICS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing that can be believed: rounds in which everything takes its turn, on the clock that suits the device."""
+"""Timing in rounds, in which every backend takes its turn, on the clock that suits the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint decoding with its own cache, token by token: what each step reads, and whether a full pass says the same."""
+"""Decodes a text with a checkpoint and its own cache, token by token, and compares each step with a full pass."""
 
 from __future__ import annotations
 

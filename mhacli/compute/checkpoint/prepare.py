@@ -1,4 +1,4 @@
-"""A look at a checkpoint made ready: its tokenizer, the texts, the model, and what it says itself when it is to go on."""
+"""Prepares a run of a checkpoint: its tokenizer, the texts, the model, and the tokens that it generates."""
 
 from __future__ import annotations
 

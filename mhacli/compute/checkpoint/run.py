@@ -1,6 +1,6 @@
-"""The attention of a real checkpoint: one pass of the path that always runs, every layer looked at as it is computed.
+"""The attention of a real checkpoint: one unchanged pass of the model, in which every layer is inspected as it is computed.
 
-Each layer is reduced to statistics, or its matrices are kept, and then it is gone: memory holds one layer at a time.
+Each layer is reduced to statistics, or its matrices are kept, before the next one runs: memory holds one layer at a time.
 """
 
 from __future__ import annotations

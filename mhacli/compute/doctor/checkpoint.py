@@ -1,4 +1,4 @@
-"""`mha doctor --model`: a checkpoint examined in a few forward passes, each question on its own line."""
+"""`mha doctor --model`: examines a checkpoint in a few forward passes, one check for each question."""
 
 from __future__ import annotations
 

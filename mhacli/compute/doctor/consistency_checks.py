@@ -1,4 +1,5 @@
-"""The comparisons of `mha doctor --model`: the same text in two ways that must give the same, and where they part."""
+"""What `mha doctor --model` asks of a checkpoint: passes of one text that must agree (alone, padded, in a batch, with a cache),
+and the first attention in which they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autoregressive decoding, step by step: one token comes in, reads what is kept of the past, and is kept itself."""
+"""Autoregressive decoding with a KV cache, step by step, and the time of each kind of cache."""
 
 from __future__ import annotations
 

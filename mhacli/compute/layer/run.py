@@ -145,7 +145,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
             raise UsageError(
                 f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
             )
-    entropy, heads = _look(setup, observed)
+    entropy, heads = _statistics_of(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
     arrays = {name: to_array(tensors[name]) for name in request.plan.keep}
     arrays |= {
@@ -170,7 +170,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
     )
 
 
-def _look(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
+def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
     """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
     asked = statistics_request(setup.axes).on("cpu")
