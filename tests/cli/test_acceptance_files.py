@@ -320,6 +320,7 @@ def test_a_pickle_is_refused_unopened_with_the_way_to_convert(
 # ------------------------------------------------------------------------------------------------------------------ in use
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fate", ["truncated", "replaced"])
 def test_a_file_that_is_lost_while_in_use_does_no_harm(tmp_path: Path, saved: bytes, fate: str) -> None:
     weights = tmp_path / "w"

@@ -574,6 +574,7 @@ def test_errors_are_never_coloured(tmp_path: Path, words: list[str], env: Env, f
     attempt(tmp_path, *words, code=(1, 2), form=form, launch=launch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", ["0", "-5", "abc", "1", "100000"])
 def test_any_width_keeps_the_tokens_readable(folder: Path, columns: str) -> None:
     launch = Launch(env={"COLUMNS": columns})
@@ -594,6 +595,7 @@ def test_a_tiny_terminal_keeps_the_tokens_readable(folder: Path) -> None:
 ASCII: Env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "env", [ASCII, {**ASCII, "PYTHONIOENCODING": None}, {"LC_ALL": "C"}], ids=["ascii", "C-strict", "C"]
 )

@@ -261,6 +261,7 @@ def test_beside_a_baseline_on_80_columns_without_colour(baseline: Path, tmp_path
     assert f"{KERNEL_LESS}: unsupported: {LACKING}" in lines
 
 
+@pytest.mark.full
 def test_on_40_columns_in_colour_and_surely_slower(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, times(1 / FAR))
     words = (*ONE_SIZE, "--compare", "then.json", "--fail-if", "slower:1.10")

@@ -56,7 +56,6 @@ TORCHED = [
     ("run", TEXT, "--repeat", "1", "--json", "--kv-heads", "2", "--positions", "rope"),
     ("run", TEXT, "--device", "cuda:99"),
     ("decode", TEXT, "--repeat", "1"),
-    ("heads", TEXT, "--causal", "--json"),
     ("check", "layer.py:Attention", "--arg", "scale=0.3"),
     ("trace", "layer.py:Attention"),
 ]

@@ -169,7 +169,7 @@ def test_the_name_of_no_file_and_a_file_beside_other_words_are_texts(tmp_path: P
     ("target", "code", "said"),
     [
         ("missing.py:Attention", 1, "missing.py"),
-        ("my.py:Missing", 1, "Missing"),
+        pytest.param("my.py:Missing", 1, "Missing", marks=pytest.mark.full),
         ("my.py:Endless", 1, "must end within 1 seconds"),
         ("my.py:Loud", 1, "no \\x1b[2J today"),
     ],

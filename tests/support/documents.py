@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import subprocess
 import sys
@@ -60,3 +62,11 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     mha = "" if forks.IS_COLD else f"{forks.stand_in_folder()}:"
     places = {"PATH": f"{mha}{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
     return subprocess.run(["bash", "-c", command], cwd=folder, env=places, capture_output=True, text=True, check=False)
+
+
+def printed_by(code: str, folder: Path) -> str:
+    """What Python code prints in a folder, without the end of its last line."""
+    paper = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(paper):
+        exec(code, {"__name__": "__main__"})
+    return paper.getvalue().rstrip("\n")

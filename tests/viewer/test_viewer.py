@@ -132,6 +132,7 @@ def styles_of_cells(app: Viewer) -> list[tuple[str, Any]]:
     return [(piece.text, piece.style) for piece in found]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("colour", [True, False])
 @pytest.mark.parametrize(
     "keys", [(), ("enter",), ("enter", "+"), ("enter", "+", "+"), ("enter", "-"), ("enter", "right", "down", "x")]
@@ -176,6 +177,7 @@ def test_a_screen_is_as_it_is_kept(name: str, keys: tuple[str, ...], size: tuple
     require_screen(name, drive(walked(with_sinks(make_record(MAT, causal=True), 0)), *keys, size=size)[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(20, 5), (24, 6), (30, 8), (36, 10), (60, 9), (130, 8)])
 def test_the_smallest_screens_keep_the_heads_and_the_matrix(size: tuple[int, int]) -> None:
     record = make_record(MAT, n_heads=3, causal=True)
@@ -186,6 +188,7 @@ def test_the_smallest_screens_keep_the_heads_and_the_matrix(size: tuple[int, int
     assert "query 5 mat" in shown
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [(40, 8), (40, 12), (80, 24)])
 def test_a_click_finds_the_cell_under_it_however_many_lines_stand_above(size: tuple[int, int]) -> None:
     clicked = []
@@ -677,6 +680,7 @@ def test_a_gallery_has_a_row_for_layers_without_attention() -> None:
 HOSTILE = ("[bold]x[/]", "\x1b[31m", "\u202eabc", "日本語", "🎉", "$(rm)", "a b", "◌", "x" * 90)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [(80, 24), (60, 20), (160, 40)])
 def test_hostile_and_wide_tokens_are_shown_harmless_and_in_line(size: tuple[int, int]) -> None:
     record = make_record(HOSTILE)

@@ -392,6 +392,7 @@ def test_a_template_that_refuses_or_grows_without_end_is_an_error_that_says_why(
     assert fault.hint == "give the whole text as TEXT or --file, with spans by characters or regular expressions"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "template",
     [

@@ -133,6 +133,7 @@ print(hashlib.sha256(to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS)).hex
 """
 
 
+@pytest.mark.full
 def test_the_same_layer_gives_the_same_bytes_in_another_process(request):
     first, second = (to_bytes(layer_of(GROUPED), GROUPED.resolved(), WORDS) for _ in range(2))
     assert first == second

@@ -30,7 +30,7 @@ def rows(cases: Sequence[Case]) -> list[Any]:
     ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", rows(RIGHT))
 def test_a_right_layer_is_called_right(case: Right) -> None:
     examination = examined(case)
@@ -50,7 +50,7 @@ def test_an_unusual_layer_is_not_accused(case: Case) -> None:
     assert verdict in case.verdict  # type: ignore[attr-defined]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", rows(RIGHT))
 def test_what_another_author_would_have_done_otherwise_is_told(case: Right) -> None:
     told = {choice.name for choice in examined(case).choices}

@@ -28,7 +28,7 @@ def names(cases: Iterable[Wrong]) -> list[str]:
     return [f"{case.file}-{case.name}" for case in cases]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
     examination = examined(case)
@@ -38,7 +38,7 @@ def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
     assert set(others) <= {case.code, *case.also}
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_its_line_stands_in_the_layer(case: Wrong) -> None:
     finding = examined(case).findings[0]
@@ -56,7 +56,7 @@ def test_most_lines_are_those_of_the_mistake() -> None:
     assert len(near) >= 0.9 * len(TOLD), names(set(TOLD) - set(near))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: Wrong) -> None:
     for finding in examined(case).findings:
