@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mhacli.attention.mistakes import stages
 from mhacli.attention.mistakes.stages import (
-    Inapplicable,
     Mistake,
     MistakeVariant,
     ReferenceInputs,
@@ -18,6 +17,7 @@ from mhacli.attention.mistakes.stages import (
     Symptoms,
     inputs_of,
     out_of,
+    require,
 )
 
 # --------------------------------------------------------------------------------------------------------------------- cutting
@@ -27,8 +27,7 @@ def split_flat(*of: str) -> Callable[..., Tensor]:
     """Rows read as heads without moving the axis, for some of q, k and v."""
 
     def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-        if n_heads == 1:
-            raise Inapplicable
+        require(n_heads > 1)
         if which not in of:
             return stages.split(layer, rows, n_heads, which)
         return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
@@ -41,8 +40,7 @@ def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
     values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-        if layer.n_heads != layer.n_kv_heads or layer.n_heads == 1 or layer.interleaved_split:
-            raise Inapplicable
+        require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
         fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
         sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
         read = fused.reshape([sizes[axis] for axis in order])
@@ -56,8 +54,7 @@ def planes_split(*of: str) -> Callable[..., Tensor]:
 
     def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
         heads = stages.split(layer, rows, n_heads, which)
-        if rows.shape[0] == 1 or n_heads == 1:
-            raise Inapplicable
+        require(rows.shape[0] > 1 and n_heads > 1)
         return heads.transpose(0, 1).reshape(heads.shape) if which in of else heads
 
     return split
@@ -71,7 +68,6 @@ _CUTTING = (
         "a head gets some tokens whole instead of some columns of every token: tokens are mixed, and the future leaks",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
-        "q",
         (
             MistakeVariant(
                 "q, k and v are cut into heads by a reshape alone", split_flat("q", "k", "v"), ("q", "k", "v")
@@ -91,7 +87,6 @@ _CUTTING = (
         "a head gets pieces of queries, keys and values of some tokens: everything is mixed",
         "self.qkv(x).reshape(batch, length, 3, n_heads, d_head).permute(2, 0, 3, 1, 4)",
         "project",
-        "q",
         tuple(
             MistakeVariant(f"the fused projection is reshaped to [{axes}]", fused_read(order), is_rare=n > 0)
             for n, (order, axes) in enumerate(
@@ -105,6 +100,7 @@ _CUTTING = (
                 )
             )
         ),
+        site="q",
     ),
     Mistake(
         "split-batch-moved",
@@ -113,7 +109,6 @@ _CUTTING = (
         "a sequence attends to the tokens of others in its batch",
         "q.permute(0, 2, 1, 3).reshape(batch * n_heads, length, d_head)",
         "split",
-        "q",
         tuple(
             MistakeVariant(
                 f"the planes of {' and '.join(of)} lie head after head, those of the others batch after batch",
@@ -134,8 +129,7 @@ def merged_as(order: str) -> Callable[..., Tensor]:
     """Heads read as rows with the axes in this order: `b` the batch, `h` heads, `t` tokens, `d` columns."""
 
     def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        if z.shape[1] == 1:
-            raise Inapplicable
+        require(z.shape[1] > 1)
         return z.permute(["bhtd".index(axis) for axis in order]).reshape(z.shape[0], z.shape[2], -1)
 
     return merge
@@ -144,15 +138,13 @@ def merged_as(order: str) -> Callable[..., Tensor]:
 def planes_read(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """Planes that lie batch after batch, each with its heads, read as heads, each with its batch."""
     batch, n_heads = z.shape[:2]
-    if n_heads == 1 or batch == 1:
-        raise Inapplicable
+    require(n_heads > 1 and batch > 1)
     return stages.merge(layer, z.reshape(n_heads, batch, *z.shape[2:]).transpose(0, 1))
 
 
 def planes_laid(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """Planes that lie head after head, each with its batch, read as batches, each with its heads."""
-    if z.shape[0] == 1 or z.shape[1] == 1:
-        raise Inapplicable
+    require(z.shape[0] > 1 and z.shape[1] > 1)
     return stages.merge(layer, z.transpose(0, 1).reshape(z.shape))
 
 
@@ -164,7 +156,6 @@ _JOINING = (
         "an output row is made of several tokens of one head instead of all heads of one token: tokens are mixed",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        "concat",
         (
             MistakeVariant(
                 "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose",
@@ -179,7 +170,6 @@ _JOINING = (
         "an output row is made of pieces of several tokens: tokens are mixed",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        "concat",
         tuple(
             MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
             for order, axes in (
@@ -197,7 +187,6 @@ _JOINING = (
         "a sequence gets rows and heads of the others in its batch",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        "concat",
         (
             MistakeVariant(
                 "[batch · head, query, d_v] is read as [head, batch, query, d_v]", planes_read, is_rare=True
@@ -221,8 +210,7 @@ _JOINING = (
 
 def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
     """`[batch, length, head, d]`, whose heads lie where tokens should: they attend to each other within a token."""
-    if layer.n_heads == 1 or layer.n_kv_heads != layer.n_heads or layer.interleaved_split:
-        raise Inapplicable
+    require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
     return rows.reshape(*rows.shape[:2], n_heads, -1)
 
 
@@ -238,8 +226,7 @@ def tokens_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
 
 def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
     """Values that are not cut: every head weighs whole rows."""
-    if n_heads == 1:
-        raise Inapplicable
+    require(n_heads > 1)
     return rows[:, None] if which == "v" else stages.split(layer, rows, n_heads, which)
 
 
@@ -251,7 +238,6 @@ _NOT_CUT = (
         "no token attends to another: nothing of the text reaches a token but itself",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2), and the same of k and v",
         "split",
-        "q",
         (
             MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads",
@@ -274,8 +260,8 @@ _NOT_CUT = (
         "the heads do not have values of their own, so the output is as wide as many copies or mixes what should stay apart",
         "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
-        "z",
         (MistakeVariant("each head weighs the whole rows of v", values_whole),),
+        site="z",
     ),
 )
 
@@ -284,8 +270,7 @@ def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """Heads made one by a mean or a sum, as wide as the output projection reads."""
 
     def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
-        if z.shape[1] == 1:
-            raise Inapplicable
+        require(z.shape[1] > 1)
         one = reduced(z)
         wide = layer.weights is not None and layer.weights.out is not None
         return one if not wide or out_of(layer).weight.shape[1] == one.shape[-1] else one.repeat(1, 1, z.shape[1])
@@ -311,7 +296,6 @@ _REDUCED = (
         "what the heads found apart is blurred into one",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        "concat",
         (MistakeVariant("the heads are averaged instead of joined", heads_as(mean_of_heads)),),
     ),
     Mistake(
@@ -321,7 +305,6 @@ _REDUCED = (
         "what the heads found apart is blurred into one, and grows with their number",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        "concat",
         (MistakeVariant("the heads are added up instead of joined", heads_as(sum_of_heads)),),
     ),
 )
@@ -334,8 +317,7 @@ def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callab
     """Another kv head for each query head, of keys, values or both."""
 
     def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
-        if heads.shape[1] == 1:
-            raise Inapplicable
+        require(heads.shape[1] > 1)
         return chosen(heads, layer.n_heads) if which in of else stages.repeat_kv(layer, heads, which)
 
     return repeat_kv
@@ -343,8 +325,7 @@ def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callab
 
 def tiled(heads: Tensor, n_heads: int) -> Tensor:
     """0 1 0 1 where 0 0 1 1 is right."""
-    if heads.shape[1] == n_heads:
-        raise Inapplicable
+    require(heads.shape[1] != n_heads)
     return heads.repeat(1, n_heads // heads.shape[1], 1, 1)
 
 
@@ -356,7 +337,6 @@ _TILED = (
         "query heads read the keys of a neighbour's group: weights of any published model give nonsense",
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "repeat_kv",
-        "qk",
         (
             MistakeVariant("kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)),
             *(
@@ -376,8 +356,7 @@ _TILED = (
 
 def repeated_head(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """Head 0 side by side with itself."""
-    if z.shape[1] == 1:
-        raise Inapplicable
+    require(z.shape[1] > 1)
     return stages.merge(layer, z[:, :1].expand_as(z))
 
 
@@ -395,8 +374,7 @@ def asked_by_one(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tenso
     """Products of one head's queries with the keys of all."""
 
     def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
-        if q.shape[1] == 1:
-            raise Inapplicable
+        require(q.shape[1] > 1)
         return chosen(q, q.shape[1]) @ k.mT
 
     return products
@@ -406,8 +384,7 @@ def patterns_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor
     """One pattern for all heads."""
 
     def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-        if pattern.shape[1] == 1:
-            raise Inapplicable
+        require(pattern.shape[1] > 1)
         return chosen(pattern, pattern.shape[1])
 
     return value_weights
@@ -426,7 +403,6 @@ _SHARED = (
         "the weights of the other heads are never used",
         "torch.cat([head(x) for head in self.heads], dim=-1)",
         "merge",
-        "concat",
         (MistakeVariant("the output of head 0 is repeated for every head", repeated_head, is_rare=True),),
     ),
     Mistake(
@@ -436,7 +412,6 @@ _SHARED = (
         "the other kv heads are projected and never used",
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "repeat_kv",
-        "qk",
         (MistakeVariant("every query head reads kv head 0", shared_as(first_for_all)),),
     ),
     *(
@@ -447,11 +422,11 @@ _SHARED = (
             effect,
             fix,
             stage,
-            site,
             tuple(
                 MistakeVariant(f"every head reads the {many} of head {name}", made(chosen), is_rare=True)
                 for name, chosen in (("0", first_for_all), ("n_heads − 1", last_for_all))
             ),
+            site=site,
         )
         for one, many, looks_like, effect, fix, stage, site, made in (
             (
@@ -493,11 +468,11 @@ _SHARED = (
         "the heads attend alike: what each is to look for is lost",
         "pattern @ v",
         "value_weights",
-        "z",
         (
             MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all), is_rare=True),
             MistakeVariant("every head weighs by the mean of all patterns", patterns_as(mean_for_all), is_rare=True),
         ),
+        site="z",
     ),
 )
 
@@ -532,8 +507,7 @@ _WIDTHS = (
         "nn.Linear(d_model, d_model // n_heads)  # for all heads",
         "the heads together have only d_model / n_heads columns: n_heads times too few weights",
         "nn.Linear(d_model, n_heads * d_head)",
-        None,
-        "q",
+        site="q",
         symptom=_as_wide_as_one_head,
     ),
     Mistake(
@@ -542,8 +516,7 @@ _WIDTHS = (
         "q @ k.transpose(-2, -1)  # q is [batch, length, d_model]",
         "each token has one set of shares instead of one per head",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
-        None,
-        "qk",
+        site="qk",
         symptom=_never_cut,
     ),
 )

@@ -16,6 +16,7 @@ from mhacli.attention.mistakes.stages import (
     ReferenceLayer,
     SourceEvidence,
     Symptoms,
+    require,
 )
 
 MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
@@ -68,7 +69,6 @@ _CAUSALITY = (
         "a token sees what it is to predict: the loss in training is wonderful, generation is not",
         "scores.masked_fill(torch.ones(length, length).triu(1).bool(), float('-inf'))",
         "causal_rule",
-        "scores",
         (MistakeVariant("every token sees every other", all_keys),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         applies=lambda hints, layer: hints.expects_causal,
@@ -81,7 +81,6 @@ _CAUSALITY = (
         "a token does not see itself, and the first sees nothing; or it sees the one that it is to predict",
         "torch.triu(ones, diagonal=1)  # True = hidden",
         "causal_rule",
-        "scores",
         (
             MistakeVariant("a token does not see itself, only earlier ones", triangle("past", -1)),
             MistakeVariant("a token also sees the next one", triangle("past", 1)),
@@ -97,7 +96,6 @@ _CAUSALITY = (
         "every token sees what it is to predict and nothing that came before",
         "masked_fill(torch.triu(ones, diagonal=1) == 1, float('-inf'))",
         "causal_rule",
-        "scores",
         (MistakeVariant("a token sees itself and later ones only", triangle("future", 0)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         operations=("tril", "triu"),
@@ -110,7 +108,6 @@ _CAUSALITY = (
         "with fewer queries than keys, as with a cache, new tokens see only the beginning of the text",
         "torch.ones(q_len, k_len).tril(diagonal=k_len - q_len)",
         "causal_rule",
-        "scores",
         (MistakeVariant("the triangle begins at the first key when queries are fewer than keys", from_top_left),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q_len, k_len).tril(k_len - q_len).bool())",
         operations=("tril", "triu", "scaled_dot_product_attention"),
@@ -123,7 +120,6 @@ _CAUSALITY = (
         "with padding in the batch, tokens see the future",
         "mask = causal_mask & padding_mask  # True = may attend",
         "together",
-        "scores",
         (MistakeVariant("a mask that is given takes the place of the causal one", without_own),),
     ),
 )
@@ -144,8 +140,7 @@ def everything(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
 
 def transposed_mask(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
     """Queries and keys of the mask swapped."""
-    if allowed.shape[-1] != allowed.shape[-2]:
-        raise Inapplicable
+    require(allowed.shape[-1] == allowed.shape[-2])
     return allowed.mT
 
 
@@ -157,7 +152,6 @@ _CELLS = (
         "tokens attend only to what is forbidden",
         "scores.masked_fill(mask == 0, float('-inf'))  # where 1 means: may attend; mask == 1 where it means: hidden",
         "mask_rule",
-        "scores",
         (MistakeVariant("the mask is read the other way round", opposite),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)  # True = may attend",
         in_source=r"masked_fill|where\(",
@@ -169,7 +163,6 @@ _CELLS = (
         "tokens attend only to later ones, and the last to nothing",
         "scores.masked_fill(torch.tril(ones) == 0, float('-inf'))",
         "causal_rule",
-        "scores",
         (MistakeVariant("the causal triangle is read the other way round", triangle("future", 1)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         in_source=r"masked_fill|where\(",
@@ -181,7 +174,6 @@ _CELLS = (
         "tokens attend to what is forbidden",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask_rule",
-        "scores",
         (MistakeVariant("the mask is not read", everything),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # True = may attend",
     ),
@@ -192,7 +184,6 @@ _CELLS = (
         "a token may attend to those that may attend to it",
         "scores.masked_fill(mask == 0, float('-inf'))  # mask is [query, key]",
         "mask_rule",
-        "scores",
         (MistakeVariant("the mask is read with queries and keys swapped", transposed_mask),),
     ),
 )
@@ -229,7 +220,6 @@ _ACTIONS = (
         "a score of 0 is no share of 0: forbidden tokens are attended to like tokens that match a little",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
-        "scores",
         (
             MistakeVariant("forbidden scores become 0 before the softmax", multiplied),
             MistakeVariant("allowed scores become 0 before the softmax", multiplied_hidden),
@@ -242,7 +232,6 @@ _ACTIONS = (
         "forbidden tokens lose one in the exponent and keep more than a third of their share",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
-        "scores",
         (
             MistakeVariant("1 is added to allowed scores and nothing to the others", added),
             MistakeVariant("1 is added to forbidden scores", lowered_by(1.0)),
@@ -255,8 +244,7 @@ _ACTIONS = (
 def repeated_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Planes of batch and head, masked in the order head, batch."""
     batch, n_heads, q_len, k_len = scores.shape
-    if batch == 1 or n_heads == 1 or keep.shape[0] == 1:
-        raise Inapplicable
+    require(batch > 1 and n_heads > 1 and keep.shape[0] > 1)
     planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
     return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
 
@@ -279,7 +267,6 @@ _ORDERS = (
         "most sequences are masked like another one of the batch",
         "mask.repeat_interleave(n_heads, dim=0)",
         "mask",
-        "scores",
         (MistakeVariant("the mask is repeated for the heads in the other order than the scores", repeated_inside),),
     ),
     Mistake(
@@ -289,7 +276,6 @@ _ORDERS = (
         "most windows are masked like another one of their image",
         "scores.view(batch // n_windows, n_windows, n_heads, n, n) + mask[None, :, None]",
         "mask",
-        "scores",
         (MistakeVariant("each mask of a window serves neighbours in the batch", shared_by_neighbours),),
         shown_by=("windows",),
     ),
@@ -333,7 +319,6 @@ _ERASED = (
         "the shares that are left no longer sum to 1, and forbidden tokens still take part in the sum",
         "scores.masked_fill(mask == 0, float('-inf')).softmax(dim=-1)",
         "value_weights",
-        "pattern",
         (
             MistakeVariant(
                 "forbidden shares are erased after the softmax, and the rest is not made to sum to 1", erased
@@ -349,7 +334,6 @@ _ERASED = (
         "everything that is not masked becomes NaN",
         "scores.masked_fill(mask == 1, float('-inf'))  # 1 = hidden",
         "mask",
-        "scores",
         (
             MistakeVariant("mask · −∞ is added to the scores", times_infinity),
             MistakeVariant("mask · −∞ is added to the scores, of those that are allowed", allowed_times_infinity),
@@ -395,7 +379,6 @@ _SENTINELS = (
         "every query attends to nothing but what is forbidden, or is NaN",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
-        "scores",
         (
             MistakeVariant("forbidden scores are set to 10⁹", filled_with(1e9), is_rare=True),
             MistakeVariant("forbidden scores are set to +∞", filled_with(math.inf), is_rare=True),
@@ -409,7 +392,6 @@ _SENTINELS = (
         "with large scores forbidden tokens win, and nobody notices before",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
-        "scores",
         (
             *(
                 variant
@@ -432,8 +414,7 @@ _SENTINELS = (
         "scores.masked_fill(~mask, float('-inf')).softmax(dim=-1)  # a row of −∞ alone is 0/0",
         "padding on the left with a causal mask leaves the first rows without a key; their NaN spreads in the next layer",
         "pattern = scores.softmax(dim=-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
-        None,
-        "pattern",
+        site="pattern",
         symptom=_is_nan_behind_padding,
     ),
 )
@@ -470,7 +451,6 @@ _PADDING = (
         "what a sentence gives depends on what else is in the batch",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        "scores",
         (MistakeVariant("padding is seen like any token", padding_seen),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
@@ -481,7 +461,6 @@ _PADDING = (
         "sentences are summed up from their padding",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))  # True = padding",
         "padding_rule",
-        "scores",
         (MistakeVariant("real tokens are hidden and padding is seen", padding_alone),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
@@ -492,7 +471,6 @@ _PADDING = (
         "padding sees nothing, but is seen by all",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        "scores",
         (MistakeVariant("padding hides queries instead of keys", padding_of_queries),),
     ),
     Mistake(
@@ -502,7 +480,6 @@ _PADDING = (
         "longer sequences lose tokens, shorter ones attend to padding",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        "scores",
         (MistakeVariant("every sequence is taken to be padded like the first", padding_of_first),),
     ),
 )

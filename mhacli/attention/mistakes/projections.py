@@ -19,6 +19,7 @@ from mhacli.attention.mistakes.stages import (
     ReferenceLayer,
     inputs_of,
     out_of,
+    require,
     rotated,
 )
 
@@ -51,7 +52,6 @@ _FUSED = (
         "queries, keys and values are taken for each other: weights of any published model give nonsense",
         "q, k, v = self.qkv(x).chunk(3, dim=-1)",
         "project",
-        "q_proj",
         tuple(
             MistakeVariant(f"what is named {', '.join('qkv')} is used as {', '.join(order)}", order_of(order))
             for order in OTHER_ORDERS
@@ -89,8 +89,7 @@ def taken_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
     those that are not."""
 
     def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        if not {q.shape[1]} == {k.shape[1]} == {v.shape[1]}:
-            raise Inapplicable
+        require(q.shape[1] == k.shape[1] == v.shape[1])
         named = {"q": q, "k": k, "v": v}
         return tuple(named[letter] for letter in letters)
 
@@ -106,7 +105,6 @@ _EXCHANGED = (
             f"the projection of the {taker} is never used",
             f"{taker[0]} = self.{taker[0]}_proj(x)",
             "project",
-            f"{taker[0]}_proj",
             (
                 MistakeVariant(
                     f"the {taker} are made by the projection of the {giver}",
@@ -114,6 +112,7 @@ _EXCHANGED = (
                     is_rare=taker != "values" or giver != "keys",
                 ),
             ),
+            site=f"{taker[0]}_proj",
         )
         for taker, giver in _USED_TWICE
     ),
@@ -125,7 +124,6 @@ _EXCHANGED = (
             f"the {taker} are never used",
             _PRODUCTS[taker[0]],
             "take",
-            "z" if taker == "values" else "qk",
             (
                 MistakeVariant(
                     f"the {giver} take the place of the {taker}",
@@ -133,6 +131,7 @@ _EXCHANGED = (
                     is_rare=True,
                 ),
             ),
+            site="z" if taker == "values" else "qk",
         )
         for taker, giver in _USED_TWICE
     ),
@@ -143,7 +142,6 @@ _EXCHANGED = (
         "two projections are never used, and every token attends to what is like itself",
         "q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)",
         "project",
-        "q_proj",
         tuple(
             MistakeVariant(
                 f"queries, keys and values are made by the projection of the {name}", used_as(name[0] * 3), is_rare=True
@@ -159,8 +157,8 @@ _EXCHANGED = (
             f"the projection of the {name} is never used",
             f"{name[0]} = self.{name[0]}_proj(x)",
             "project",
-            name[0],
             (MistakeVariant(f"the rows are taken for the {name} as they are", not_projected(name[0]), is_rare=True),),
+            site=name[0],
         )
         for name in ("values", "keys", "queries")
     ),
@@ -185,8 +183,8 @@ _ROWS = (
         "with another text as context, nothing of it reaches the output but its shares",
         "v = self.v_proj(context)",
         "project",
-        "v_proj",
         (MistakeVariant("the values come from the rows that ask", rows_for("qkq")),),
+        site="v_proj",
     ),
     Mistake(
         "values-of-keys",
@@ -195,8 +193,8 @@ _ROWS = (
         "what is given for the values is never read: wherever keys and values differ, the keys come out",
         "v = self.v_proj(value)",
         "project",
-        "v_proj",
         (MistakeVariant("the values come from the rows of the keys", rows_for("qkk")),),
+        site="v_proj",
     ),
     Mistake(
         "keys-of-values",
@@ -205,11 +203,11 @@ _ROWS = (
         "wherever keys and values differ, queries are compared with what they are to get",
         "k = self.k_proj(key)",
         "project",
-        "k_proj",
         (
             MistakeVariant("the keys come from the rows of the values", rows_for("qvv")),
             MistakeVariant("keys and values come from each other's rows", rows_for("qvk")),
         ),
+        site="k_proj",
     ),
     Mistake(
         "keys-of-queries",
@@ -218,8 +216,8 @@ _ROWS = (
         "queries are compared with each other, whatever the keys are",
         "k = self.k_proj(key)",
         "project",
-        "k_proj",
         (MistakeVariant("the keys come from the rows that ask", rows_for("qqv")),),
+        site="k_proj",
     ),
 )
 
@@ -230,8 +228,7 @@ def unbiased(*of: str) -> Callable[..., tuple[Tensor, ...]]:
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         made = []
         for letter, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True):
-            if letter in of and projection.bias is None:
-                raise Inapplicable
+            require(letter not in of or projection.bias is not None)
             made.append((projection._replace(bias=None) if letter in of else projection)(given))
         return tuple(made)
 
@@ -240,8 +237,7 @@ def unbiased(*of: str) -> Callable[..., tuple[Tensor, ...]]:
 
 def out_unbiased(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     """The output projection without its bias."""
-    if out_of(layer).bias is None:
-        raise Inapplicable
+    require(out_of(layer).bias is not None)
     return out_of(layer)._replace(bias=None)(rows)
 
 
@@ -271,7 +267,6 @@ _WEIGHTS = (
         "the layer answers as if it had been trained without it",
         "F.linear(x, self.q_proj.weight, self.q_proj.bias)",
         "project",
-        "q_proj",
         tuple(
             MistakeVariant(f"the bias of {' and '.join(of)} is left out", unbiased(*of))
             for of in (("q",), ("v",), ("q", "k", "v"), ("q", "v"), ("q", "k"), ("k", "v"), ("k",))
@@ -284,7 +279,6 @@ _WEIGHTS = (
         "the layer answers as if it had been trained without it",
         "self.out_proj(z)",
         "project_out",
-        "out",
         (MistakeVariant("the bias of the output projection is left out", out_unbiased),),
     ),
     Mistake(
@@ -294,8 +288,8 @@ _WEIGHTS = (
         "the heads are never mixed, and the projection's weights never learn",
         "return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))",
         "project_out",
-        "concat",
         (MistakeVariant("the heads side by side are returned as they are", rows_as_they_are),),
+        site="concat",
     ),
     Mistake(
         "out-proj-transposed",
@@ -304,7 +298,6 @@ _WEIGHTS = (
         "with square weights nothing complains, and weights of any published model give nonsense",
         "z @ self.out_proj.weight.T",
         "project_out",
-        "out",
         (MistakeVariant("the output projection's weight is applied transposed", out_transposed),),
     ),
     Mistake(
@@ -314,7 +307,6 @@ _WEIGHTS = (
         "with square weights nothing complains, and weights of any published model give nonsense",
         "x @ self.q_proj.weight.T",
         "project",
-        "q_proj",
         (MistakeVariant("the weights of queries, keys and values are applied transposed", transposed_inputs),),
     ),
 )
@@ -381,7 +373,6 @@ _PAIRING = Mistake(
     "columns are turned by angles that are not theirs: scores no longer depend on the distance alone",
     "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
     "rotate",
-    "q",
     (
         MistakeVariant(
             "neighbouring columns are turned by angles laid out for halves",
@@ -408,7 +399,6 @@ _ROTATIONS = (
         "what a token hands over depends on where it stands",
         "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
         "rotate_values",
-        "v",
         (MistakeVariant("the values are turned too", rotated_values),),
     ),
     Mistake(
@@ -418,8 +408,8 @@ _ROTATIONS = (
         "scores depend on where the query stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        "k",
         (MistakeVariant("the keys are not turned", rotated_queries),),
+        site="k",
     ),
     Mistake(
         "rope-of-keys-only",
@@ -428,7 +418,6 @@ _ROTATIONS = (
         "scores depend on where the key stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        "q",
         (MistakeVariant("the queries are not turned", rotated_keys),),
     ),
     Mistake(
@@ -438,7 +427,6 @@ _ROTATIONS = (
         "a token takes its neighbour for itself: with weights of any published model scores are those of other distances",
         "q, k = rotate(q, places), rotate(k, places)",
         "rotate",
-        "q",
         (
             MistakeVariant("queries are turned one place too far", rotated_off_by(1)),
             MistakeVariant("keys are turned one place too far", rotated_off_by(-1)),
@@ -470,7 +458,6 @@ _NORMS = (
         "the gain that was learned for the other has no effect",
         "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
-        "q",
         (
             MistakeVariant("the keys are normed by the norm of the queries", normed_as("q", "q"), ("k",)),
             MistakeVariant("the queries are normed by the norm of the keys", normed_as("k", "k")),
@@ -483,7 +470,6 @@ _NORMS = (
         "the size of scores grows with what is not normed",
         "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
-        "q",
         (
             MistakeVariant("the keys are not normed", normed_as("q", None), ("k",)),
             MistakeVariant("the queries are not normed", normed_as(None, "k")),
@@ -543,7 +529,6 @@ _ANGLES = (
         "all tokens are turned alike: the order of the text has no effect",
         "places = torch.arange(q.shape[-2])  # or turn before the transpose",
         "rotate",
-        "q",
         (MistakeVariant("the number of the head is taken for the place", rotated_by_head),),
     ),
     Mistake(
@@ -553,7 +538,6 @@ _ANGLES = (
         "neighbouring places cannot be told from far ones",
         "1.0 / theta ** (torch.arange(0, d, 2) / d)",
         "rotate",
-        "q",
         (
             MistakeVariant("the angles grow from pair to pair by theta^(2j/d)", rotated_with(torch.reciprocal)),
             MistakeVariant("all pairs are turned by one angle", rotated_with(torch.ones_like)),
@@ -566,8 +550,8 @@ _ANGLES = (
         "scores depend on the sum of two places instead of their difference",
         "t * cos + rotate(t) * sin for both",
         "rotate",
-        "k",
         (MistakeVariant("keys are turned backwards", rotated_back),),
+        site="k",
     ),
     Mistake(
         "rope-without-minus",
@@ -576,7 +560,6 @@ _ANGLES = (
         "it is no rotation: queries and keys grow and shrink with their places",
         "rotate_half: torch.cat([-x2, x1], dim=-1)",
         "rotate",
-        "q",
         (MistakeVariant("no column of a pair is turned with a minus", rotated_one_way, is_rare=True),),
     ),
 )

@@ -17,6 +17,7 @@ from mhacli.attention.mistakes.stages import (
     ReferenceLayer,
     SourceEvidence,
     WrittenOperation,
+    require,
 )
 
 # ---------------------------------------------------------------------------------------------------- products and their scale
@@ -65,7 +66,6 @@ _PRODUCTS = (
         "every token asks with its key and is found by its query; with a causal mask, or trained weights, that is another model",
         "q @ k.transpose(-2, -1)",
         "products",
-        "qk",
         (MistakeVariant("the scores are k qᵀ instead of q kᵀ", swapped),),
         applies=lambda hints, layer: hints.is_order_known,
         rather_than={"qkv-order": _is_unpacked_in_order},
@@ -79,8 +79,7 @@ def scaled_by(factor: Callable[[ReferenceLayer, int, float | Tensor], float | Te
     def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
         right = d_head**-0.5 if layer.scale is None else layer.scale
         taken = factor(layer, d_head, right)
-        if torch.allclose(torch.as_tensor(taken), torch.as_tensor(right), rtol=1e-9):
-            raise Inapplicable
+        require(not torch.allclose(torch.as_tensor(taken), torch.as_tensor(right), rtol=1e-9))
         return qk * taken
 
     return scale
@@ -109,8 +108,7 @@ def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
 
 def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
     """Shares of unscaled scores, scaled."""
-    if layer.scale is None and layer.d_head is None:
-        raise Inapplicable
+    require(layer.scale is not None or layer.d_head is not None)
     right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
     unscaled = scaled / right
     return stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep)) * right
@@ -143,7 +141,6 @@ _SCALES = (
         "scores grow with d_head: the softmax is too sharp, and its gradients vanish",
         "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
-        "scaled",
         (MistakeVariant("the scores are not scaled at all", scaled_by(lambda layer, d, right: 1.0)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
@@ -154,7 +151,6 @@ _SCALES = (
         "scores are too small by √n_heads: attention is blurred towards the mean",
         "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
         "scale",
-        "scaled",
         (
             MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
             MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
@@ -169,7 +165,6 @@ _SCALES = (
         "scores are too small by √d_head: attention is blurred towards the mean",
         "scores / math.sqrt(d_head)",
         "scale",
-        "scaled",
         (MistakeVariant("the scores are divided by d_head", scaled_by(lambda layer, d, right: 1 / d)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
@@ -180,7 +175,6 @@ _SCALES = (
         "scores are too small by √d_head: attention is blurred towards the mean",
         "q @ k.transpose(-2, -1) * d_head ** -0.5  # once, on q or on the scores",
         "scale",
-        "scaled",
         (MistakeVariant("the scores are scaled twice", scaled_by(lambda layer, d, right: right * right)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
         rather_than={"scale-not-root": _is_scaled_twice, "scale-d-model": _is_scaled_twice},
@@ -192,7 +186,6 @@ _SCALES = (
         "scores are too large by the fourth root of d_head",
         "scores = (q * scale) @ (k * scale).transpose(-2, -1)  # or d_head ** -0.5 on one of them",
         "scale",
-        "scaled",
         (
             MistakeVariant(
                 "the scores are divided by the fourth root of d_head", scaled_by(lambda layer, d, right: d**-0.25)
@@ -206,7 +199,6 @@ _SCALES = (
         "how sharp attention is depends on how long the text is",
         "scores / math.sqrt(q.size(-1))",
         "scale",
-        "scaled",
         tuple(
             MistakeVariant(f"the scores are divided by {said}", scaled_by_size(axis, power), is_rare=True)
             for said, axis, power in (
@@ -225,7 +217,6 @@ _SCALES = (
         "how sharp attention is depends on how many sequences come together",
         "scores / math.sqrt(q.size(-1))",
         "scale",
-        "scaled",
         (
             MistakeVariant(
                 "the scores are divided by the root of the size of the batch", scaled_by_size(0, -0.5), is_rare=True
@@ -240,7 +231,6 @@ _SCALES = (
         "how sharp attention is depends on the number of heads instead of their width",
         "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
         "scale",
-        "scaled",
         (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5), is_rare=True),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
@@ -251,7 +241,6 @@ _SCALES = (
         "scores are too large by d_head: nearly every query takes one key alone",
         "scores / math.sqrt(d_head)",
         "scale",
-        "scaled",
         (MistakeVariant("the scores are multiplied by √d_head", scaled_by(lambda layer, d, right: d**0.5)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
@@ -262,7 +251,6 @@ _SCALES = (
         "the softmax is too sharp, and the shares of a query sum to 1/√d_head",
         "(scores / math.sqrt(d_head)).softmax(dim=-1)",
         "value_weights",
-        "pattern",
         (MistakeVariant("the softmax is over unscaled scores, and its result is scaled", scaled_late),),
     ),
 )
@@ -302,8 +290,8 @@ _CAPS = (
         "the cap turns −∞ into −c: forbidden tokens get a share again",
         "(c * torch.tanh(scores / c)).masked_fill(mask, float('-inf'))",
         "cap",
-        "scores",
         (MistakeVariant("forbidden scores are capped like the others", capped_late),),
+        site="scores",
         shown_by=("large",),
     ),
     Mistake(
@@ -313,7 +301,6 @@ _CAPS = (
         "every score ends within ±1: attention is nearly uniform",
         "c * torch.tanh(scores / c)",
         "cap",
-        "scaled",
         (MistakeVariant("tanh(score / c) stands without the factor c", capped_small),),
     ),
     Mistake(
@@ -323,7 +310,6 @@ _CAPS = (
         "large scores stay large",
         "c * torch.tanh(scores / c)",
         "cap",
-        "scaled",
         (MistakeVariant("the scores are not capped", not_capped),),
     ),
 )
@@ -339,15 +325,13 @@ def bias_reversed(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor
 
 def bias_unmoved(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
     """A table `[query, key, head]` read as `[head, query, key]`."""
-    if bias.shape[1] == 1:
-        raise Inapplicable
+    require(bias.shape[1] > 1)
     return scores + bias[0].permute(1, 2, 0).reshape(bias.shape)
 
 
 def bias_repeated_inside(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
     """Batch and heads one axis, the batch outside in the scores and inside in the bias."""
-    if bias.shape[1] == 1 or scores.shape[0] == 1:
-        raise Inapplicable
+    require(bias.shape[1] > 1 and scores.shape[0] > 1)
     return scores + bias[0].repeat_interleave(scores.shape[0], dim=0).reshape(scores.shape[0], *bias.shape[1:])
 
 
@@ -359,7 +343,6 @@ _BIASES = (
         "every token attends to what is farthest away",
         "scores - slopes * (q_place - k_place).abs()",
         "add_bias",
-        "scores",
         (MistakeVariant("the penalty for distance is added instead of subtracted", bias_reversed),),
     ),
     Mistake(
@@ -369,7 +352,6 @@ _BIASES = (
         "a head gets numbers of all heads, at other places than theirs",
         "table[index].view(length, length, n_heads).permute(2, 0, 1)",
         "add_bias",
-        "scores",
         (MistakeVariant("the bias is reshaped to [head, query, key] without a permute", bias_unmoved),),
     ),
     Mistake(
@@ -379,7 +361,6 @@ _BIASES = (
         "most heads get the bias of another one, and another in each sequence",
         "bias.repeat(batch, 1, 1)",
         "add_bias",
-        "scores",
         (
             MistakeVariant(
                 "the bias is repeated for the sequences in the other order than the scores", bias_repeated_inside
@@ -409,8 +390,7 @@ def over_both(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 
 def pattern_transposed(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
     """Each key weighs the values by what the queries give it."""
-    if pattern.shape[-1] != pattern.shape[-2]:
-        raise Inapplicable
+    require(pattern.shape[-1] == pattern.shape[-2])
     return pattern.mT @ v
 
 
@@ -422,7 +402,6 @@ _AXES = (
         "the shares of a query do not sum to 1: some queries get nearly nothing, others much too much",
         "scores.softmax(dim=-1)",
         "softmax",
-        "pattern",
         (
             MistakeVariant("the softmax runs over queries instead of keys", over(-2)),
             MistakeVariant("the softmax runs over heads instead of keys", over(1)),
@@ -438,7 +417,6 @@ _AXES = (
         "what a query is to gather is handed from it to the keys instead, and its shares do not sum to 1",
         "pattern @ v",
         "weigh",
-        "z",
         (MistakeVariant("the values are weighed by the transposed pattern", pattern_transposed, is_rare=True),),
     ),
 )
@@ -446,15 +424,13 @@ _AXES = (
 
 def sink_kept(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """The sink's column taken for the last key's, and the first key's dropped."""
-    if layer.sinks is None:
-        raise Inapplicable
+    require(layer.sinks is not None)
     return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
 
 
 def sink_left_out(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """The shares of the keys made to sum to 1 again, so that the sink takes nothing."""
-    if layer.sinks is None:
-        raise Inapplicable
+    require(layer.sinks is not None)
     return scores.softmax(dim=-1)
 
 
@@ -466,7 +442,6 @@ _SINKS = (
         "each value is weighted by the share of its neighbour, and the last one by the sink's",
         "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
-        "pattern",
         (MistakeVariant("the column of the first key is dropped instead of the sink's", sink_kept),),
     ),
     Mistake(
@@ -476,7 +451,6 @@ _SINKS = (
         "the sink takes no share, and its logits never learn",
         "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
-        "pattern",
         (MistakeVariant("the sink takes no part", sink_left_out),),
     ),
 )
@@ -511,7 +485,6 @@ _SOFTMAXES = (
         "shares are negative and unbounded: nothing is attended to in particular",
         "scores.softmax(dim=-1) @ v",
         "softmax",
-        "pattern",
         (MistakeVariant("the scores themselves weigh the values", no_softmax),),
     ),
     Mistake(
@@ -521,7 +494,6 @@ _SOFTMAXES = (
         "shares between 0 and 1 differ by a factor of e at most: attention is nearly uniform",
         "scores.softmax(dim=-1)",
         "softmax",
-        "pattern",
         (MistakeVariant("the softmax is applied to its own result", softmax_twice),),
     ),
     Mistake(
@@ -531,7 +503,6 @@ _SOFTMAXES = (
         "shares between 0 and 1 differ by a factor of e at most: attention is nearly uniform",
         "scores.masked_fill(mask, float('-inf')).softmax(dim=-1)",
         "scale",
-        "scaled",
         (MistakeVariant("the softmax is applied to the scores before the mask too", softmax_first, is_rare=True),),
     ),
     Mistake(
@@ -541,7 +512,6 @@ _SOFTMAXES = (
         "large scores overflow: infinite over infinite is NaN",
         "scores.softmax(dim=-1)",
         "softmax",
-        "pattern",
         (MistakeVariant("exponentials are taken of the scores as they are", without_maximum),),
         shown_by=("large",),
         may_be_nan=True,

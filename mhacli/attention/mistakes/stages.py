@@ -375,6 +375,12 @@ class Inapplicable(Exception):
     """A mistake that cannot be made in this layer, such as leaving out a bias that is not there."""
 
 
+def require(is_applicable: bool) -> None:
+    """Raises `Inapplicable` unless the mistake can be made."""
+    if not is_applicable:
+        raise Inapplicable
+
+
 def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection]:
     """The projections of queries, keys and values. Raises `Inapplicable` where nothing is projected."""
     if layer.weights is None:
@@ -476,15 +482,23 @@ def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:
 
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
 """The stages whose mistakes show when a mask is given."""
+_SITES: Mapping[str, str] = {
+    "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "rotate_values": "v", "repeat_kv": "qk", "products": "qk",
+    "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
+    **dict.fromkeys(("add_bias", "causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
+    **dict.fromkeys(("softmax", "value_weights"), "pattern"),
+}  # fmt: skip
+"""What each stage makes."""
 
 
 @dataclass(frozen=True)
 class Mistake:
     """An entry of the catalogue: a mistake with its stable `code`, and everything that `mha check` knows of it.
 
-    `stage` is the one of `Stages` that it changes, in each of its `variants`, None where a probe finds it; `site` is what is made
-    there, whose line is looked for. `looks_like` is how it stands in people's code, `effect` what it does to the result, `fix`
-    the corrected expression; `fix_in_torch` the same where torch's own fused function computes the stage.
+    `stage` is the one of `Stages` that it changes, in each of its `variants`, None where a probe finds it; `site` is the one
+    whose line is looked for, by default what the stage makes. `looks_like` is how it stands in people's code, `effect` what it
+    does to the result, `fix` the corrected expression; `fix_in_torch` the same where torch's own fused function computes the
+    stage.
 
     Its line is that of the first of its `operations`, whatever their result, or else one that looks like `in_source`, a regular
     expression, or else the one that makes its site. `applies` tells whether it is a mistake in a layer at all. Of mistakes that
@@ -500,8 +514,8 @@ class Mistake:
     effect: str
     fix: str
     stage: str | None = None
-    site: str | None = None
     variants: tuple[MistakeVariant, ...] = ()
+    site: str = ""
     fix_in_torch: str = ""
     operations: tuple[str, ...] = ()
     in_source: str = ""
@@ -511,6 +525,11 @@ class Mistake:
     may_be_nan: bool = False
     with_number: Callable[[float], tuple[MistakeVariant, ...]] | None = None
     symptom: Callable[[Symptoms], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        """Takes the site of the stage where none is given."""
+        if self.stage is not None and not self.site:
+            object.__setattr__(self, "site", _SITES[self.stage])
 
     @property
     def is_shown_by_masks(self) -> bool:

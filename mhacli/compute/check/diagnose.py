@@ -31,7 +31,7 @@ from mhacli.results.check import Choice
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
 """How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
 _FINITE = AppliedMistake(
-    Mistake("", "", "", "", "", stage="mask", site="scores"),
+    Mistake("", "", "", "", "", stage="mask"),
     MistakeVariant("forbidden scores are −10⁹", filled_with(-1e9)),
 )
 """No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""

@@ -50,7 +50,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
         order = None if candidate.reading is None else candidate.reading.order
         settled = by_source(alike, SourceEvidence(observed.operations, order))
-        sites = settled.variant.sites or ((settled.mistake.site,) if settled.mistake.site else ())
+        sites = settled.variant.sites or ((settled.mistake.site,))
         line, *more = observed.lines_for(settled.mistake, sites, subject.built)
         error, tolerance, cases = diagnosis.proofs[made.mistake.code]
         where = ", ".join(one.name for one in cases)
@@ -128,7 +128,7 @@ def _from_symptoms(
     if shown and diagnosis.cases and diagnosis.candidate is not None:
         observed = _observed(diagnosis, subject, diagnosis.cases[0])
     for mistake, evidence in sorted(shown, key=lambda one: one[0].stage is not None):
-        line = observed.lines_for(mistake, (mistake.site,) if mistake.site else (), subject.built)[0]
+        line = observed.lines_for(mistake, (mistake.site,), subject.built)[0]
         yield finding_of(mistake, evidence, line)
 
 

@@ -28,7 +28,6 @@ ENTRY = """    Mistake(
         "the weights of a query no longer sum to 1",
         "pattern @ v",
         "weigh",
-        "z",
         (MistakeVariant("the values are weighed by the squares of the pattern", squared),),
         operations=("square",),
     ),
