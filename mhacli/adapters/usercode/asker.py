@@ -6,13 +6,13 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, InputSizes, MaskForm, UserAttention
+from mhacli.adapters.usercode.types import AttentionOutput, Inputs, InputSizes, MaskForm
+from mhacli.adapters.usercode.user_attention import UserAttention
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -187,28 +187,6 @@ def fresh_copy(attention: UserAttention) -> UserAttention:
     """The attention over a copy of what it calls, so that its calls change nothing in the first; itself where it has no copy."""
     call = copied(attention.built.call)
     return attention if call is attention.built.call else attention.of(call, attention.dtype)
-
-
-@dataclass(frozen=True)
-class FreshCopies:
-    """Attention without memory: each call goes to a new copy of `module`."""
-
-    inner: UserAttention
-    module: nn.Module
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of the attention."""
-        return getattr(self.inner, name)
-
-    def __call__(
-        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
-    ) -> AttentionOutput:
-        """Calls a copy that has not been called before."""
-        return self.unused()(inputs, mask=mask, padding=padding, training=training)
-
-    def unused(self) -> UserAttention:
-        """A copy that has not been called before."""
-        return self.inner.of(copy.deepcopy(self.module), self.inner.dtype)
 
 
 def cast(module: Module, dtype: torch.dtype, device: torch.device | str | None = None) -> Module:

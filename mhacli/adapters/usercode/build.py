@@ -30,7 +30,7 @@ from mhacli.adapters.usercode.asker import copied, seeded
 from mhacli.adapters.usercode.call.signature import ROWS, signature_of
 from mhacli.adapters.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
 from mhacli.adapters.usercode.target import Target, documentation_of, source_file
-from mhacli.adapters.usercode.user_attention import Built, Guess
+from mhacli.adapters.usercode.types import Built, Guess
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest
 

@@ -13,18 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mhacli.adapters.usercode.user_attention import Operation
+from mhacli.adapters.usercode.process import SourceLine
+from mhacli.adapters.usercode.types import Operation
 from mhacli.errors import MhaError
 
 MAX_OPERATIONS: Final = 20_000
@@ -48,30 +48,7 @@ def watch(ask: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operatio
     watcher = _Watcher(frozenset(os.path.realpath(file) for file in files))
     with watcher:
         given = ask()
-    return given, tuple(seen.operation() for seen in watcher.seen)
-
-
-@dataclass(eq=False)
-class _WatchedOperation:
-    """An operation as far as it is known; its tensors are exchanged for copies before they are overwritten."""
-
-    name: str
-    inputs: list[Tensor]
-    output: Tensor
-    arguments: Mapping[str, Any]
-    place: _Origin
-
-    def operation(self) -> Operation:
-        """What is reported of it."""
-        return Operation(self.name, tuple(self.inputs), self.output, self.arguments, *self.place)
-
-
-class _Origin(NamedTuple):
-    """Where an operation was asked for, in code of the author."""
-
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
+    return given, tuple(watcher.seen)
 
 
 class _Watcher(TorchFunctionMode):
@@ -80,8 +57,8 @@ class _Watcher(TorchFunctionMode):
     def __init__(self, files: frozenset[str]) -> None:
         super().__init__()
         self.files = files
-        self.seen: list[_WatchedOperation] = []
-        self.holders: dict[int, list[_WatchedOperation]] = {}
+        self.seen: list[Operation] = []
+        self.holders: dict[int, list[Operation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, recorded. Torch switches the mode off meanwhile, so inner calls are not recorded."""
@@ -113,7 +90,7 @@ class _Watcher(TorchFunctionMode):
             )
         for number, output in enumerate(outputs):
             which = {} if is_one else {"output": number}
-            seen = _WatchedOperation(name, list(inputs), output, {**arguments, **which}, place or _Origin())
+            seen = Operation(name, tuple(inputs), output, {**arguments, **which}, *(place or SourceLine()))
             self.seen.append(seen)
             for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
                 self.holders.setdefault(address, []).append(seen)
@@ -134,7 +111,7 @@ class _Watcher(TorchFunctionMode):
             return copies[id(tensor)]
 
         for seen in self.holders.pop(address, ()):
-            seen.inputs, seen.output = [kept(tensor) for tensor in seen.inputs], kept(seen.output)
+            seen.inputs, seen.output = tuple(kept(tensor) for tensor in seen.inputs), kept(seen.output)
         return [kept(tensor) for tensor in inputs]
 
 
@@ -163,19 +140,19 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _place(files: frozenset[str]) -> _Origin | None:
+def _place(files: frozenset[str]) -> SourceLine | None:
     """The innermost line of the author's code that is being run; None where no code but our own asked for it."""
     frame: FrameType | None = sys._getframe(2)
     frames = list(_outwards(frame))
     for frame, file in frames:
         if file in files:
-            return _Origin(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
+            return SourceLine(file, frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip())
     for _, file in frames:
         if file.startswith(os.path.join(_TORCH, "nn", "modules")):
-            return _Origin()
+            return SourceLine()
         if not file.startswith(_TORCH) and file != __file__:
-            return None if file.startswith(_OURS) else _Origin()
-    return _Origin()
+            return None if file.startswith(_OURS) else SourceLine()
+    return SourceLine()
 
 
 def _outwards(frame: FrameType | None) -> Iterable[tuple[FrameType, str]]:

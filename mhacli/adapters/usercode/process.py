@@ -297,26 +297,21 @@ class StageReporter:
     """Reports stages and the end of the job to the parent process. `what` is the current stage."""
 
     def __init__(self, answers: int) -> None:
-        self._answers, self.what = answers, "loading torch"
+        self._answers, self.what = answers, _LOADING
 
     def __call__(self, what: str, *, limited: bool = True) -> None:
         """The next stage, as `mhacli.adapters.usercode.process.Stage` says."""
         self.what = what
-        self._write(json.dumps({"stage": what, "limited": limited}).encode() + b"\n")
+        _write(self._answers, json.dumps({"stage": what, "limited": limited}).encode() + b"\n")
 
     def result(self, result: bytes) -> None:
         """Reports the end, with the result."""
-        self._write(json.dumps({"n_bytes": len(result)}).encode() + b"\n" + result)
+        _write(self._answers, json.dumps({"n_bytes": len(result)}).encode() + b"\n" + result)
 
     def error(self, fault: MhaError, trace: str) -> None:
         """Reports the end, with the error."""
         fields = {name: getattr(fault, name) for name in ("message", "hint", "code", "exit_code", "path")}
-        self._write(json.dumps({"error": fields, "traceback": trace}).encode() + b"\n")
-
-    def _write(self, message: bytes) -> None:
-        view = memoryview(message)
-        while view:
-            view = view[os.write(self._answers, view) :]
+        _write(self._answers, json.dumps({"error": fields, "traceback": trace}).encode() + b"\n")
 
 
 def guard(asked: int) -> None:
@@ -405,16 +400,16 @@ _OURS: Final = os.path.join(str(Path(__file__).parents[2]), "")
 
 
 class SourceLine(NamedTuple):
-    """A line of a file, and what it says, without its indentation."""
+    """A line of a file, and what it says, without its indentation; without a file where it is not known."""
 
-    file: str
-    line: int
-    source: str
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
 
     @property
     def text(self) -> str:
         """Where and what: `my.py:3 says: x = 1 / 0`."""
-        return f"{shown_path(self.file)}:{self.line}" + (f" says: {self.source}" if self.source else "")
+        return f"{shown_path(self.file or '')}:{self.line}" + (f" says: {self.source}" if self.source else "")
 
 
 def shown_path(path: str) -> str:

@@ -29,9 +29,9 @@ from mhacli.adapters.usercode.call.convention import (
     rearranged,
     write_mask,
 )
-from mhacli.adapters.usercode.call.find_call import Caller
 from mhacli.adapters.usercode.call.signature import CallParameter, call_role, called_function, signature_of, source_of
-from mhacli.adapters.usercode.user_attention import Inputs, MaskForm
+from mhacli.adapters.usercode.types import Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import UserAttention
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
                      r"|(kv_?)?caching|decod(e|ing)|incremental|is_?decod(e|ing)|cached")  # fmt: skip
@@ -59,7 +59,7 @@ class StepConvention:
     `is_table_whole`: rotations are given for all positions, not those of the step alone. `mask` is the form in which a step is
     given what it may see, `is_mask_whole`: for all the keys that a cache has room for, not those that it has seen."""
 
-    caller: Caller
+    caller: UserAttention
     sizes: CacheSizes
     passing: CachePassing
     placed: tuple[tuple[str, str], ...] = ()
@@ -169,7 +169,7 @@ class StepResults(NamedTuple):
     kept: tuple[dict[str, Tensor], ...]
 
 
-def step_conventions(caller: Caller, sizes: CacheSizes, mask: MaskForm | None) -> Iterator[StepConvention]:
+def step_conventions(caller: UserAttention, sizes: CacheSizes, mask: MaskForm | None) -> Iterator[StepConvention]:
     """The ways in which it may be asked step by step, the likeliest first; none where nothing speaks of a cache. `mask` is the
     form of a mask that makes it causal, None where it is so itself."""
     convention, parameters = caller.convention, signature_of(caller.built.call).parameters
@@ -240,7 +240,7 @@ def _returned(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[Any, 
         yield tuple(flat[-n_caches:])
 
 
-def _is_output(part: Any, caller: Caller, rows: Tensor) -> bool:
+def _is_output(part: Any, caller: UserAttention, rows: Tensor) -> bool:
     shape = rearranged(rows, caller.convention.canonical, caller.convention.axes).shape
     return isinstance(part, Tensor) and part.shape[:-1] == shape[:-1] and part.ndim == len(shape)
 

@@ -2,186 +2,74 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.call.convention import (
+    CallConvention,
+    CallMasks,
+    CallSetting,
+    call_with,
+    read_answer,
+    sides_of,
+)
+from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
 from mhacli.results.check import Mode
 
 
-class Guess(NamedTuple):
-    """An argument that was not given: its `name`, the `value` that was taken, and `why`, in a few words."""
-
-    name: str
-    value: object
-    why: str
-
-
 @dataclass(frozen=True)
-class Built:
-    """What is examined, ready to be called.
+class UserAttention:
+    """A user's attention that can be asked.
 
-    `thing` is the class or function that the target names, `call` what is called: an `nn.Module`, an instance of another
-    class, or the function itself. `module` is `call` where it is an `nn.Module`, else None. `arguments` are those that the
-    constructor ran with, defaults included; `given` those that the user gave; `guesses` those that nobody gave and that have no
-    default. `rebuild(changes)` builds it anew with some arguments changed; it raises what the constructor raises.
-    `documentation` is what its author says: docstrings and comments of the class or function, and of its file. `file` is where
-    its source stands, None where there is none to read.
+    `sizes` are those that it can be called with; `k_len` is `q_len` where keys must be the queries' own rows. `is_function`: q, k
+    and v come cut into heads, and nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows none.
+    `takes_context`: keys may be other rows than the queries, and of another number; `n_rows` counts the arguments for queries,
+    keys and values. `causal_by` is the argument that was set to make it causal. `mask_forms` are the ways to write a mask that it
+    accepts without raising, both meanings of True of each, the likeliest first, `padding_forms` the same for padding. It computes
+    in `dtype` on `device`. `described` is how it is called, in one line of Python, `convention` the same as data; `untried` are
+    the arguments that are never given another value than their default; `mode` is which of its two modes this is, None where it
+    has one. `tensors` are the weights that a function is given, by the names of its parameters. `is_forgetful`: each call goes to
+    a new copy of the module, so that nothing of it is left for the next.
+
+    Where `convention.causal_yields`, a call with a mask leaves out the switch `causal_by`, because the two exclude each other:
+    such a mask must be causal itself.
     """
 
-    name: str
-    thing: Any
-    call: Callable[..., Any]
-    module: nn.Module | None
-    arguments: Mapping[str, Any]
-    given: frozenset[str]
-    guesses: tuple[Guess, ...]
-    rebuild: Callable[[Mapping[str, Any]], Built]
-    documentation: str = ""
-    file: str | None = None
-
-
-MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
-MaskMeaning = Literal["keep", "hide"]
-
-
-class MaskForm(NamedTuple):
-    """A way to write a mask for a parameter of a user's attention.
-
-    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
-    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, how many tokens
-    each sequence has. `true_means` says what True or 1 stands for; of additive and lengths it is always keep. `n_shared`: along
-    the batch the mask has one in so many, which serve the sequences in turn, as masks of windows serve several images.
-    """
-
-    parameter: str
-    axes: tuple[str, ...]
-    kind: MaskKind
-    true_means: MaskMeaning = "keep"
-    n_shared: int = 1
-
-
-class Inputs(NamedTuple):
-    """What attention is asked about.
-
-    Rows `[batch, query, d_in]` and `[batch, key, d_in]`; of a function of q, k and v, `[batch, head, query, d_head]` and
-    `[batch, kv_head, key, d_head]`. `keys` of None are the queries' own rows, `values` of None those of the keys. `allowed`, bool
-    `[batch or 1, 1, query, key]`, is what a mask argument is to say, `real`, bool `[batch, key]`, what a padding argument is to
-    say: True = may attend, True = a token.
-    """
-
-    queries: Float[Tensor, "..."]
-    keys: Float[Tensor, "..."] | None = None
-    values: Float[Tensor, "..."] | None = None
-    allowed: Bool[Tensor, "..."] | None = None
-    real: Bool[Tensor, "batch key"] | None = None
-
-
-class AttentionOutput(NamedTuple):
-    """What attention answered: `out` `[batch, query, d_out]`, of a function `[batch, head, query, d_v]`; and the pattern that
-    it returned besides, `[batch, head, query, key]`, with one head where it is their mean, None where it returns none."""
-
-    out: Float[Tensor, "..."]
-    pattern: Float[Tensor, "batch head query key"] | None = None
-
-
-@dataclass(frozen=True)
-class InputSizes:
-    """The sizes that it is asked with. Pairwise different, and different from its own, as far as it lets them be."""
-
-    batch: int
-    q_len: int
-    k_len: int
-    d_in: int
-    d_context: int
-
-
-class UserAttention(Protocol):
-    """A user's attention that can be called."""
-
-    @property
-    def built(self) -> Built:
-        """What is called."""
-
-    @property
-    def sizes(self) -> InputSizes:
-        """What it can be called with; `k_len` is `q_len` where keys must be the queries' own rows."""
-
-    @property
-    def is_function(self) -> bool:
-        """Whether q, k and v come cut into heads, and nothing is projected."""
-
-    @property
-    def n_heads(self) -> int:
-        """How many heads a function can be called with; 1 where it knows no heads."""
-
-    @property
-    def takes_context(self) -> bool:
-        """Whether keys may be other rows than the queries, and of another number."""
-
-    @property
-    def n_rows(self) -> int:
-        """How many of queries, keys and values it takes in arguments of their own."""
-
-    @property
-    def causal_by(self) -> str | None:
-        """The argument that was set to make it causal, None where there is none."""
-
-    @property
-    def mask_forms(self) -> tuple[MaskForm, ...]:
-        """The ways to write a mask that it accepts without raising, both meanings of True of each, the likeliest first."""
-
-    @property
-    def padding_forms(self) -> tuple[MaskForm, ...]:
-        """The same for padding."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    @property
-    def described(self) -> str:
-        """How it is called, in one line of Python."""
-
-    @property
-    def untried(self) -> tuple[str, ...]:
-        """The arguments that are never given another value than their default."""
-
-    @property
-    def mode(self) -> Mode | None:
-        """Which of its two modes this is, None where it has one."""
+    built: Built
+    sizes: InputSizes
+    is_function: bool
+    n_heads: int
+    takes_context: bool
+    n_rows: int
+    causal_by: str | None
+    mask_forms: tuple[MaskForm, ...]
+    padding_forms: tuple[MaskForm, ...]
+    dtype: torch.dtype
+    device: torch.device
+    described: str
+    convention: CallConvention
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
+    mode: Mode | None = None
+    is_forgetful: bool = False
 
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> AttentionOutput:
-        """Asks it. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what it raises."""
+        """The output and the pattern, detached copies. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what
+        it raises, and ValueError where a mask tells apart what its form has no axis for."""
+        call = copy.deepcopy(self.built.call) if self.is_forgetful else self.built.call
+        setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
+        return read_answer(call_with(call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention)
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
-        """The same way of asking for another copy of it, such as one with other weights, or in another dtype."""
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One call of a torch function while a user's attention ran, in order.
-
-    `name` is torch's own, such as `softmax`, `matmul`, `linear`, `masked_fill`; `inputs` are the tensors that went in, `output`
-    what came out, `arguments` those that are no tensors, by name where the name is known, else by place ("0", "1", …).
-    `file` and `line` say where the author's own code asked for it, None where it was not the author's code; `source` is that
-    line.
-    """
-
-    name: str
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
+        """The same convention for another copy of it."""
+        module = call if isinstance(call, nn.Module) else None
+        tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
+        built = replace(self.built, call=call, module=module)
+        return replace(self, built=built, dtype=dtype, tensors=tensors, is_forgetful=False)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from mhacli.adapters.usercode.arguments import parameters_of, role_of
 from mhacli.adapters.usercode.asker import InputDrawer, cast, cast_copy
 from mhacli.adapters.usercode.build import is_factory
-from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.call.convention import CallMasks
+from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.adapters.usercode.target import find_target
-from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, randomised
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, max_error, randomised
 from mhacli.compute.user_trace.dataflow import Dataflow
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
@@ -38,13 +40,6 @@ _MOST_TRANSFERS = 24
 """In how many ways weights are carried over before the two are said to differ."""
 
 
-class MaskForms(NamedTuple):
-    """How one of the two writes the mask and the padding of the inputs."""
-
-    mask: MaskForm | None = None
-    padding: MaskForm | None = None
-
-
 @dataclass(frozen=True)
 class ErrorSummary:
     """How far two answers to the same input are apart, relative to the tolerance; `case` names the input, which is `inputs`
@@ -55,7 +50,7 @@ class ErrorSummary:
     tolerance: float
     shape: tuple[int, ...] = ()
     inputs: Inputs | None = None
-    forms: tuple[MaskForms, MaskForms] = (MaskForms(), MaskForms())
+    forms: tuple[CallMasks, CallMasks] = (CallMasks(), CallMasks())
 
     @property
     def ok(self) -> bool:
@@ -287,7 +282,7 @@ def replace_sizes(one: UserAttention, other: UserAttention) -> UserAttention:
     """The first, to be asked with no more tokens or heads than both take."""
     a, b = one.sizes, other.sizes
     sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
-    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads), n_rows=min(one.n_rows, other.n_rows))  # type: ignore[type-var]
+    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads), n_rows=min(one.n_rows, other.n_rows))
 
 
 def _least(
@@ -301,7 +296,7 @@ def _least(
 ) -> ErrorSummary:
     """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
     gaps = [
-        _gap(name, one, other, inputs, (MaskForms(**{how: a}), MaskForms(**{how: b})))
+        _gap(name, one, other, inputs, (CallMasks(**{how: a}), CallMasks(**{how: b})))
         for a, b in product(mine[:4], theirs[:4])
     ]
     return min(gaps, key=lambda gap: gap.difference)
@@ -312,7 +307,7 @@ def _gap(
     one: UserAttention,
     other: UserAttention,
     inputs: Inputs,
-    forms: tuple[MaskForms, MaskForms] = (MaskForms(), MaskForms()),
+    forms: tuple[CallMasks, CallMasks] = (CallMasks(), CallMasks()),
 ) -> ErrorSummary:
     try:
         a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
@@ -322,10 +317,8 @@ def _gap(
         a, b = a[inputs.real], b[inputs.real]  # nobody says what padding is to answer
     finite = a[a.isfinite()]
     tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
-    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
-        return ErrorSummary(name, math.inf, tolerance, tuple(b.shape), inputs, forms)
-    gap = (a - b)[~a.isnan()].abs()
-    return ErrorSummary(name, gap.max().item() if gap.numel() else 0.0, tolerance, (), inputs, forms)
+    error = max_error(a, b)
+    return ErrorSummary(name, error, tolerance, tuple(b.shape) if math.isinf(error) else (), inputs, forms)
 
 
 def _worst(gaps: Sequence[ErrorSummary]) -> float:
@@ -414,7 +407,7 @@ class _SiteTensors:
 
 
 def departure(
-    one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[MaskForms, MaskForms], seed: int
+    one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[CallMasks, CallMasks], seed: int
 ) -> FirstDifference | None:
     """The first site, in the order of execution, from which on the two differ; None where their sites cannot be told. Raises
     what either raises.
@@ -432,9 +425,8 @@ def departure(
         return None
     before = [name for name in list(factors)[: list(factors).index(site)] if factors[name] == 1.0]
     here, there = _makers(mine[site], theirs[site])
-    own = (None, None, "") if here is None else (here.file, here.line, here.source)
-    others = (None, None, "") if there is None else (there.file, there.line, there.source)
-    return FirstDifference(site, before[-1] if before else None, *own, *others)
+    lines = [SourceLine() if operation is None else operation.at for operation in (here, there)]
+    return FirstDifference(site, before[-1] if before else None, *lines[0], *lines[1])
 
 
 def _makers(mine: _SiteTensors, theirs: _SiteTensors) -> tuple[Operation | None, Operation | None]:

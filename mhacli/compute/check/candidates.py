@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
 from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import (
     ProjectionReading,
     Widths,
@@ -25,7 +27,8 @@ from mhacli.adapters.usercode.projections import (
     projection_readings,
     read_name,
 )
-from mhacli.adapters.usercode.user_attention import Built, UserAttention
+from mhacli.adapters.usercode.types import Built
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
 from mhacli.compute.check.inputs import TOLERANCE, InputCase, ask
 from mhacli.compute.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, unlike
@@ -90,13 +93,20 @@ def _with_traits(bases: Iterable[Candidate], properties: ObservedProperties) -> 
     """Layers with the biases and sinks that runs show."""
     said = []
     if properties.bias is not None:
-        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{properties.bias.place}"))
+        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(properties.bias.at)}"))
     if properties.sinks is not None:
-        said.append(Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{properties.sinks.place}"))
+        said.append(
+            Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{_at(properties.sinks.at)}")
+        )
     logits = None if properties.sinks is None else properties.sinks.logits
     for base in bases:
         layer = replace(base.layer, bias=properties.bias, sinks=logits)
         yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *said)), properties)
+
+
+def _at(line: SourceLine) -> str:
+    """Where a line stands, at the end of a sentence; empty where it is not known."""
+    return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
 
 
 def _with_norms(base: Candidate, properties: ObservedProperties) -> Iterator[Candidate]:
@@ -385,8 +395,8 @@ def _scales(
             ):
                 yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
     if properties.temperature is not None:
-        scale, place = properties.temperature
-        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{place}")
+        scale, line = properties.temperature
+        yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{_at(line)}")
 
 
 _BUCKETS = re.compile(r"(?i)bucket")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.signature import call_role
-from mhacli.adapters.usercode.user_attention import MaskForm, UserAttention
+from mhacli.adapters.usercode.types import MaskForm
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
 from mhacli.attention.mistakes.stages import SourceHints
@@ -153,7 +154,7 @@ def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: PriorKno
     if _is_own_pattern(result, found, known):
         return
     for candidate in islice(found, _LAYERS_FOR_ONE):
-        ones = [h for h in singles([candidate.layer], _pool(known, candidate), cases, ()) if _noted(result, h)]
+        ones = [h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _noted(result, h)]
         if ones:
             _settle(result, candidate, ones, cases)
             return
@@ -187,7 +188,7 @@ def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowle
     """Two mistakes at once, as many as can be tried in a few seconds."""
     n_tried = 0
     for candidate in islice(found, _LAYERS_FOR_TWO):
-        for hypothesis in pairs([candidate.layer], _pool(known, candidate), result.cases, ()):
+        for hypothesis in pairs(candidate.layer, _pool(known, candidate), result.cases, ()):
             if _noted(result, hypothesis):
                 _settle(result, candidate, [hypothesis], result.cases)
                 return
@@ -242,7 +243,7 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorK
     pool = [made for made in _pool(known, candidate) if made.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for case in cases:
-            matching = [h for h in search([candidate.layer], pool, [case], result.made) if _noted(result, h)]
+            matching = [h for h in search(candidate.layer, pool, [case], result.made) if _noted(result, h)]
             if matching:
                 result.cases.append(case)
                 _settle(result, candidate, _of_whose_padding(matching, case), [case])
@@ -259,7 +260,7 @@ def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> No
     if case is None or tried(candidate.layer, result.made, [case]).matches:
         return
     pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
-    matching = [h for h in singles([candidate.layer], pool, [case], result.made) if _noted(result, h)]
+    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if _noted(result, h)]
     if matching:
         result.cases.append(case)
         _settle(result, candidate, matching, [case])
@@ -290,7 +291,7 @@ def _explain_large(result: Diagnosis, subject: UserAttention, case: InputCase) -
         return
     written = observe(subject, candidate.layer, stages_with(result.made), case).numbers_below(-4.0)
     pool = [made for mistake in MISTAKES if "large" in mistake.shown_by for made in _variants_with(mistake, written)]
-    matching = [h for h in singles([candidate.layer], pool, [case], result.made) if h.matches]
+    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if h.matches]
     if matching:
         result.cases.append(case)
         _settle(result, candidate, matching, [case])

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.call.find_call import find_modes
-from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import parts_of
-from mhacli.adapters.usercode.user_attention import Built, UserAttention
+from mhacli.adapters.usercode.types import Built
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
 from mhacli.attention.mistakes.stages import SourceEvidence, Symptoms
 from mhacli.compute.base.user_module import limited
@@ -16,7 +17,6 @@ from mhacli.compute.check.candidates import candidates, intended_layer, stated_h
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge
 from mhacli.compute.check.hypotheses import (
     AppliedMistake,
-    CodeLine,
     SourceLocator,
     observe,
     smallest,
@@ -63,7 +63,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         ]
         if small is not None:
             lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
-        lines += [f"the same in line {one.number}: {one.source}" for one in more if one.number is not None]
+        lines += [f"the same in line {other.line}: {other.source}" for other in more if other.line is not None]
         yield finding_of(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
 
 
@@ -91,7 +91,7 @@ def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> 
 def finding_of(
     mistake: Mistake,
     evidence: str,
-    line: CodeLine,
+    line: SourceLine,
     *,
     error: float | None = None,
     tolerance: float | None = None,
@@ -102,14 +102,14 @@ def finding_of(
         code=mistake.code,
         message=mistake.message,
         evidence=evidence,
-        fix=(line.is_fused and mistake.fix_in_torch) or mistake.fix,
+        fix=("scaled_dot_product_attention" in line.source and mistake.fix_in_torch) or mistake.fix,
         effect=mistake.effect,
         proven=error is not None,
         error=error,
         tolerance=tolerance,
         together_with=together,
         file=line.file,
-        line=line.number,
+        line=line.line,
         source=line.source,
     )
 
@@ -173,7 +173,7 @@ def _width_of_queries(diagnosis: Diagnosis, subject: UserAttention) -> tuple[int
     candidate = diagnosis.candidate
     if candidate is not None and candidate.layer.weights is not None and candidate.reading is not None:
         return candidate.layer.weights.q.weight.shape[0], candidate.reading.parts[0]
-    for part in parts_of(subject.built.module, getattr(subject, "tensors", {})):
+    for part in parts_of(subject.built.module, subject.tensors):
         if (
             part.letters == "q"
             and part.number is None

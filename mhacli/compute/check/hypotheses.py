@@ -15,13 +15,15 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.asker import InputDrawer
 from mhacli.adapters.usercode.operations import watch
+from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import read_name
-from mhacli.adapters.usercode.user_attention import Built, Inputs, Operation, UserAttention
+from mhacli.adapters.usercode.types import Built, Inputs, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
-from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, drawn_inputs, make_case
+from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, drawn_inputs, make_case, max_error
 from mhacli.results.check import FirstDifference
 
 
@@ -79,13 +81,11 @@ def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be
         counted = _counted(case, keep, out)
     except Exception:  # a mistake that cannot be made here, or a norm of theirs that wants something else
         return math.inf
-    mine, theirs = out[counted], case.answer[counted]
-    if not torch.equal(mine.isnan(), theirs.isnan()) or not mine.numel():
-        return math.inf
-    gap = (mine - theirs)[~mine.isnan()].abs()
-    if gap.numel():
-        return gap.max().item()
-    return 0.0 if may_be_nan else math.inf
+    compared = out[counted]
+    is_nan = bool(compared.isnan().all())
+    return (
+        math.inf if not compared.numel() or (is_nan and not may_be_nan) else max_error(compared, case.answer[counted])
+    )
 
 
 def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
@@ -117,32 +117,28 @@ def variants_of(mistakes: Iterable[Mistake]) -> list[AppliedMistake]:
 
 
 def singles(
-    layers: Iterable[ReferenceLayer],
+    layer: ReferenceLayer,
     pool: Sequence[AppliedMistake],
     cases: Sequence[InputCase],
     base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
-    """Each layer with the mistakes of `base` and one more."""
-    taken = {one.mistake.stage for one in base}
-    for layer in layers:
-        for made in pool:
-            if made.mistake.stage not in taken:
-                yield tried(layer, (*base, made), cases, enough=1.0)
+    """The layer with the mistakes of `base` and one more."""
+    taken = {made.mistake.stage for made in base}
+    return (tried(layer, (*base, made), cases, enough=1.0) for made in pool if made.mistake.stage not in taken)
 
 
 def pairs(
-    layers: Iterable[ReferenceLayer],
+    layer: ReferenceLayer,
     pool: Sequence[AppliedMistake],
     cases: Sequence[InputCase],
     base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
-    """Each layer with the mistakes of `base` and two more, at two stages."""
-    taken = {one.mistake.stage for one in base}
+    """The layer with the mistakes of `base` and two more, at two stages."""
+    taken = {made.mistake.stage for made in base}
     free = [made for made in pool if made.mistake.stage not in taken and not made.variant.is_rare]
-    for layer in layers:
-        for first, second in combinations(free, 2):
-            if first.mistake.stage != second.mistake.stage:
-                yield tried(layer, (*base, first, second), cases, enough=1.0)
+    for first, second in combinations(free, 2):
+        if first.mistake.stage != second.mistake.stage:
+            yield tried(layer, (*base, first, second), cases, enough=1.0)
 
 
 # --------------------------------------------------------------------------------------------------- lines of the source
@@ -167,19 +163,6 @@ _PREFERRED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class CodeLine(NamedTuple):
-    """A line of the author's source."""
-
-    file: str | None = None
-    number: int | None = None
-    source: str = ""
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether torch's own fused function stands there."""
-        return "scaled_dot_product_attention" in self.source
-
-
 @dataclass(frozen=True)
 class SourceLocator:
     """Operations of one run of a user's attention, and what the reference makes at each site on the same input."""
@@ -187,27 +170,27 @@ class SourceLocator:
     operations: tuple[Operation, ...]
     sites: Mapping[str, Tensor]
 
-    def line_of(self, site: str) -> CodeLine:
+    def line_of(self, site: str) -> SourceLine:
         """The line that makes what the reference makes at a site, or at the first later one that the author makes too."""
         for later in SITES[SITES.index(site) :] if site in SITES else ():
             operation = self._maker(later)
             if operation is not None:
-                return CodeLine(operation.file, operation.line, operation.source)
-        return CodeLine()
+                return operation.at
+        return SourceLine()
 
-    def line_by(self, names: Sequence[str]) -> CodeLine:
+    def line_by(self, names: Sequence[str]) -> SourceLine:
         """The line of the first operation of one of these names, the likeliest first."""
         placed = [op for op in self.operations if op.line is not None]
         found = next((op for name in names for op in placed if op.name == name), None)
-        return CodeLine() if found is None else CodeLine(found.file, found.line, found.source)
+        return SourceLine() if found is None else found.at
 
-    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[CodeLine]:
+    def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[SourceLine]:
         """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
         by_name = self.line_by(mistake.operations)
-        if by_name.number is not None:
+        if by_name.line is not None:
             return [by_name]
         in_source = line_in_source(built, mistake)
-        if in_source.number is not None or not sites:
+        if in_source.line is not None or not sites:
             return [in_source]
         return list(dict.fromkeys(self.line_of(site) for site in sites))
 
@@ -237,17 +220,17 @@ class SourceLocator:
             if site not in self.sites:
                 continue
             if not any(_same_numbers(op.output, self.sites[site]) for op in self.operations):
-                line = CodeLine() if shared is None else self._after(shared)
-                return FirstDifference(site, shared, line.file, line.number, line.source)
+                line = SourceLine() if shared is None else self._after(shared)
+                return FirstDifference(site, shared, *line)
             shared = site
         return FirstDifference("out", shared)
 
-    def _after(self, site: str) -> CodeLine:
+    def _after(self, site: str) -> SourceLine:
         """The line of the first operation behind the one that makes a site."""
         maker = self._maker(site)
         behind = [] if maker is None else list(self.operations[self.operations.index(maker) + 1 :])
         found = next((op for op in behind if op.line is not None and op.name not in _SHAPING), maker)
-        return CodeLine() if found is None else CodeLine(found.file, found.line, found.source)
+        return SourceLine() if found is None else found.at
 
 
 def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
@@ -271,8 +254,7 @@ def _lowest_as_infinite(numbers: Tensor) -> Tensor:
 
 def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> SourceLocator:
     """One run of a case's input, watched, beside the reference's own."""
-    files = [] if subject.built.file is None else [subject.built.file]
-    _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), files)
+    _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), subject.built.files)
     sites: dict[str, Tensor] = {}
 
     def keep(site: str, tensor: Tensor, **where: Any) -> None:
@@ -282,7 +264,7 @@ def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case:
     return SourceLocator(operations, sites)
 
 
-def line_in_source(built: Built, mistake: Mistake) -> CodeLine:
+def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
     """The line of its source that looks like a mistake, in what is called first; nothing where none does."""
     for part in (getattr(built.thing, "forward", None), built.thing):
         try:
@@ -293,8 +275,8 @@ def line_in_source(built: Built, mistake: Mistake) -> CodeLine:
             plain = line.split("#")[0]
             is_code = not plain.lstrip().startswith(("def ", "class ", '"'))
             if mistake.in_source and is_code and re.search(mistake.in_source, plain):
-                return CodeLine(built.file, number, line.strip())
-    return CodeLine()
+                return SourceLine(built.file, number, line.strip())
+    return SourceLine()
 
 
 class Smallest(NamedTuple):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import FreshCopies, InputDrawer, cast, cast_copy, map_rows, seeded
+from mhacli.adapters.usercode.asker import InputDrawer, cast, cast_copy, map_rows, seeded
 from mhacli.adapters.usercode.operations import watch
-from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.types import Built, Inputs, MaskForm, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.spec.tolerances import TOLERANCES
@@ -108,6 +110,14 @@ def make_case(
     return InputCase(kind, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
 
 
+def max_error(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two outputs; infinite where shapes or NaN differ, 0 where all is NaN."""
+    if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
+        return math.inf
+    difference = torch.where(one == other, 0.0, (one - other).abs())[~one.isnan()]
+    return difference.max().item() if difference.numel() else 0.0
+
+
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = InputDrawer.of(subject, seed)
@@ -200,7 +210,8 @@ def with_own_weights(subject: UserAttention, probed: Probed, seed: int) -> Exami
         tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
         return Examined(subject, None, tensors)
     module = cast(randomised(module, seed), subject.dtype)
-    asked, forgetful = subject.of(module, subject.dtype), FreshCopies(subject.of(module, subject.dtype), module)
+    asked = subject.of(module, subject.dtype)
+    forgetful = replace(asked, is_forgetful=True)
     keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
     plain = cast_copy(module, torch.float64, "cpu")
     return Examined(forgetful if keeps_state else asked, plain, {}, keeps_state)
@@ -217,7 +228,7 @@ def _pristine(built: Built, probed: Probed) -> nn.Module | None:
         return built.module
 
 
-def _remembers_masks(subject: UserAttention, forgetful: FreshCopies, seed: int) -> bool:
+def _remembers_masks(subject: UserAttention, forgetful: UserAttention, seed: int) -> bool:
     """Whether the mask of one call is still there in the next one."""
     draw = InputDrawer.of(subject, seed)
     inputs = drawn_inputs(draw, with_context=subject.takes_context)
@@ -232,7 +243,7 @@ def _remembers_masks(subject: UserAttention, forgetful: FreshCopies, seed: int) 
         )
         how = {"padding": form} if is_padding else {"mask": form}
         try:
-            used = forgetful.unused()
+            used = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
             ask(used, first, **how)
             with seeded(0, subject.device):
                 second = ask(used, given, **how)
@@ -247,7 +258,7 @@ def _remembers_masks(subject: UserAttention, forgetful: FreshCopies, seed: int) 
 
 def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
     """The weights of what is no module: those that a call is given, or that an instance holds."""
-    given = dict(getattr(subject, "tensors", {}))
+    given = dict(subject.tensors)
     held = getattr(subject.built.call, "__dict__", {})
     return given or {n: value for n, value in held.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
@@ -337,12 +348,11 @@ def runs_of(
 ) -> PairedRuns:
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
-    files = [] if subject.built.file is None else [subject.built.file]
     asked = [
         drawn_inputs(InputDrawer.of(subject, seed + number), with_context=other, q_len=q_len, k_len=k_len)
         for number in range(2)
     ]
-    first, second = (watch(partial(ask, subject, inputs), files)[1] for inputs in asked)
+    first, second = (watch(partial(ask, subject, inputs), subject.built.files)[1] for inputs in asked)
     if [_kind(op) for op in first] != [_kind(op) for op in second]:
         raise Unreadable
     rows = rows_of(subject, asked[0])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import Operation, UserAttention
+from mhacli.adapters.usercode.process import SourceLine
+from mhacli.adapters.usercode.types import Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
 from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, OperationPair, PairedRuns, Unreadable, runs_of
 
@@ -69,22 +70,11 @@ def _read(subject: UserAttention, seed: int, runs: PairedRuns, *, is_own: bool) 
 _FUSED = "scaled_dot_product_attention"
 
 
-class CodePlace(NamedTuple):
-    """A line of the author's code."""
-
-    file: str | None
-    line: int | None
-
-    def __str__(self) -> str:
-        """As it ends a sentence, empty where it is not known."""
-        return "" if self.file is None else f" at {Path(self.file).name}:{self.line}"
-
-
 class ScoreTerm(NamedTuple):
     """A bias in a run, as it is meant to be: `[1, head, query, key]`, where it is added, and whether it is learned."""
 
     bias: Tensor
-    place: CodePlace
+    at: SourceLine
     is_learned: bool
 
 
@@ -98,7 +88,7 @@ class ScoreBias:
 
     subject: UserAttention
     seed: int
-    place: CodePlace
+    at: SourceLine
     is_learned: bool
     known: dict[tuple[bool, int, int], Tensor | None] = field(default_factory=dict)
 
@@ -118,7 +108,7 @@ def score_bias(subject: UserAttention, seed: int, runs: PairedRuns, *, is_own: b
     found = terms(runs)
     if not found:
         return None
-    read = ScoreBias(subject, seed, found[0].place, any(term.is_learned for term in found))
+    read = ScoreBias(subject, seed, found[0].at, any(term.is_learned for term in found))
     read.known[is_own, runs.q_len, runs.k_len] = _sum_of(found)
     return read
 
@@ -154,7 +144,7 @@ def _added(runs: PairedRuns, number: int, step: OperationPair) -> ScoreTerm | No
     bias = _in_order(runs, bias.masked_fill(hidden, 0.0) * factor * _scaled_later(runs, number))
     is_learned = runs.is_learned(tensor)
     reverse = not is_learned and _rewards_distance(bias, seen)
-    return ScoreTerm(-bias if reverse else bias, CodePlace(op.file, op.line), is_learned)
+    return ScoreTerm(-bias if reverse else bias, op.at, is_learned)
 
 
 def _weak_triangle(bias: Tensor) -> Tensor:
@@ -243,7 +233,7 @@ class Temperature(NamedTuple):
     """What the scores of each head are multiplied by, learned: `[head, 1, 1]`."""
 
     scale: Tensor
-    place: CodePlace
+    at: SourceLine
 
 
 def temperature(runs: PairedRuns) -> Temperature | None:
@@ -257,7 +247,7 @@ def temperature(runs: PairedRuns) -> Temperature | None:
         if wide is None or not torch.equal(wide, wide[:1, :, :1, :1].expand_as(wide)):
             continue
         scale = wide[0, :, :1, :1]
-        return Temperature(scale if op.name.startswith("mul") else 1 / scale, CodePlace(op.file, op.line))
+        return Temperature(scale if op.name.startswith("mul") else 1 / scale, op.at)
     return None
 
 
@@ -265,7 +255,7 @@ class Sinks(NamedTuple):
     """A logit of each head, `[head]`, that takes part in the softmax and is no key's."""
 
     logits: Tensor
-    place: CodePlace
+    at: SourceLine
 
 
 def sinks(runs: PairedRuns) -> Sinks | None:
@@ -280,7 +270,7 @@ def sinks(runs: PairedRuns) -> Sinks | None:
             continue
         wide = runs.as_scores(column, scores.shape)
         if wide is not None and torch.equal(wide, wide[:1, :, :1].expand_as(wide)):
-            return Sinks(wide[0, :, 0, 0], CodePlace(op.file, op.line))
+            return Sinks(wide[0, :, 0, 0], op.at)
     return None
 
 

@@ -11,11 +11,10 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import FreshCopies, InputDrawer, float64_copy
-from mhacli.adapters.usercode.call.find_call import Caller
+from mhacli.adapters.usercode.asker import InputDrawer, float64_copy
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.operations import watch
-from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.stepwise import (
     CacheSizes,
     StepConvention,
@@ -24,7 +23,8 @@ from mhacli.adapters.usercode.stepwise import (
     cache_is_kept,
     step_conventions,
 )
-from mhacli.adapters.usercode.user_attention import Inputs, MaskForm, Operation
+from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import BY_CODE, MistakeVariant
 from mhacli.attention.mistakes.caching import (
     CACHE_LAYOUTS,
@@ -41,8 +41,8 @@ from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import counts_of
 from mhacli.compute.check.diagnose import Diagnosis
 from mhacli.compute.check.findings import finding_of
-from mhacli.compute.check.hypotheses import CodeLine, stages_with
-from mhacli.compute.check.inputs import TOLERANCE, Examined
+from mhacli.compute.check.hypotheses import stages_with
+from mhacli.compute.check.inputs import TOLERANCE, Examined, max_error
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.results.check import Choice, Finding, ProbeResult
 
@@ -65,7 +65,7 @@ class Stepwise:
 class _TextInParts:
     """One text, given in parts in the ways of one examination. `full` remembers what one call with its beginning answers."""
 
-    caller: Caller
+    caller: UserAttention
     rows: Tensor
     mask: MaskForm | None
     full: dict[int, Tensor] = field(default_factory=dict)
@@ -93,13 +93,8 @@ class _TextInParts:
 def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
     """Prefill and single steps, token by token, and chunks, in each way of handing a cache on that works, until one gives what
     one call gives. Nothing where it takes no cache, or none that could be given."""
-    caller = examined.subject.inner if isinstance(examined.subject, FreshCopies) else examined.subject
-    if (
-        not isinstance(caller, Caller)
-        or caller.mode == "cross"
-        or probed.facts.is_random
-        or caller.sizes.q_len < _FEWEST
-    ):
+    caller = replace(examined.subject, is_forgetful=False)
+    if caller.mode == "cross" or probed.facts.is_random or caller.sizes.q_len < _FEWEST:
         return Stepwise()
     caller = _unused(caller, stage)
     rows = InputDrawer.of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
@@ -122,7 +117,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     return _wrong(*found[0], asker, diagnosis, probed)
 
 
-def _unused(caller: Caller, stage: Stage) -> Caller:
+def _unused(caller: UserAttention, stage: Stage) -> UserAttention:
     """The same with its weights in a module that nobody has called yet: what a cache holds of earlier calls must not be read.
     Itself where it cannot be built again."""
     module = caller.built.module
@@ -155,7 +150,7 @@ def _causal_form(probed: Probed) -> MaskForm | None:
     return form
 
 
-def _sizes_of(caller: Caller, diagnosis: Diagnosis) -> CacheSizes:
+def _sizes_of(caller: UserAttention, diagnosis: Diagnosis) -> CacheSizes:
     """What a cache must hold, by the layer that it was found to be, or else by what it was built with."""
     layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
     batch, length = caller.sizes.batch, caller.sizes.q_len + _ROOM
@@ -288,13 +283,6 @@ def is_chunked(outcome: StepwiseRun) -> bool:
     return any(end - start > 1 for start, end in zip(outcome.ends, outcome.ends[1:], strict=False))
 
 
-def max_error(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite where shapes or NaN differ."""
-    if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
-        return torch.inf
-    return float((one - other).abs().nan_to_num().max())
-
-
 @dataclass
 class Explainer:
     """Looks for the arrangement of cached rows, positions and masks that gives what the steps answered."""
@@ -379,12 +367,10 @@ class Explainer:
         return matching[0]
 
     def _watched(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
-        file = self.stepping.caller.built.file
         try:
-            _, operations = watch(lambda: self.stepping(self.rows, outcome.ends), [] if file is None else [file])
+            return watch(lambda: self.stepping(self.rows, outcome.ends), self.stepping.caller.built.files)[1]
         except Exception:  # what cannot be watched has no lines
             return ()
-        return operations
 
     def _room(self, outcome: StepwiseRun) -> int | None:
         """How many keys the scores of the last step have."""
@@ -439,12 +425,12 @@ class Explainer:
         tolerance = None if variant is None else first.tolerance
         return finding_of(mistake, shown, line, error=error, tolerance=tolerance, together=others)
 
-    def _line(self, code: str, outcome: StepwiseRun) -> CodeLine:
+    def _line(self, code: str, outcome: StepwiseRun) -> SourceLine:
         """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
         mistake = BY_CODE[code]
         lines = [operation for operation in self._watched(outcome) if operation.line is not None]
         for name in mistake.operations:
             for operation in lines:
                 if operation.name == name and re.search(mistake.in_source, operation.source):
-                    return CodeLine(operation.file, operation.line, operation.source)
-        return CodeLine(self.stepping.caller.built.file)
+                    return operation.at
+        return SourceLine(self.stepping.caller.built.file)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.asker import InputDrawer
-from mhacli.adapters.usercode.user_attention import Built, Inputs, InputSizes, MaskForm, Operation, UserAttention
-from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, einsum_letters
+from mhacli.adapters.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
+from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with
 
@@ -378,12 +379,5 @@ def _gives_second_first(equation: object, operation: Operation) -> bool:
 
 def _exchanges(operation: Operation, before: Sequence[str]) -> bool:
     """Whether a transposition puts the second of two lengths first."""
-    n = len(before)
-    places = [place for place, axis in enumerate(before) if axis in ("query", "key")]
-    if operation.name == "transpose" and n > 1:
-        dims = {int(operation.arguments.get("dim0", -1)) % n, int(operation.arguments.get("dim1", -2)) % n}
-        return dims == set(places)
-    if operation.name == "permute":
-        dims_given = [int(one) % n for one in operation.arguments.get("dims", range(n))]
-        return [place for place in dims_given if place in places] != places
-    return False
+    lengths = [axis for axis, name in enumerate(before) if name in ("query", "key")]
+    return operation.name in ("transpose", "permute") and [n for n in axis_order(operation) if n in lengths] != lengths

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from mhacli.adapters.usercode.operations import address_of
-from mhacli.adapters.usercode.user_attention import Operation
+from mhacli.adapters.usercode.types import Operation
 from mhacli.spec.sites import SITES
 
 PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
@@ -259,17 +259,22 @@ def _name_below(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
     roles.sites[path[-1]] = "z"
 
 
+def axis_order(operation: Operation) -> list[int]:
+    """In which order an operation puts the axes of its input: as they are, unless it is a transpose or a permutation."""
+    n, arguments = operation.output.ndim, operation.arguments
+    order = list(range(n))
+    if operation.name == "transpose" and n > 1:
+        first, second = int(arguments.get("dim0", -1)) % n, int(arguments.get("dim1", -2)) % n
+        order[first], order[second] = second, first
+    elif operation.name == "permute":
+        order = [int(dim) % n for dim in arguments.get("dims", order)]
+    return order
+
+
 def is_transpose(operation: Operation) -> bool:
     """Whether an operation exchanges the last two axes."""
     n = operation.output.ndim
-    said = operation.arguments
-    if operation.name == "transpose":
-        dims = {int(said.get("dim0", -1)) % n, int(said.get("dim1", -2)) % n} if n > 1 else set()
-        return dims == {n - 1, n - 2}
-    if operation.name == "permute":
-        dims_given = [int(one) % n for one in said.get("dims", ())]
-        return dims_given == [*range(n - 2), n - 1, n - 2]
-    return False
+    return n > 1 and axis_order(operation) == [*range(n - 2), n - 1, n - 2]
 
 
 def _claim(flow: Dataflow, role: str, made: int | None, roles: Roles, claims: dict[int, set[str]]) -> None:

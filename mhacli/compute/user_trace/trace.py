@@ -20,7 +20,8 @@ from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, MaskForm, Operation, UserAttention
+from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.base.user_module import arguments_of, ready

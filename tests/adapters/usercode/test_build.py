@@ -16,7 +16,7 @@ from torch import nn
 from mhacli.adapters.usercode.arguments import SPELLINGS, GuessContext, Role, guess_values, parse_value, role_of, stated
 from mhacli.adapters.usercode.build import GuessedConfig, build
 from mhacli.adapters.usercode.target import Target
-from mhacli.adapters.usercode.user_attention import Built
+from mhacli.adapters.usercode.types import Built
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.user_code import TargetRequest
 

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.call.find_call import Caller, find_user_attention
+from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.call.signature import documented_meaning, signature_of, stated_axes
-from mhacli.adapters.usercode.user_attention import Built, Guess, Inputs, MaskForm
+from mhacli.adapters.usercode.types import Built, Guess, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 
@@ -50,7 +51,7 @@ def built(thing: Any, arguments: dict[str, Any] | None = None, documentation: st
 
 def found(
     thing: Any, arguments: dict[str, Any] | None = None, *, documentation: str | None = None, **request: Any
-) -> Caller:
+) -> UserAttention:
     return find_user_attention(built(thing, arguments, documentation), TargetRequest("a.py:A", **request))
 
 
@@ -858,7 +859,7 @@ def turned_result(call: Any, rows: tuple[Tensor, ...]) -> Any:
     return out.transpose(0, 1), pattern
 
 
-def rows_for(caller: Caller, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+def rows_for(caller: UserAttention, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of the sizes that the caller tells."""
     generator = torch.Generator().manual_seed(seed)
     sizes, middle = caller.sizes, (caller.n_heads,) if caller.is_function else ()
@@ -869,7 +870,7 @@ def rows_for(caller: Caller, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return draw(sizes.q_len, sizes.d_in), draw(sizes.k_len, sizes.d_context), draw(sizes.k_len, sizes.d_context)
 
 
-def asked_with(caller: Caller, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+def asked_with(caller: UserAttention, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """The rows as this caller takes them: keys and values only where it has parameters for them."""
     parts = {slot.part for slot in caller.convention.slots}
     return Inputs(q, k if "keys" in parts else None, v if "values" in parts else None)
@@ -940,7 +941,7 @@ def by_hand_mask(form: MaskForm, keep: Tensor, dtype: torch.dtype) -> Tensor:
     return true if form.kind == "bool" else true.to(dtype if form.kind == "01" else torch.int64)
 
 
-def call_with(caller: Caller, rows: tuple[Tensor, ...], **masks: Tensor) -> Tensor:
+def call_with(caller: UserAttention, rows: tuple[Tensor, ...], **masks: Tensor) -> Tensor:
     """The module called by hand, rows by name."""
     turn = caller.convention.axes == TURNED
     parts = dict(zip(("queries", "keys", "values"), rows, strict=True))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mhacli.adapters.usercode.operations as watching
 from mhacli.adapters.usercode.operations import watch
-from mhacli.adapters.usercode.user_attention import Operation
+from mhacli.adapters.usercode.types import Operation
 from mhacli.errors import MhaError
 
 HERE = [__file__]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.adapters.usercode.user_attention import Built, InputSizes
+from mhacli.adapters.usercode.types import Built, InputSizes
 from mhacli.compute.check.candidates import (
     candidates,
     documented_pairing,

@@ -11,7 +11,7 @@ import torch
 from support.attention_zoo import WRONG
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, InputSizes, MaskForm, Operation
+from mhacli.adapters.usercode.types import AttentionOutput, Inputs, InputSizes, MaskForm, Operation
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
 from mhacli.attention.mistakes.scores import unpacks_in_order
 from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceInputs, ReferenceLayer, run

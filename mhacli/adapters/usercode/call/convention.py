@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.signature import AxisNames, CallParameter
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm
+from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
 
 Key = int | str | tuple[str]
 """A step into a result: a place in a tuple or list, a key of a dict, or `(name,)`, an attribute."""

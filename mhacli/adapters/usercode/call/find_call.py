@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +13,9 @@ from mhacli.adapters.usercode.arguments import parse_value, role_of
 from mhacli.adapters.usercode.asker import float64_copy, map_rows
 from mhacli.adapters.usercode.call.convention import (
     CallConvention,
-    CallMasks,
     CallSetting,
-    call_with,
     path_text,
-    read_answer,
     rotation_text,
-    sides_of,
     tensor_at,
 )
 from mhacli.adapters.usercode.call.masks import MaskedTrial, masks_by_mode, modes_of, with_masks
@@ -44,7 +38,8 @@ from mhacli.adapters.usercode.call.trials import (
     stated_rows,
 )
 from mhacli.adapters.usercode.process import is_on_cuda, lacks_cuda, shortened
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, InputSizes, MaskForm
+from mhacli.adapters.usercode.types import Built, Inputs, MaskForm
+from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.check import Mode
@@ -53,50 +48,7 @@ _MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
 _NUDGE, _ROUGH = 1e-9, 1e-11
 
 
-@dataclass(frozen=True)
-class Caller:
-    """A user's attention that can be asked; it fulfils `UserAttention`.
-
-    `convention` is how it is called. `tensors` are the weights that a function is given, by the names of its parameters, empty
-    for all else: `dataclasses.replace(caller, tensors=…)` asks with other ones. Where `convention.causal_yields`, a call with a
-    mask leaves out the switch `causal_by`, because the two exclude each other: such a mask must be causal itself.
-    """
-
-    built: Built
-    sizes: InputSizes
-    is_function: bool
-    n_heads: int
-    takes_context: bool
-    n_rows: int
-    causal_by: str | None
-    mask_forms: tuple[MaskForm, ...]
-    padding_forms: tuple[MaskForm, ...]
-    dtype: torch.dtype
-    device: torch.device
-    described: str
-    convention: CallConvention
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    untried: tuple[str, ...] = ()
-    mode: Mode | None = None
-
-    def __call__(
-        self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
-    ) -> AttentionOutput:
-        """The output and the pattern, detached copies. Raises what it raises, and ValueError where a mask tells apart what its
-        form has no axis for."""
-        setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
-        return read_answer(
-            call_with(self.built.call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention
-        )
-
-    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> Caller:
-        """The same convention for another copy of it."""
-        module = call if isinstance(call, nn.Module) else None
-        tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
-        return replace(self, built=replace(self.built, call=call, module=module), dtype=dtype, tensors=tensors)
-
-
-def find_user_attention(built: Built, request: TargetRequest) -> Caller:
+def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
     """How `built` is called, found with a few dozen calls of copies of it: with a context where it takes one.
 
     Raises MhaError where no way of calling works.
@@ -106,7 +58,7 @@ def find_user_attention(built: Built, request: TargetRequest) -> Caller:
     return _caller(call, runner, with_masks(call, runner, trial), None)
 
 
-def find_modes(built: Built, request: TargetRequest) -> tuple[Caller, ...]:
+def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
     belong to it. Raises MhaError where no way of calling works."""
     call, runner, trial = _found(built, request)
@@ -134,13 +86,13 @@ def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner
     return call, TrialRunner(built, device, request.seed) if is_lazy(built.module) else runner, trial
 
 
-def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode | None) -> Caller:
+def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode | None) -> UserAttention:
     trial, device = found.trial, runner.device
     asked, dtype = _in_float64(runner, trial)
     convention, lengths = trial.convention, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
     setting = CallSetting(trial.axis_sizes, dtype, device, False, tensors)
-    return Caller(
+    return UserAttention(
         built=asked,
         sizes=trial.sizes,
         is_function=convention.is_function,
@@ -338,7 +290,7 @@ def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial])
 
 def _short(failure: FailedTrial) -> str:
     """The exception and its line, no longer than some two lines of a terminal."""
-    where = f" (line {failure.line[0]}: {shortened(failure.line[1], _MOST_SOURCE)})" if failure.line else ""
+    where = f" (line {failure.at.line}: {shortened(failure.at.source, _MOST_SOURCE)})" if failure.at else ""
     return shortened(failure.message, _MOST_SAID) + where
 
 
@@ -375,7 +327,7 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
     """What to say where nothing better is known: one of the errors that come most often but for the numbers in them."""
     alike: dict[object, list[FailedTrial]] = {}
     for failure in failures:
-        alike.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_SAID], failure.line), []).append(failure)
+        alike.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_SAID], failure.at), []).append(failure)
     most = max(alike.values(), key=len)
     ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
     rule = f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each"

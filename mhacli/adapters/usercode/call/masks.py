@@ -14,7 +14,7 @@ from mhacli.adapters.usercode.asker import map_rows
 from mhacli.adapters.usercode.call.convention import PATTERN_AXES, CallMasks
 from mhacli.adapters.usercode.call.signature import MASKS, AxisNames, CallParameter, documented_meaning
 from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm, MaskKind, MaskMeaning
+from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm, MaskKind, MaskMeaning
 from mhacli.results.check import Mode
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output

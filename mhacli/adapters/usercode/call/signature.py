@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import SPELLINGS
-from mhacli.adapters.usercode.user_attention import Built, MaskMeaning
+from mhacli.adapters.usercode.types import Built, MaskMeaning
 
 AxisNames = tuple[str, ...]
 CallRole = Literal[

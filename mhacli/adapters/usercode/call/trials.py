@@ -49,8 +49,8 @@ from mhacli.adapters.usercode.call.signature import (
     stated_axes,
     widths_in_errors,
 )
-from mhacli.adapters.usercode.process import exception_text, source_line_of
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Built, Inputs, InputSizes, MaskForm, MaskKind
+from mhacli.adapters.usercode.process import SourceLine, exception_text, source_line_of
+from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm, MaskKind
 from mhacli.errors import MhaError
 
 MAX_TRIALS = 40
@@ -379,16 +379,16 @@ _MAX_COPIED = 4_000_000
 
 
 class FailedTrial(NamedTuple):
-    """A failed trial: how it was called, the exception, and the line of the author's, `(15, "z = q @ k")`."""
+    """A failed trial: how it was called, the exception, and the line of the author's."""
 
     described: str
     message: str
-    line: tuple[int, str] | None = None
+    at: SourceLine | None = None
 
     @property
     def fault(self) -> str:
         """The exception with its line."""
-        return self.message + (f" (line {self.line[0]}: {self.line[1]})" if self.line else "")
+        return self.message + (f" (line {self.at.line}: {self.at.source})" if self.at else "")
 
 
 @dataclass(frozen=True)
@@ -499,8 +499,7 @@ class TrialRunner:
         return trial.changed(output=output, pattern=pattern)
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
-        place = source_line_of(fault, self.built.file)
-        line = None if place is None else (place.line, place.source)
+        line = source_line_of(fault, self.built.file)
         self.failures.append(FailedTrial(describe_trial(trial), exception_text(fault), line))
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.asker import cast, cast_copy
-from mhacli.adapters.usercode.user_attention import Built, Inputs, UserAttention
-from mhacli.compute.check.probes import (
+from mhacli.adapters.usercode.types import Built, Inputs
+from mhacli.adapters.usercode.user_attention import UserAttention
+from mhacli.compute.check.probes import masks as probing_masks
+from mhacli.compute.check.probes import visibility as probing_sight
+from mhacli.compute.check.probes.context import (
     ProbeContext,
     ProbeFacts,
     ProbeReply,
@@ -25,8 +29,6 @@ from mhacli.compute.check.probes import (
     probe_answer,
     relative,
 )
-from mhacli.compute.check.probes import masks as probing_masks
-from mhacli.compute.check.probes import visibility as probing_sight
 from mhacli.compute.check.probes.masks import ask_under, hidden_cells, under, working_mask
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
@@ -126,7 +128,7 @@ def dropout_in_eval(context: ProbeContext) -> ProbeReply:
         return _of_random(context, name, inputs)
     one, two = (context.ask(inputs, of=twin, seed=seed).out for seed in (1, 2))
     change, by = relative(one, two), ", ".join(names)
-    facts = {"dropout_p": P, "dropout_names": names}
+    facts = {"dropout_names": names}
     if change > context.tolerance:
         message = f"with {by} = {P} the same input gives other outputs in eval mode: dropout does not rest"
         return probe_answer(name, message, change, False, is_random_with_dropout=True, **facts)
@@ -194,8 +196,9 @@ def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> ProbeR
         is_rescaled = True if abs(slope - 1) <= margin else False if abs(slope - (1 - P)) <= margin else None
     if is_rescaled is False:
         message += ": what is kept is not divided by 1 − p"
-    return probe_answer(name, message, slope, is_rescaled, dropout_slope=slope, dropout_slope_error=error,
-                is_rescaled=is_rescaled, dropout_p=P, dropout_names=names)  # fmt: skip
+    return probe_answer(
+        name, message, slope, is_rescaled, dropout_slope_error=error, is_rescaled=is_rescaled, dropout_names=names
+    )
 
 
 def with_dropout(context: ProbeContext, p: float = P) -> tuple[UserAttention | None, tuple[str, ...]]:
@@ -263,14 +266,14 @@ def row_sums(context: ProbeContext) -> ProbeReply:
     tolerance = max(1e-6, 100 * context.tolerance)
     if lowest < -tolerance or highest > 1 + tolerance:
         message = f"the returned numbers go from {lowest:.2g} to {highest:.2g}: they are no shares"
-        return probe_answer(name, message, error, None, row_sum_error=error)
+        return probe_answer(name, message, error)
     is_one = error <= tolerance
     message = "the rows of the returned pattern sum to one"
     if not is_one:
         over_queries = float((shares.sum(-2) - 1).abs().max()) <= tolerance
         message = f"the rows of the returned pattern miss one by up to {error:.2g}"
         message += "; its columns sum to one: the softmax runs over the queries" if over_queries else ""
-    return probe_answer(name, message, error, is_one, row_sum_error=error)
+    return probe_answer(name, message, error, is_one)
 
 
 def forbidden_cells(context: ProbeContext) -> ProbeReply:
@@ -330,16 +333,6 @@ def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeReply:
     return probe_answer(name, message + (", as with ordinary rows" if is_old else ""), n_bad, None if is_old else False)
 
 
-def half_float(context: ProbeContext) -> ProbeReply:
-    """float16."""
-    return half(context, torch.float16, 2e-2)
-
-
-def half_brain(context: ProbeContext) -> ProbeReply:
-    """bfloat16."""
-    return half(context, torch.bfloat16, 1e-1)
-
-
 def _rounded(context: ProbeContext, dtype: torch.dtype) -> tuple[UserAttention | None, UserAttention | None]:
     """A copy in `dtype`, and one with the same rounded weights in float64."""
     built, small = context.subject.built, context.fresh()
@@ -359,15 +352,18 @@ def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 # -------------------------------------------------------------------------------------------------------------------- sizes
 
 
+def _of_length(context: ProbeContext, name: str, inputs: Inputs) -> ProbeReply:
+    """Whether it answers finite numbers to a text of another length."""
+    try:
+        out = context.ask(inputs).out
+    except Exception as fault:
+        return probe_answer(name, f"raises {first_line(fault)}")
+    return _not_finite(context, name, out) if bad_numbers(out) else probe_answer(name, "works", 0, True)
+
+
 def one_token(context: ProbeContext) -> ProbeReply:
     """A text of one token, which can see itself alone."""
-    try:
-        found = context.ask(context.square(1)).out
-    except Exception as fault:
-        return probe_answer("one token", f"raises {first_line(fault)}")
-    return (
-        _not_finite(context, "one token", found) if bad_numbers(found) else probe_answer("one token", "works", 0, True)
-    )
+    return _of_length(context, "one token", context.square(1))
 
 
 def one_key(context: ProbeContext) -> ProbeReply:
@@ -410,12 +406,7 @@ _LONG = 300
 
 def long_text(context: ProbeContext) -> ProbeReply:
     """More tokens than most examples have."""
-    name = f"{_LONG} tokens"
-    try:
-        found = context.ask(context.square(_LONG, batch=1)).out
-    except Exception as fault:
-        return probe_answer(name, f"raises {first_line(fault)}")
-    return _not_finite(context, name, found) if bad_numbers(found) else probe_answer(name, "works", 0, True)
+    return _of_length(context, f"{_LONG} tokens", context.square(_LONG, batch=1))
 
 
 # --------------------------------------------------------------------------------------------------------------- parameters
@@ -487,7 +478,7 @@ def unused_parameters(context: ProbeContext) -> ProbeReply:
         f"no output depends on {', '.join(named[:4])}" if named else f"outputs depend on all {len(matrices)} matrices"
     )
     message += f" and {len(named) - 4} more" if len(named) > 4 else ""
-    return probe_answer(name, message, len(named), not named, unused=named)
+    return probe_answer(name, message, len(named), not named)
 
 
 _MOST_MATRICES = 40
@@ -525,8 +516,8 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry("row sums", row_sums, 1, True),
     ProbeEntry("forbidden cells", forbidden_cells, 1),
     ProbeEntry("scores × 1000", probing_masks.large_scores, 6),
-    ProbeEntry("float16", half_float, 2),
-    ProbeEntry("bfloat16", half_brain, 2),
+    ProbeEntry("float16", partial(half, dtype=torch.float16, tolerance=2e-2), 2),
+    ProbeEntry("bfloat16", partial(half, dtype=torch.bfloat16, tolerance=1e-1), 2),
     ProbeEntry("one token", one_token, 1, True),
     ProbeEntry("one key", one_key, 2),
     ProbeEntry("batch of one", one_sequence, 2, True),

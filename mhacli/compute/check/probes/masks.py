@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import AttentionOutput, Inputs, MaskForm
-from mhacli.compute.check.probes import (
+from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
+from mhacli.compute.check.probes.context import (
     MaskTrial,
     ProbeContext,
     ProbeReply,
@@ -50,7 +50,7 @@ def mask_argument(context: ProbeContext) -> ProbeReply:
     if not forms:
         return probe_answer("mask", "it takes no mask that could be tried")
     trials = _trials(context, [MaskUse(form, False) for form in forms])
-    return _argument(context, "mask", trials, "masks", "mask")
+    return _argument(context, "mask", trials)
 
 
 def padding_argument(context: ProbeContext) -> ProbeReply:
@@ -61,8 +61,8 @@ def padding_argument(context: ProbeContext) -> ProbeReply:
     trials = _trials(context, [MaskUse(form, True) for form in forms])
     is_last = all(trial.form.kind == "lengths" and not trial.changes for trial in trials)
     if trials and is_last and context.facts.visible == "causal":
-        return probe_answer("padding", "after the last token causality hides it already", paddings=trials)
-    return _argument(context, "padding", trials, "paddings", "padding")
+        return probe_answer("padding", "after the last token causality hides it already")
+    return _argument(context, "padding", trials)
 
 
 def _trials(context: ProbeContext, forms: Sequence[MaskUse]) -> tuple[MaskTrial, ...]:
@@ -80,9 +80,9 @@ def _trials(context: ProbeContext, forms: Sequence[MaskUse]) -> tuple[MaskTrial,
     return tuple(found)
 
 
-def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], many: str, one: str) -> ProbeReply:
+def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -> ProbeReply:
     """What the trials say of the argument."""
-    facts: dict[str, object] = {many: trials}
+    facts: dict[str, object] = {"masks": trials} if name == "mask" else {}
     if not trials:
         return ProbeReply(ProbeResult(name, "every form that it takes raises for some mask"), facts)
     working = [trial.form for trial in trials if trial.works]
@@ -90,7 +90,7 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...], m
     change = max((trial.changes for trial in trials if math.isfinite(trial.changes)), default=0.0)
     if working:
         best = _meant(working, context.request.mask_means)
-        facts[one] = best
+        facts[name] = best
         is_other = best.kind in ("bool", "01", "whole") and context.request.mask_means not in (None, best.true_means)
         message = f"{parameters}: {form_text(best)}; what it hides moves nothing"
         if is_other:
@@ -248,7 +248,7 @@ def empty_row(context: ProbeContext) -> ProbeReply:
             "constant": "answers a constant: no value reaches it", "other": "answers something else"}[kind]  # fmt: skip
     message = f"a query that may see no key {said}" + (", and other queries are NaN too" if spreads else "")
     n_bad = bad_numbers(found)
-    return probe_answer(name, message, n_bad, False if spreads else None, empty_row=kind, spreads_nan=spreads)
+    return probe_answer(name, message, n_bad, False if spreads else None, empty_row=kind)
 
 
 def _kind_of(context: ProbeContext, inputs: Inputs, by: MaskUse, answer: Tensor, lonely: int) -> str:
@@ -307,17 +307,17 @@ def large_scores(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, f"{n_bad} numbers are NaN or infinite, as with ordinary rows", n_bad)
     if n_bad:
         message = f"{n_bad} numbers are NaN or infinite at scores × 1000: the softmax overflows"
-        return probe_answer(name, message, n_bad, False, overflows=True)
+        return probe_answer(name, message, n_bad, False)
     try:
         n_leaks = _leaks(context, inputs, answer.out, factor)
     except Exception as fault:
-        return probe_answer(name, f"finite; with a mask it raises {first_line(fault)}", 0, None, overflows=False)
+        return probe_answer(name, f"finite; with a mask it raises {first_line(fault)}", 0)
     if n_leaks:
         message = f"finite, but {n_leaks} outputs are moved by what is hidden: the sentinel of the mask is too small"
-        return probe_answer(name, message, n_leaks, False, overflows=False, leaks_when_large=True)
+        return probe_answer(name, message, n_leaks, False)
     hides = context.facts.mask or context.facts.padding or context.facts.visible == "causal"
     message = "finite, and what is hidden stays hidden" if hides else "finite"
-    return probe_answer(name, message, 0, True, overflows=False, leaks_when_large=False if hides else None)
+    return probe_answer(name, message, 0, True)
 
 
 def _leaks(context: ProbeContext, inputs: Inputs, bare: Tensor, factor: float) -> int:

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mhacli.adapters.usercode.user_attention import Built, Inputs, MaskForm
-from mhacli.compute.check.probes import (
+from mhacli.adapters.usercode.types import Built, Inputs, MaskForm
+from mhacli.compute.check.probes.context import (
     ProbeContext,
     ProbeReply,
     Visible,
@@ -76,7 +76,7 @@ def batch_independence(context: ProbeContext) -> ProbeReply:
     moved = context.moved_queries(base, context.ask(changed).out)[1:]
     n_moved, n_all = int(moved.any(1).sum()), len(moved)
     message = f"another first sequence moves {n_moved} of the {n_all} others"
-    return probe_answer(name, message, n_moved, not n_moved, batch_leaks=bool(n_moved))
+    return probe_answer(name, message, n_moved, not n_moved)
 
 
 def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
@@ -122,7 +122,7 @@ def visible_context(context: ProbeContext) -> ProbeReply:
     seen, _ = influence(context, context.oblong)
     kind = name_of(seen)
     message = f"{sizes.q_len} queries, {sizes.k_len} keys: {_VISIBLE_TEXT[kind]}"
-    return probe_answer(name, message, float(seen.float().mean()), None, influence_cross=seen, visible_cross=kind)
+    return probe_answer(name, message, float(seen.float().mean()), None, visible_cross=kind)
 
 
 def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
@@ -266,19 +266,16 @@ def _order(length: int) -> list[int]:
 
 
 def _of_order(context: ProbeContext, name: str, change: float, message: str) -> ProbeReply:
-    matters = change > max(context.tolerance, 1e-6)
-    has_positions = speaks_of_positions(context.subject.built)
-    if not matters:
-        return probe_answer(name, message, change, True, order_matters=False, has_positions=has_positions)
+    if change <= max(context.tolerance, 1e-6):
+        return probe_answer(name, message, change, True)
     if context.facts.is_random:
         return probe_answer(name, "random outputs cannot be compared in another order", change)
+    has_positions = speaks_of_positions(context.subject.built)
     if has_positions is not False:
         why = "its names speak of positions" if has_positions else "whether it knows positions cannot be told"
-        return probe_answer(
-            name, f"the order of keys matters: {why}", change, None, order_matters=True, has_positions=has_positions
-        )
+        return probe_answer(name, f"the order of keys matters: {why}", change)
     message = "the order of keys matters, though nothing in it speaks of positions"
-    return probe_answer(name, message, change, False, order_matters=True, has_positions=False)
+    return probe_answer(name, message, change, False)
 
 
 _POSITIONAL = {
@@ -332,4 +329,4 @@ def heads(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, "the output has no axis of heads")
     n_moved = int((change[:, 1:].amax((0, 2, 3)) > context.tolerance).sum())
     message = f"another first head moves {n_moved} of the {subject.n_heads - 1} others"
-    return probe_answer(name, message, n_moved, not n_moved, heads_mix=bool(n_moved))
+    return probe_answer(name, message, n_moved, not n_moved)
