@@ -451,10 +451,6 @@ def _acts_in_eval(seen: Symptoms) -> str | None:
     return seen.messages["dropout in eval"] if seen.is_random_with_dropout else None
 
 
-def _shrinks_in_training(seen: Symptoms) -> str | None:
-    return seen.messages["dropout in training"] if seen.is_rescaled is False else None
-
-
 def _remembers_calls(seen: Symptoms) -> str | None:
     if seen.keeps_state:
         return seen.messages["determinism"]
@@ -483,7 +479,7 @@ CACHING = (
         site="pattern",
         operations=("bernoulli", "bernoulli_", "rand_like", "rand", "dropout"),
         in_source=r"rand|bernoulli",
-        symptom=_shrinks_in_training,
+        symptom=lambda seen: seen.messages["dropout in training"] if seen.is_rescaled is False else None,
     ),
     Mistake(
         "state-kept-between-calls",

@@ -214,16 +214,6 @@ def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: st
     return rows.reshape(*rows.shape[:2], n_heads, -1)
 
 
-def tokens_side_by_side(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """`[batch, length, head, d]` with its heads side by side."""
-    return z.flatten(2)
-
-
-def tokens_moved(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """`[batch, length, head, d]`, from which the axis of the tokens is moved before it is read as rows."""
-    return z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)
-
-
 def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
     """Values that are not cut: every head weighs whole rows."""
     require(n_heads > 1)
@@ -242,13 +232,13 @@ _NOT_CUT = (
             MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads",
                 heads_as_tokens,
-                besides={"merge": tokens_side_by_side},
+                besides={"merge": lambda layer, z: z.flatten(2)},
                 is_rare=True,
             ),
             MistakeVariant(
                 "[batch, length, head, d_head] is attended over its heads, and transposed all the same when they are joined",
                 heads_as_tokens,
-                besides={"merge": tokens_moved},
+                besides={"merge": lambda layer, z: z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1)},
                 is_rare=True,
             ),
         ),
@@ -278,16 +268,6 @@ def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return merge
 
 
-def mean_of_heads(z: Tensor) -> Tensor:
-    """`[batch, query, d_v]`."""
-    return z.mean(dim=1)
-
-
-def sum_of_heads(z: Tensor) -> Tensor:
-    """`[batch, query, d_v]`."""
-    return z.sum(dim=1)
-
-
 _REDUCED = (
     Mistake(
         "heads-averaged",
@@ -296,7 +276,7 @@ _REDUCED = (
         "what the heads found apart is blurred into one",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        (MistakeVariant("the heads are averaged instead of joined", heads_as(mean_of_heads)),),
+        (MistakeVariant("the heads are averaged instead of joined", heads_as(lambda z: z.mean(dim=1))),),
     ),
     Mistake(
         "heads-summed",
@@ -305,7 +285,7 @@ _REDUCED = (
         "what the heads found apart is blurred into one, and grows with their number",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
-        (MistakeVariant("the heads are added up instead of joined", heads_as(sum_of_heads)),),
+        (MistakeVariant("the heads are added up instead of joined", heads_as(lambda z: z.sum(dim=1))),),
     ),
 )
 

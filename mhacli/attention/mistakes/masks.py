@@ -128,16 +128,6 @@ _CAUSALITY = (
 # --------------------------------------------------------------------------------------------------- which cells a mask allows
 
 
-def opposite(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
-    """What is allowed is forbidden."""
-    return ~allowed
-
-
-def everything(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
-    """The mask is not read."""
-    return torch.ones_like(allowed)
-
-
 def transposed_mask(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
     """Queries and keys of the mask swapped."""
     require(allowed.shape[-1] == allowed.shape[-2])
@@ -152,7 +142,7 @@ _CELLS = (
         "tokens attend only to what is forbidden",
         "scores.masked_fill(mask == 0, float('-inf'))  # where 1 means: may attend; mask == 1 where it means: hidden",
         "mask_rule",
-        (MistakeVariant("the mask is read the other way round", opposite),),
+        (MistakeVariant("the mask is read the other way round", lambda layer, allowed: ~allowed),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)  # True = may attend",
         in_source=r"masked_fill|where\(",
     ),
@@ -174,7 +164,7 @@ _CELLS = (
         "tokens attend to what is forbidden",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask_rule",
-        (MistakeVariant("the mask is not read", everything),),
+        (MistakeVariant("the mask is not read", lambda layer, allowed: torch.ones_like(allowed)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # True = may attend",
     ),
     Mistake(
@@ -190,16 +180,6 @@ _CELLS = (
 
 
 # --------------------------------------------------------------------------------------------------- how a mask acts on scores
-
-
-def multiplied(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Forbidden scores are 0."""
-    return scores * keep
-
-
-def multiplied_hidden(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Allowed scores are 0."""
-    return scores * ~keep
 
 
 def added(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
@@ -221,8 +201,8 @@ _ACTIONS = (
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
-            MistakeVariant("forbidden scores become 0 before the softmax", multiplied),
-            MistakeVariant("allowed scores become 0 before the softmax", multiplied_hidden),
+            MistakeVariant("forbidden scores become 0 before the softmax", lambda layer, scores, keep: scores * keep),
+            MistakeVariant("allowed scores become 0 before the softmax", lambda layer, scores, keep: scores * ~keep),
         ),
     ),
     Mistake(
@@ -428,16 +408,6 @@ def padding_seen(layer: ReferenceLayer, real: Tensor) -> Tensor:
     return torch.ones_like(real)[:, None, None, :]
 
 
-def padding_alone(layer: ReferenceLayer, real: Tensor) -> Tensor:
-    """Only padding."""
-    return ~real[:, None, None, :]
-
-
-def padding_of_queries(layer: ReferenceLayer, real: Tensor) -> Tensor:
-    """Padding along the queries: it sees nothing, and is seen by all."""
-    return real[:, None, :, None]
-
-
 def padding_of_first(layer: ReferenceLayer, real: Tensor) -> Tensor:
     """Every sequence as long as the first."""
     return real[:1, None, None, :]
@@ -461,7 +431,7 @@ _PADDING = (
         "sentences are summed up from their padding",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))  # True = padding",
         "padding_rule",
-        (MistakeVariant("real tokens are hidden and padding is seen", padding_alone),),
+        (MistakeVariant("real tokens are hidden and padding is seen", lambda layer, real: ~real[:, None, None, :]),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
@@ -471,7 +441,7 @@ _PADDING = (
         "padding sees nothing, but is seen by all",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        (MistakeVariant("padding hides queries instead of keys", padding_of_queries),),
+        (MistakeVariant("padding hides queries instead of keys", lambda layer, real: real[:, None, :, None]),),
     ),
     Mistake(
         "padding-of-first-sequence",

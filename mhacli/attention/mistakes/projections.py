@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +35,14 @@ _PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v"
 OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(order) != "qkv")
 
 
-def order_of(order: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The projections that lie as q, k, v taken in another order: `order` says what each is taken for."""
+def projected(by: str = "qkv", *, of: str = "qkv") -> Callable[..., tuple[Tensor, ...]]:
+    """Queries, keys and values made by the projections of these letters, of the rows of these letters: `qkk` makes values with
+    the projection, or of the rows, of the keys."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-        laid = dict(zip(order, inputs_of(layer), strict=True))
-        return tuple(laid[letter](given) for letter, given in zip("qkv", rows[:3], strict=True))
+        projections = dict(zip("qkv", inputs_of(layer), strict=True))
+        given = dict(zip("qkv", rows[:3], strict=True))
+        return tuple(projections[p](given[r]) for p, r in zip(by, of, strict=True))
 
     return project
 
@@ -53,23 +56,16 @@ _FUSED = (
         "q, k, v = self.qkv(x).chunk(3, dim=-1)",
         "project",
         tuple(
-            MistakeVariant(f"what is named {', '.join('qkv')} is used as {', '.join(order)}", order_of(order))
+            MistakeVariant(
+                f"what is named q, k, v is used as {', '.join(order)}",
+                projected("".join("qkv"[order.index(letter)] for letter in "qkv")),
+            )
             for order in OTHER_ORDERS
         ),
         operations=("chunk", "split", "unbind", "tensor_split"),
         applies=lambda hints, layer: hints.is_order_known,
     ),
 )
-
-
-def used_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Projections by the letter of what each is used for, one of them twice: `qkk` makes values with that of the keys."""
-
-    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-        named = dict(zip("qkv", inputs_of(layer), strict=True))
-        return tuple(named[letter](given) for letter, given in zip(letters, rows[:3], strict=True))
-
-    return project
 
 
 def not_projected(letter: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -108,7 +104,7 @@ _EXCHANGED = (
             (
                 MistakeVariant(
                     f"the {taker} are made by the projection of the {giver}",
-                    used_as("qkv".replace(taker[0], giver[0])),
+                    projected("qkv".replace(taker[0], giver[0])),
                     is_rare=taker != "values" or giver != "keys",
                 ),
             ),
@@ -144,7 +140,9 @@ _EXCHANGED = (
         "project",
         tuple(
             MistakeVariant(
-                f"queries, keys and values are made by the projection of the {name}", used_as(name[0] * 3), is_rare=True
+                f"queries, keys and values are made by the projection of the {name}",
+                projected(name[0] * 3),
+                is_rare=True,
             )
             for name in ("queries", "keys", "values")
         ),
@@ -165,16 +163,6 @@ _EXCHANGED = (
 )
 
 
-def rows_for(order: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Queries, keys and values made from other rows: `order` says from whose, "qkk" the values from those of the keys."""
-
-    def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-        given = dict(zip("qkv", rows[:3], strict=True))
-        return tuple(projection(given[letter]) for projection, letter in zip(inputs_of(layer), order, strict=True))
-
-    return project
-
-
 _ROWS = (
     Mistake(
         "values-of-queries",
@@ -183,7 +171,7 @@ _ROWS = (
         "with another text as context, nothing of it reaches the output but its shares",
         "v = self.v_proj(context)",
         "project",
-        (MistakeVariant("the values come from the rows that ask", rows_for("qkq")),),
+        (MistakeVariant("the values come from the rows that ask", projected(of="qkq")),),
         site="v_proj",
     ),
     Mistake(
@@ -193,7 +181,7 @@ _ROWS = (
         "what is given for the values is never read: wherever keys and values differ, the keys come out",
         "v = self.v_proj(value)",
         "project",
-        (MistakeVariant("the values come from the rows of the keys", rows_for("qkk")),),
+        (MistakeVariant("the values come from the rows of the keys", projected(of="qkk")),),
         site="v_proj",
     ),
     Mistake(
@@ -204,8 +192,8 @@ _ROWS = (
         "k = self.k_proj(key)",
         "project",
         (
-            MistakeVariant("the keys come from the rows of the values", rows_for("qvv")),
-            MistakeVariant("keys and values come from each other's rows", rows_for("qvk")),
+            MistakeVariant("the keys come from the rows of the values", projected(of="qvv")),
+            MistakeVariant("keys and values come from each other's rows", projected(of="qvk")),
         ),
         site="k_proj",
     ),
@@ -216,7 +204,7 @@ _ROWS = (
         "queries are compared with each other, whatever the keys are",
         "k = self.k_proj(key)",
         "project",
-        (MistakeVariant("the keys come from the rows that ask", rows_for("qqv")),),
+        (MistakeVariant("the keys come from the rows that ask", projected(of="qqv")),),
         site="k_proj",
     ),
 )
@@ -322,50 +310,43 @@ def pairing_of(layer: ReferenceLayer) -> Pairing:
     return layer.pairing
 
 
-def rotated_as(pairing_q: Pairing, pairing_k: Pairing, angles: Pairing | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Columns paired in one way, and the table of angles laid out in another."""
+class Rotation(NamedTuple):
+    """How queries or keys are rotated: `shift` places too far, with the columns paired as the layer does where `pairing` is None,
+    by `angles` that are laid out for another pairing, backwards with a `sign` of −1."""
 
-    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        pairing_of(layer)
-        start = k.shape[2] - q.shape[2]
-        return rotated(q, layer, start, pairing_q, angles), rotated(k, layer, 0, pairing_k, angles)
+    pairing: Pairing | None = None
+    angles: Pairing | None = None
+    shift: int = 0
+    sign: int = 1
+
+
+AS_IT_SHOULD_BE = Rotation()
+
+
+def rotated_as(
+    of_q: Rotation | None = AS_IT_SHOULD_BE, of_k: Rotation | None = AS_IT_SHOULD_BE
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Queries and keys rotated in these ways; None is not rotated."""
+
+    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        pairing = pairing_of(layer)
+        return tuple(
+            t if how is None
+            else rotated(t, layer, k.shape[2] - t.shape[2] + how.shift, how.pairing or pairing, how.angles, sign=how.sign)
+            for t, how in ((q, of_q), (k, of_k))
+        )  # fmt: skip
 
     return rotate
 
 
-def rotated_other(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def rotated_other(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """The other pairing than that which is meant."""
-    other: Pairing = "interleaved" if layer.pairing == "half" else "half"
-    return rotated_as(other, other, None)(layer, q, k)
+    other = Rotation("interleaved" if layer.pairing == "half" else "half")
+    return rotated_as(other, other)(layer, q, k)
 
 
-def rotated_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
-    """Values turned like keys."""
-    return rotated(v, layer, 0, pairing_of(layer))
-
-
-def rotated_queries(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys are not turned."""
-    pairing_of(layer)
-    return stages.rotate(layer, q, k)[0], k
-
-
-def rotated_keys(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries are not turned."""
-    pairing_of(layer)
-    return q, stages.rotate(layer, q, k)[1]
-
-
-def rotated_off_by(places: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Queries turned by the place of a neighbour."""
-
-    def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        pairing, start = pairing_of(layer), k.shape[2] - q.shape[2]
-        return rotated(q, layer, start + places, pairing), rotated(k, layer, 0, pairing)
-
-    return rotate
-
-
+_HALVES, _NEIGHBOURS = Rotation("half"), Rotation("interleaved")
+_HALVES_BY_NEIGHBOURS, _NEIGHBOURS_BY_HALVES = Rotation("half", "interleaved"), Rotation("interleaved", "half")
 _PAIRING = Mistake(
     "rope-pairing",
     "rotary positions pair columns in another way than their angles, or the weights, are made for",
@@ -376,13 +357,14 @@ _PAIRING = Mistake(
     (
         MistakeVariant(
             "neighbouring columns are turned by angles laid out for halves",
-            rotated_as("interleaved", "interleaved", "half"),
+            rotated_as(_NEIGHBOURS_BY_HALVES, _NEIGHBOURS_BY_HALVES),
         ),
         MistakeVariant(
-            "halves are turned by angles laid out for neighbouring columns", rotated_as("half", "half", "interleaved")
+            "halves are turned by angles laid out for neighbouring columns",
+            rotated_as(_HALVES_BY_NEIGHBOURS, _HALVES_BY_NEIGHBOURS),
         ),
-        MistakeVariant("queries are turned by halves and keys by neighbours", rotated_as("half", "interleaved", None)),
-        MistakeVariant("queries are turned by neighbours and keys by halves", rotated_as("interleaved", "half", None)),
+        MistakeVariant("queries are turned by halves and keys by neighbours", rotated_as(_HALVES, _NEIGHBOURS)),
+        MistakeVariant("queries are turned by neighbours and keys by halves", rotated_as(_NEIGHBOURS, _HALVES)),
     ),
 )
 _ROTATIONS = (
@@ -399,7 +381,7 @@ _ROTATIONS = (
         "what a token hands over depends on where it stands",
         "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
         "rotate_values",
-        (MistakeVariant("the values are turned too", rotated_values),),
+        (MistakeVariant("the values are turned too", lambda layer, v: rotated(v, layer, 0, pairing_of(layer))),),
     ),
     Mistake(
         "rope-of-queries-only",
@@ -408,7 +390,7 @@ _ROTATIONS = (
         "scores depend on where the query stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the keys are not turned", rotated_queries),),
+        (MistakeVariant("the keys are not turned", rotated_as(of_k=None)),),
         site="k",
     ),
     Mistake(
@@ -418,7 +400,7 @@ _ROTATIONS = (
         "scores depend on where the key stands instead of on the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the queries are not turned", rotated_keys),),
+        (MistakeVariant("the queries are not turned", rotated_as(of_q=None)),),
     ),
     Mistake(
         "rope-offset",
@@ -428,8 +410,8 @@ _ROTATIONS = (
         "q, k = rotate(q, places), rotate(k, places)",
         "rotate",
         (
-            MistakeVariant("queries are turned one place too far", rotated_off_by(1)),
-            MistakeVariant("keys are turned one place too far", rotated_off_by(-1)),
+            MistakeVariant("queries are turned one place too far", rotated_as(Rotation(shift=1))),
+            MistakeVariant("keys are turned one place too far", rotated_as(Rotation(shift=-1))),
         ),
     ),
 )
@@ -502,11 +484,6 @@ def rotated_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tenso
     return rotate
 
 
-def rotated_back(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries turned one way, keys the other."""
-    return stages.rotate(layer, q, k)[0], rotated(k, layer, 0, pairing_of(layer), sign=-1)
-
-
 def rotated_one_way(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Both columns of a pair get the sine of the other with the same sign: no rotation."""
     pairing = pairing_of(layer)
@@ -550,7 +527,7 @@ _ANGLES = (
         "scores depend on the sum of two places instead of their difference",
         "t * cos + rotate(t) * sin for both",
         "rotate",
-        (MistakeVariant("keys are turned backwards", rotated_back),),
+        (MistakeVariant("keys are turned backwards", rotated_as(of_k=Rotation(sign=-1))),),
         site="k",
     ),
     Mistake(

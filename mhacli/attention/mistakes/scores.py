@@ -23,11 +23,6 @@ from mhacli.attention.mistakes.stages import (
 # ---------------------------------------------------------------------------------------------------- products and their scale
 
 
-def swapped(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
-    """`k qᵀ`."""
-    return k @ q.mT
-
-
 def assigned_names(source: str) -> list[str]:
     """The names that a line assigns."""
     try:
@@ -66,7 +61,7 @@ _PRODUCTS = (
         "every token asks with its key and is found by its query; with a causal mask, or trained weights, that is another model",
         "q @ k.transpose(-2, -1)",
         "products",
-        (MistakeVariant("the scores are k qᵀ instead of q kᵀ", swapped),),
+        (MistakeVariant("the scores are k qᵀ instead of q kᵀ", lambda layer, q, k: k @ q.mT),),
         applies=lambda hints, layer: hints.is_order_known,
         rather_than={"qkv-order": _is_unpacked_in_order},
     ),
@@ -456,11 +451,6 @@ _SINKS = (
 )
 
 
-def no_softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Scores as shares."""
-    return scores
-
-
 def softmax_twice(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """Shares of shares."""
     return stages.softmax(layer, scores).softmax(dim=-1)
@@ -485,7 +475,7 @@ _SOFTMAXES = (
         "shares are negative and unbounded: nothing is attended to in particular",
         "scores.softmax(dim=-1) @ v",
         "softmax",
-        (MistakeVariant("the scores themselves weigh the values", no_softmax),),
+        (MistakeVariant("the scores themselves weigh the values", lambda layer, scores: scores),),
     ),
     Mistake(
         "softmax-twice",
