@@ -67,21 +67,19 @@ class InputDrawer:
         width = self.sizes.d_context if context else self.sizes.d_in
         return self.numbers(batch or self.sizes.batch, *heads, length, width)
 
-    def own_rows(self, length: int | None = None, *, batch: int | None = None) -> Inputs:
-        """As many keys as queries: the queries' own rows where the widths allow it; of a function q, k and v."""
-        length = length or self.sizes.q_len
-        if self.n_heads is None and self.sizes.d_in == self.sizes.d_context:
-            return Inputs(self.rows(length, batch=batch))
-        return self._inputs(length, length, batch, values=self.n_heads is not None)
-
-    def with_context(self, q_len: int | None = None, k_len: int | None = None, *, batch: int | None = None) -> Inputs:
-        """Keys that are other rows than the queries, and of another number; of a function q, k and v."""
-        values = self.separate_values or self.n_heads is not None
-        return self._inputs(q_len or self.sizes.q_len, k_len or self.sizes.k_len, batch, values=values)
-
-    def _inputs(self, q_len: int, k_len: int, batch: int | None, *, values: bool) -> Inputs:
-        queries, keys = self.rows(q_len, batch=batch), self.rows(k_len, context=True, batch=batch)
-        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if values else None)
+    def inputs(
+        self, *, with_context: bool, q_len: int | None = None, k_len: int | None = None, batch: int | None = None
+    ) -> Inputs:
+        """Rows that attend to themselves, where the widths allow it, or `with_context` to other rows, of another number; of a
+        function q, k and v."""
+        q_len = q_len or self.sizes.q_len
+        queries = self.rows(q_len, batch=batch)
+        if not with_context and self.n_heads is None and self.sizes.d_in == self.sizes.d_context:
+            return Inputs(queries)
+        k_len = k_len or self.sizes.k_len if with_context else q_len
+        keys = self.rows(k_len, context=True, batch=batch)
+        has_values = self.n_heads is not None or (with_context and self.separate_values)
+        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None)
 
     def replaced(
         self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0

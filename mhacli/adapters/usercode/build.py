@@ -134,45 +134,29 @@ def _as_it_is(target: Target, request: TargetRequest) -> Built:
     if not isinstance(thing, nn.Module):
         return _function(target, thing if callable(thing) else thing.forward, request)
     _require_no_arguments(target, request, "a module that is built already")
-    module = _placed(thing, request)
-    original = copied(module)
-
-    def rebuild(changes: Mapping[str, Any]) -> Built:
-        _require_no_changes(target, changes)
-        return made(copied(original))
-
-    def made(module: nn.Module) -> Built:
-        return _unbuilt(target, module, module, rebuild)
-
-    return made(module)
+    return _unbuilt(target, _placed(thing, request))
 
 
 def _function(target: Target, call: Callable[..., Any], request: TargetRequest) -> Built:
     _require_no_arguments(target, request, "a function")
+    return _unbuilt(target, call)
+
+
+def _unbuilt(target: Target, call: Callable[..., Any]) -> Built:
+    """What is taken as it is; built anew it is a copy of a module as it was first, and the same function."""
+    module = call if isinstance(call, nn.Module) else None
+    original = copied(call) if module is not None else call
 
     def rebuild(changes: Mapping[str, Any]) -> Built:
-        _require_no_changes(target, changes)
-        return built
+        if changes:
+            raise MhaError(f"{target.name} must be a class to be built with {', '.join(changes)}", code="argument")
+        again = copied(original)
+        return built if module is None else _unbuilt(target, again)
 
-    built = _unbuilt(target, call, None, rebuild)
-    return built
-
-
-def _unbuilt(
-    target: Target, call: Callable[..., Any], module: nn.Module | None, rebuild: Callable[[Mapping[str, Any]], Built]
-) -> Built:
-    return Built(
-        name=target.name,
-        thing=target.thing,
-        call=call,
-        module=module,
-        arguments={},
-        given=frozenset(),
-        guesses=(),
-        rebuild=rebuild,
-        documentation=target.documentation,
-        file=target.file,
+    built = Built(
+        target.name, target.thing, call, module, {}, frozenset(), (), rebuild, target.documentation, target.file
     )
+    return built
 
 
 def _require_no_arguments(target: Target, request: TargetRequest, kind: str) -> None:
@@ -183,11 +167,6 @@ def _require_no_arguments(target: Target, request: TargetRequest, kind: str) -> 
             hint="--call-arg NAME=VALUE is passed to each call",
             code="argument",
         )
-
-
-def _require_no_changes(target: Target, changes: Mapping[str, Any]) -> None:
-    if changes:
-        raise MhaError(f"{target.name} must be a class to be built with {', '.join(changes)}", code="argument")
 
 
 # -------------------------------------------------------------------------------------------------------- what is built

@@ -26,7 +26,7 @@ from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, drawn_inputs, inputs_for, max_error, randomised
+from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, inputs_for, max_error, randomised
 from mhacli.compute.user_trace.dataflow import Dataflow
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
@@ -266,10 +266,10 @@ def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[Error
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
     draw = InputDrawer.of(common, seed)
-    yield _gap("rows that attend to themselves", one, other, drawn_inputs(draw, with_context=False))
+    yield _gap("rows that attend to themselves", one, other, draw.inputs(with_context=False))
     if one.takes_context and other.takes_context:
-        yield _gap("fewer queries than keys", one, other, drawn_inputs(draw, with_context=True))
-    inputs = drawn_inputs(draw, with_context=one.takes_context and other.takes_context)
+        yield _gap("fewer queries than keys", one, other, draw.inputs(with_context=True))
+    inputs = draw.inputs(with_context=one.takes_context and other.takes_context)
     if one.mask_forms and other.mask_forms:
         masked = inputs._replace(allowed=draw.allowed(inputs)[:1])
         yield _least("a mask", one, other, masked, one.mask_forms, other.mask_forms, "mask")
@@ -374,7 +374,7 @@ def _fix(request: CheckRequest, parting: FirstDifference | None) -> str:
 def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None:
     """The smallest of a few small inputs on which the two differ."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        inputs = InputDrawer.of(replace_sizes(one, other), seed).own_rows(length, batch=batch)
+        inputs = InputDrawer.of(replace_sizes(one, other), seed).inputs(with_context=False, q_len=length, batch=batch)
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"

@@ -23,7 +23,7 @@ from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
-from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, drawn_inputs, make_case, max_error
+from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, make_case, max_error
 from mhacli.results.check import FirstDifference
 
 
@@ -318,7 +318,7 @@ def _small(
     kind: InputKind, subject: UserAttention, like: InputCase, seed: int, sizes: tuple[int, int, int], *, other: bool
 ) -> InputCase:
     batch, q_len, k_len = sizes
-    inputs = drawn_inputs(InputDrawer.of(subject, seed), with_context=other, batch=batch, q_len=q_len, k_len=k_len)
+    inputs = InputDrawer.of(subject, seed).inputs(with_context=other, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:
         inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
     if like.padding is not None:

@@ -52,20 +52,6 @@ class InputCase:
         return max(largest, 1e-30) * (LARGE_TOLERANCE if self.kind == "large" else TOLERANCE)
 
 
-def drawn_inputs(
-    drawer: InputDrawer,
-    *,
-    with_context: bool,
-    batch: int | None = None,
-    q_len: int | None = None,
-    k_len: int | None = None,
-) -> Inputs:
-    """Rows that attend to themselves, or `with_context` to others."""
-    if with_context:
-        return drawer.with_context(q_len, k_len, batch=batch)
-    return drawer.own_rows(q_len, batch=batch)
-
-
 def ask(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
@@ -121,17 +107,17 @@ def max_error(one: Tensor, other: Tensor) -> float:
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = InputDrawer.of(subject, seed)
-    yield make_case("core", "rows that attend to themselves", subject, drawn_inputs(draw, with_context=False))
+    yield make_case("core", "rows that attend to themselves", subject, draw.inputs(with_context=False))
     if subject.takes_context:
-        yield make_case("core", "fewer queries than keys", subject, drawn_inputs(draw, with_context=True))
+        yield make_case("core", "fewer queries than keys", subject, draw.inputs(with_context=True))
     elif subject.n_rows > 1:
-        yield make_case("core", "other rows for each argument", subject, drawn_inputs(draw, with_context=True))
+        yield make_case("core", "other rows for each argument", subject, draw.inputs(with_context=True))
 
 
 def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
     """The same mask written in every form that is accepted, one case each."""
     draw = InputDrawer.of(subject, seed)
-    inputs = drawn_inputs(draw, with_context=subject.takes_context)
+    inputs = draw.inputs(with_context=subject.takes_context)
     inputs = inputs._replace(allowed=draw.allowed(inputs))
     for form in forms:
         wanted = inputs
@@ -148,7 +134,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
     draw = InputDrawer.of(subject, seed)
-    inputs = drawn_inputs(draw, with_context=subject.takes_context, batch=4)
+    inputs = draw.inputs(with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
         return make_case("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
@@ -159,7 +145,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
 def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
     """Padding written in every form that is accepted, one case each."""
     draw = InputDrawer.of(subject, seed)
-    inputs = drawn_inputs(draw, with_context=subject.takes_context)
+    inputs = draw.inputs(with_context=subject.takes_context)
     holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
     for form in forms:
         padded = inputs._replace(real=right if form.kind == "lengths" else holes)
@@ -231,7 +217,7 @@ def _pristine(built: Built, probed: Probed) -> nn.Module | None:
 def _remembers_masks(subject: UserAttention, forgetful: UserAttention, seed: int) -> bool:
     """Whether the mask of one call is still there in the next one."""
     draw = InputDrawer.of(subject, seed)
-    inputs = drawn_inputs(draw, with_context=subject.takes_context)
+    inputs = draw.inputs(with_context=subject.takes_context)
     for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
         is_padding = form in subject.padding_forms
         given = (
@@ -349,7 +335,7 @@ def runs_of(
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
     asked = [
-        drawn_inputs(InputDrawer.of(subject, seed + number), with_context=other, q_len=q_len, k_len=k_len)
+        InputDrawer.of(subject, seed + number).inputs(with_context=other, q_len=q_len, k_len=k_len)
         for number in range(2)
     ]
     first, second = (watch(partial(ask, subject, inputs), subject.built.files)[1] for inputs in asked)

@@ -57,7 +57,7 @@ class TraceSizes:
         sizes = InputSizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
         drawer = InputDrawer(sizes, seed=seed, n_heads=self.n_heads, drawn_in=torch.float32, dtype=dtype, device=device)
         has_keys = self.takes_context or is_function
-        inputs = drawer.with_context() if has_keys else Inputs(drawer.rows(self.q_len))
+        inputs = drawer.inputs(with_context=True) if has_keys else Inputs(drawer.rows(self.q_len))
         if self.mask is not None:
             places = torch.arange(max(self.q_len, self.k_len), device=device)
             allowed = (places[: self.k_len] <= places[: self.q_len, None])[None, None]

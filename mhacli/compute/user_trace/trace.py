@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -72,17 +72,8 @@ class WalkRequest:
 
 def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The record of a walk, without arrays, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
-    asked = decode(WalkRequest, request, "request")
-    subject = ready(asked.of, stage)
-
-    def subjects(built: Built) -> UserAttention:
-        stage(f"finding out how to call {asked.of.target} with other widths")
-        return find_user_attention(built, asked.of)
-
-    def tell(doing: str) -> None:
-        stage(f"{doing} {asked.of.target}")
-
-    record = walk_subject(subject, asked.of, subjects=subjects, tell=tell, values=asked.values, command=asked.command)
+    decoded = decode(WalkRequest, request, "request")
+    record = walk_subject(ready(decoded.of, stage), decoded, stage)
     return json.dumps(record.document(), allow_nan=False).encode()
 
 
@@ -108,38 +99,29 @@ class WatchedCall(NamedTuple):
         return MeasuredRun(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
 
 
-def walk_subject(
-    subject: UserAttention,
-    request: TargetRequest,
-    *,
-    subjects: Callable[[Built], UserAttention],
-    tell: Callable[[str], None] = lambda doing: None,
-    values: bool = False,
-    command: tuple[str, ...] = (),
-) -> Record:
+def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> Record:
     """The record of one call of a user's attention, with an entry of the trace for each operation that made something.
 
-    It is called again with other lengths and, where it can be rebuilt (`subjects` finds how to call what was), other widths,
-    to tell axes apart; what then fails is done without. `tell` hears what begins, before each call. Raises what the first call
-    raises.
+    It is called again with other lengths and, where it can be rebuilt, other widths, to tell axes apart; what then fails is done
+    without. Raises what the first call raises.
     """
-    asked = first_sizes(subject, causal=request.causal)
+    target, calling = request.of, f"calling {request.of.target}"
+    sizes = first_sizes(subject, causal=target.causal)
     fresh = fresh_copy(subject), fresh_copy(subject)
-    tell("calling")
-    first = _watched_call(subject, asked, request.seed)
-    passes = [first, *_others(fresh[0], asked, request, subjects, tell)]
+    stage(calling)
+    first = _watched_call(subject, sizes, target.seed)
+    passes = [first, *_others(fresh[0], sizes, target, stage)]
     runs = [one.measured() for one in passes]
     axes = {index: axes_of(place, first.sites[index], runs) for index, place in enumerate(first.places)}
     if "key" not in known_words(runs):
         axes = distinguish_lengths(first.flow, first.roles, axes)
     given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
     walked = TracedCall(first.flow, first.roles, first.sites, first.places, axes, given, _repeated(first, runs))
-    tell("calling")
-    record = _record(subject, request, first, runs, command)
+    stage(calling)
     return replace(
-        record,
-        trace=steps_of(walked, values=values),
-        self_check=_check(first.answer.out, _unwatched(fresh[1], asked, request.seed)),
+        _record(subject, target, first, runs, request.command),
+        trace=steps_of(walked, values=request.values),
+        self_check=_check(first.answer.out, _unwatched(fresh[1], sizes, target.seed)),
     )
 
 
@@ -204,15 +186,9 @@ def _given_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
             "key" if axes[-1:] == ("query",) else axes[-1])  # fmt: skip
 
 
-def _others(
-    subject: UserAttention,
-    asked: TraceSizes,
-    request: TargetRequest,
-    subjects: Callable[[Built], UserAttention],
-    tell: Callable[[str], None],
-) -> Iterator[WatchedCall]:
+def _others(subject: UserAttention, asked: TraceSizes, request: TargetRequest, stage: Stage) -> Iterator[WatchedCall]:
     """Calls with other lengths, and with other heads and widths; without those that it does not take."""
-    tell("calling")
+    stage(f"calling {request.target}")
     with suppress(Exception):
         yield _watched_call(subject, other_lengths(asked), request.seed)
     if subject.is_function:
@@ -220,9 +196,11 @@ def _others(
             yield _watched_call(subject, other_heads(other_lengths(asked)), request.seed)
         return
     for changes in islice(other_widths(subject.built), _MAX_BUILDS):
-        tell("building")
+        stage(f"building {request.target}")
         with suppress(Exception):
-            other = subjects(subject.built.rebuild(changes))
+            built = subject.built.rebuild(changes)
+            stage(f"finding out how to call {request.target} with other widths")
+            other = find_user_attention(built, request)
             yield _watched_call(other, first_sizes(other, causal=request.causal), request.seed)
             return
 

@@ -450,7 +450,7 @@ class TrialRunner:
         n_heads = trial.convention.n_heads if trial.convention.is_function else None
         values = any(slot.part == "values" for slot in trial.convention.slots)
         draw = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=values)
-        inputs = draw.with_context() if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
+        inputs = draw.inputs(with_context=True) if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
         return map_rows(inputs, lambda rows: _SMALL * rows)
 
     def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> CallSetting:

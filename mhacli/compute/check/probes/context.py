@@ -177,11 +177,11 @@ class ProbeContext:
 
     def square(self, length: int | None = None, *, batch: int | None = None, factor: float = 1.0) -> Inputs:
         """As many keys as queries: the queries' own rows, of a function q, k and v."""
-        return _times(self._drawer.own_rows(length, batch=batch), factor)
+        return _times(self._drawer.inputs(with_context=False, q_len=length, batch=batch), factor)
 
     def oblong(self, k_len: int | None = None, *, factor: float = 1.0) -> Inputs:
         """Keys of their own, of another number than the queries."""
-        return _times(self._drawer.with_context(k_len=k_len), factor)
+        return _times(self._drawer.inputs(with_context=True, k_len=k_len), factor)
 
     def replaced(
         self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0
