@@ -799,7 +799,7 @@ class Dying(Separate):
 
 
 def test_what_works_once_keeps_state(monkeypatch):
-    monkeypatch.setattr("mhacli.compute.check.probes.ProbeContext.timed", lambda self, inputs: 0.001)
+    monkeypatch.setattr("mhacli.compute.check.probes.context.ProbeContext.timed", lambda self, inputs: 0.001)
     answers, facts = found(subject(Dying))
     assert answers["determinism"].message.endswith("raises RuntimeError: worn out")
     assert facts.keeps_state
@@ -807,7 +807,7 @@ def test_what_works_once_keeps_state(monkeypatch):
 
 def test_a_slow_one_is_asked_little(monkeypatch):
     for call_s, most in ((0.06, 75), (0.6, 25), (10.0, 25)):
-        monkeypatch.setattr("mhacli.compute.check.probes.ProbeContext.timed", lambda self, inputs, s=call_s: s)
+        monkeypatch.setattr("mhacli.compute.check.probes.context.ProbeContext.timed", lambda self, inputs, s=call_s: s)
         asked = subject(Separate, **BY_MASK, of={"d_model": D, "n_heads": HEADS, "dropout": 0.1})
         answers, _ = found(asked)
         assert asked.n_calls <= most

@@ -64,7 +64,7 @@ def found(name) -> Found:
         *mask_cases(subject, 0, subject.mask_forms),
         *padding_cases(subject, 0, subject.padding_forms),
     ):
-        for hypothesis in singles(layers, pool, [scene], ()):
+        for hypothesis in (one for layer in layers for one in singles(layer, pool, [scene], ())):
             if hypothesis.matches and difference(hypothesis.layer, RIGHT, scene) > scene.tolerance:
                 return Found(subject, hypothesis.layer, hypothesis.made[0], scene)
     raise LookupError(name)
