@@ -79,7 +79,7 @@ class _Watcher(TorchFunctionMode):
     def _note(
         self, name: str, inputs: list[Tensor], outputs: list[Tensor], arguments: Mapping[str, Any], *, is_one: bool
     ) -> None:
-        place = _place(self.files)
+        place = _author_line(self.files)
         if place is None and name not in _WHOLE:
             return
         if len(self.seen) + len(outputs) > MAX_OPERATIONS:
@@ -140,7 +140,7 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _place(files: frozenset[str]) -> SourceLine | None:
+def _author_line(files: frozenset[str]) -> SourceLine | None:
     """The innermost line of the author's code that is being run; None where no code but our own asked for it."""
     frame: FrameType | None = sys._getframe(2)
     frames = list(_outwards(frame))

@@ -116,13 +116,12 @@ def _singles(
 ) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
     """A projection of its own, or one for each head."""
     if len(group) > 1:
-        made = [
-            next(_matrices(part, widths, letter), None) for part in sorted(group, key=lambda part: part.number or 0)
-        ]
+        group = tuple(sorted(group, key=lambda part: part.number or 0))
+        made = [next(_matrices(part, widths, letter), None) for part in group]
         if all(one is not None for one in made):
             weights = [one[0] for one in made if one is not None]
-            biases = [part.bias for part in sorted(group, key=lambda part: part.number or 0)]
-            bias = None if any(b is None for b in biases) else torch.cat([b for b in biases if b is not None])
+            biases = [part.bias for part in group if part.bias is not None]
+            bias = torch.cat(biases) if len(biases) == len(group) else None
             yield Projection(torch.cat(weights), bias), (Choice("per-head", "each head has projections of its own"),)
         return
     for weight, choices in _matrices(group[0], widths, letter):

@@ -87,7 +87,7 @@ class StepConvention:
         kept = [_state(call if not self.passing.names else held)]
         outs, start = [], 0
         for end in ends:
-            result = self._asked(call, rows[:, start:end], start, held)
+            result = self._call_step(call, rows[:, start:end], start, held)
             outs.append(self._output(result, rows.shape[0], end - start, end))
             if self.passing.paths:
                 held = [part_at(result, path) for path in self.passing.paths]
@@ -96,11 +96,13 @@ class StepConvention:
             start = end
         return StepResults(tuple(outs), tuple(kept))
 
-    def _asked(self, call: Callable[..., Any], rows: Tensor, start: int, held: Any) -> Any:
+    def _call_step(self, call: Callable[..., Any], rows: Tensor, start: int, held: Any) -> Any:
         caller, convention = self.caller, self.caller.convention
         end = start + rows.shape[1]
         fixed = dict(convention.fixed) | dict.fromkeys(self.switches, True)
-        fixed |= {name: _place(kind, rows.shape[0], start, end, caller.device) for name, kind in self.placed}
+        fixed |= {
+            name: _position_argument(kind, rows.shape[0], start, end, caller.device) for name, kind in self.placed
+        }
         if self.passing.names and held is not None:
             values = held if len(self.passing.names) > 1 else [held]
             fixed |= dict(zip(self.passing.names, values, strict=True))
@@ -216,7 +218,7 @@ def _returned(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[Any, 
     for placed in product(*places):
         chosen = replace(base, placed=tuple(placed))
         try:
-            result = chosen._asked(copied(caller.built.call), rows, 0, None)
+            result = chosen._call_step(copied(caller.built.call), rows, 0, None)
             break
         except Exception:  # a position that is written in another way
             continue
@@ -254,7 +256,7 @@ def _kinds(parameter: CallParameter) -> list[tuple[str, str]]:
     return [(parameter.name, kind) for kind in kinds]
 
 
-def _place(kind: str, batch: int, start: int, end: int, device: torch.device) -> Any:
+def _position_argument(kind: str, batch: int, start: int, end: int, device: torch.device) -> Any:
     if kind == "number":
         return start
     if kind == "tensor":

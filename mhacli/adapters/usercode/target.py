@@ -41,27 +41,27 @@ class Target(NamedTuple):
 
 def split_target(target: str) -> tuple[str, str]:
     """The file or module and the dotted name in it. Raises `UsageError` for what has not the form of a target."""
-    place, colon, name = target.rpartition(":")
+    location, colon, name = target.rpartition(":")
     if not colon:
         raise UsageError(f"target must be {_FORM}, got {target[:200]!r}", hint=_without_colon(target))
     if not name or not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(f"target must end in the name of a class or function, got {name[:200]!r}", hint=_FORM)
-    if not is_file(place) and not all(part.isidentifier() for part in place.split(".")):
-        raise UsageError(f"target must begin with a file or a module, got {place[:200]!r}", hint=_FORM)
-    return place, name
+    if not is_file(location) and not all(part.isidentifier() for part in location.split(".")):
+        raise UsageError(f"target must begin with a file or a module, got {location[:200]!r}", hint=_FORM)
+    return location, name
 
 
-def is_file(place: str) -> bool:
+def is_file(location: str) -> bool:
     """Whether the part before the colon means a file, not a module."""
-    return place.endswith(".py") or "/" in place or os.sep in place
+    return location.endswith(".py") or "/" in location or os.sep in location
 
 
 def require_readable(target: str) -> None:
     """Refuses a wrong target without importing anything: `UsageError` for its form, `MhaError` for a file
     that cannot be read."""
-    place, _ = split_target(target)
-    if is_file(place):
-        _require_source(place)
+    location, _ = split_target(target)
+    if is_file(location):
+        _require_source(location)
 
 
 def find_target(target: str) -> Target:
@@ -70,19 +70,19 @@ def find_target(target: str) -> Target:
     Raises `UsageError` for what has not the form of a target, and `MhaError` that says what is missing, or what their code raised
     and where.
     """
-    place, name = split_target(target)
-    module = _import_file(place) if is_file(place) else _import_module(place)
-    thing = _found(module, place, name)
+    location, name = split_target(target)
+    module = _import_file(location) if is_file(location) else _import_module(location)
+    thing = _thing_named(module, location, name)
     if inspect.ismodule(thing):
         raise MhaError(
-            f"{name} of {place} must be a class or function, got a module",
+            f"{name} of {location} must be a class or function, got a module",
             hint=f"{thing.__name__}:NAME",
             code="no-target",
         )
     if not (callable(thing) or hasattr(thing, "forward")):
         raise MhaError(
-            f"{name} of {place} must be a class or function, got a value of type {type(thing).__name__}",
-            hint=_listed(module, place),
+            f"{name} of {location} must be a class or function, got a value of type {type(thing).__name__}",
+            hint=_listed(module, location),
             code="no-target",
         )
     return Target(target, thing, source_file(thing), documentation_of(thing))
@@ -129,9 +129,9 @@ class _Source(SourceFileLoader):
         return code
 
 
-def _import_file(place: str) -> ModuleType:
-    _require_source(place)
-    path = os.path.abspath(place)
+def _import_file(location: str) -> ModuleType:
+    _require_source(location)
+    path = os.path.abspath(location)
     root, names = _package_of(Path(path))
     _put_first(_here(), root)
     sys.path.append(os.path.dirname(path))  # siblings that a file of a package imports as if it were none
@@ -147,14 +147,14 @@ def _import_file(place: str) -> ModuleType:
         advice = None
         if isinstance(fault, ImportError) and "relative import" in str(fault):
             advice = "name it as PACKAGE.MODULE:NAME from the folder that holds its package"
-        raise user_code_error(f"{place} must be importable", fault, path, code="import", advice=advice) from fault
+        raise user_code_error(f"{location} must be importable", fault, path, code="import", advice=advice) from fault
     loaded = getattr(module, "__file__", None)
     if loaded is None or not os.path.samefile(loaded, path):
         raise MhaError(
-            f"{place} must be the module {name}, got {shown_path(str(loaded))}, which is imported under that name",
+            f"{location} must be the module {name}, got {shown_path(str(loaded))}, which is imported under that name",
             hint="another name for its folder tells them apart",
             code="import",
-            path=place,
+            path=location,
         )
     return module
 
@@ -180,26 +180,26 @@ def _run_file(name: str, path: str) -> ModuleType:
     return module
 
 
-def _import_module(place: str) -> ModuleType:
+def _import_module(location: str) -> ModuleType:
     _put_first(_here())
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(location)
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as fault:
         missing = fault.name or ""
-        if place != missing and not place.startswith(f"{missing}."):
-            raise user_code_error(f"{place} must be importable", fault, None, code="import") from fault
+        if location != missing and not location.startswith(f"{missing}."):
+            raise user_code_error(f"{location} must be importable", fault, None, code="import") from fault
         near = difflib.get_close_matches(missing, _modules_beside(missing), n=3)
         raise MhaError(
-            f"module {place} must exist, got no module {missing}",
+            f"module {location} must exist, got no module {missing}",
             hint=f"did you mean {' or '.join(near)}?"
             if near
             else "a file is named by its path, such as folder/file.py:NAME",
             code="no-target",
         ) from fault
     except BaseException as fault:
-        raise user_code_error(f"{place} must be importable", fault, None, code="import") from fault
+        raise user_code_error(f"{location} must be importable", fault, None, code="import") from fault
 
 
 def _modules_beside(missing: str) -> list[str]:
@@ -210,22 +210,24 @@ def _modules_beside(missing: str) -> list[str]:
     return [f"{parent}.{name}" for name in found] if parent else [*found, "torch"]
 
 
-def _require_source(place: str) -> None:
+def _require_source(location: str) -> None:
     """Raises `MhaError` unless the place is a Python file that can be read and decoded."""
-    if not os.path.lexists(place):
-        folder, name = os.path.split(place)
+    if not os.path.lexists(location):
+        folder, name = os.path.split(location)
         near = difflib.get_close_matches(name, [path.name for path in _python_files(folder)], n=3)
         hint = f"did you mean {' or '.join(os.path.join(folder, other) for other in near)}?" if near else None
-        raise MhaError(f"{place} does not exist", hint=hint, code="unreadable", path=place)
-    source = read_whole(place, MAX_SOURCE_BYTES)
-    if not place.endswith(".py"):
-        raise MhaError(f"{place} must be a Python file, *.py, got another kind", code="unreadable", path=place)
+        raise MhaError(f"{location} does not exist", hint=hint, code="unreadable", path=location)
+    source = read_whole(location, MAX_SOURCE_BYTES)
+    if not location.endswith(".py"):
+        raise MhaError(f"{location} must be a Python file, *.py, got another kind", code="unreadable", path=location)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
         source.decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as fault:
         raise MhaError(
-            f"{place} must be UTF-8, or say in its first line what it is, got {fault}", code="encoding", path=place
+            f"{location} must be UTF-8, or say in its first line what it is, got {fault}",
+            code="encoding",
+            path=location,
         ) from fault
 
 
@@ -263,38 +265,38 @@ def _here() -> str:
 # ----------------------------------------------------------------------------------------------------------- the name
 
 
-def _found(module: ModuleType, place: str, name: str) -> Any:
+def _thing_named(module: ModuleType, location: str, name: str) -> Any:
     thing: Any = module
     for depth, part in enumerate(name.split(".")):
         try:
             thing = getattr(thing, part)
         except AttributeError:
-            raise _missing(module, thing, place, name.split(".")[: depth + 1]) from None
+            raise _missing(module, thing, location, name.split(".")[: depth + 1]) from None
         except Exception as fault:
-            raise user_code_error(f"{part} of {place} must be readable", fault, None, code="import") from fault
+            raise user_code_error(f"{part} of {location} must be readable", fault, None, code="import") from fault
     return thing
 
 
-def _missing(module: ModuleType, owner: Any, place: str, parts: list[str]) -> MhaError:
+def _missing(module: ModuleType, owner: Any, location: str, parts: list[str]) -> MhaError:
     names = _offered(owner)
     public = [name for name in _public(owner) if not inspect.ismodule(vars(owner)[name])]
     near = difflib.get_close_matches(parts[-1], list(dict.fromkeys([*names, *public])), n=3)
-    holder = place if owner is module else f"{'.'.join(parts[:-1])} of {place}"
+    holder = location if owner is module else f"{'.'.join(parts[:-1])} of {location}"
     listed = ", ".join(names[:_MOST_LISTED]) + (
         f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     )
     before = "".join(f"{part}." for part in parts[:-1])
     return MhaError(
         f"{holder} must have {parts[-1]}, got {listed or 'no class or function'}",
-        hint=f"did you mean {' or '.join(f'{place}:{before}{other}' for other in near)}?" if near else None,
+        hint=f"did you mean {' or '.join(f'{location}:{before}{other}' for other in near)}?" if near else None,
         code="no-target",
         path=getattr(module, "__file__", None),
     )
 
 
-def _listed(module: ModuleType, place: str) -> str | None:
+def _listed(module: ModuleType, location: str) -> str | None:
     names = _offered(module)[:_MOST_LISTED]
-    return "; ".join(f"{place}:{name}" for name in names) or None
+    return "; ".join(f"{location}:{name}" for name in names) or None
 
 
 def _public(owner: Any) -> list[str]:
@@ -347,7 +349,7 @@ _NOT_THEIRS: Final = ("torch.nn.modules.module", "builtins", "typing", "abc")
 def source_file(thing: Any) -> str | None:
     """The absolute path of the Python file that a class or function, or an instance's class, is written in."""
     try:
-        found = inspect.getsourcefile(_written(thing))
+        found = inspect.getsourcefile(_defining_object(thing))
     except (TypeError, OSError):
         return None
     return os.path.abspath(found) if found and os.path.isfile(found) else None
@@ -355,7 +357,7 @@ def source_file(thing: Any) -> str | None:
 
 def documentation_of(thing: Any) -> str:
     """Docstrings of the class, its constructor and its call, or of the function; its comments; the docstring of its module."""
-    written = _written(thing)
+    written = _defining_object(thing)
     pieces = [vars(written).get("__doc__") if inspect.isclass(written) else getattr(written, "__doc__", None)]
     if inspect.isclass(written):
         pieces += [_docstring_of_method(written, name) for name in _METHODS]
@@ -364,7 +366,7 @@ def documentation_of(thing: Any) -> str:
     return "\n\n".join(inspect.cleandoc(piece) for piece in pieces if isinstance(piece, str) and piece.strip())
 
 
-def _written(thing: Any) -> Any:
+def _defining_object(thing: Any) -> Any:
     """The class or function whose source is meant: of a partial its function, of an instance its class."""
     for _ in range(100):
         if isinstance(thing, functools.partial):

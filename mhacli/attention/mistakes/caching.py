@@ -365,7 +365,7 @@ _ORDERS = (
 # ----------------------------------------------------------------------------------------------------------------------- masks
 
 
-def _seen(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
+def _visible_by(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
     def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
         return replace(laid, visible=rule(step, len(laid.keys))) if step.start else laid
 
@@ -408,26 +408,29 @@ def _with_room(is_meant: Callable[[DecodingStep], bool], *, sees_all: bool) -> C
 
 UNMASKED = MistakeVariant(
     "nothing keeps the tokens of a step from attending to the later ones of it",
-    _seen(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)),
+    _visible_by(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)),
 )
-TOP_LEFT = MistakeVariant("the causal mask of a step puts its first query at the first key", _seen(_top_left))
+TOP_LEFT = MistakeVariant("the causal mask of a step puts its first query at the first key", _visible_by(_top_left))
 TOP_LEFT_CHUNKS = MistakeVariant(
     "the causal mask of a step of several tokens puts its first query at the first key",
-    _seen(lambda step, n_keys: (_top_left if step.length > 1 else last_rows)(step, n_keys)),
+    _visible_by(lambda step, n_keys: (_top_left if step.length > 1 else last_rows)(step, n_keys)),
 )
 _SEEN = (
     TOP_LEFT,
     TOP_LEFT_CHUNKS,
     UNMASKED,
-    MistakeVariant("a step sees one key too few: not itself", _seen(lambda step, n: last_rows(step, n, -1))),
-    MistakeVariant("a step sees one key too many", _seen(lambda step, n: last_rows(step, n, 1))),
+    MistakeVariant("a step sees one key too few: not itself", _visible_by(lambda step, n: last_rows(step, n, -1))),
+    MistakeVariant("a step sees one key too many", _visible_by(lambda step, n: last_rows(step, n, 1))),
     MistakeVariant(
-        "the cached keys are hidden from a step", _seen(_columns(lambda step, column: column >= step.start))
+        "the cached keys are hidden from a step", _visible_by(_columns(lambda step, column: column >= step.start))
     ),
-    MistakeVariant("the keys of a step are hidden from it", _seen(_columns(lambda step, column: column < step.start))),
-    MistakeVariant("the first key is hidden from a step", _seen(_columns(lambda step, column: column > 0))),
     MistakeVariant(
-        "the last cached key is hidden from a step", _seen(_columns(lambda step, column: column != step.start - 1))
+        "the keys of a step are hidden from it", _visible_by(_columns(lambda step, column: column < step.start))
+    ),
+    MistakeVariant("the first key is hidden from a step", _visible_by(_columns(lambda step, column: column > 0))),
+    MistakeVariant(
+        "the last cached key is hidden from a step",
+        _visible_by(_columns(lambda step, column: column != step.start - 1)),
     ),
     MistakeVariant("the empty places of the cache are attended to", _with_room(lambda step: True, sees_all=False)),
     MistakeVariant(

@@ -262,7 +262,7 @@ def run(stages: Stages, layer: ReferenceLayer, asked: ReferenceInputs, tap: Tap 
             queries=layer.before(asked.queries), keys=layer.before(asked.keys), values=layer.before(asked.values)
         )
     q, k, v = heads(stages, layer, rows, tap)
-    keep = _seen(stages, layer, rows, q.shape[2], k.shape[2])
+    keep = _allowed_cells(stages, layer, rows, q.shape[2], k.shape[2])
     bias = None if layer.bias is None else layer.bias(asked)
     return Result(finished(stages, layer, (q, k, v), keep, bias, asked.queries, tap), keep)
 
@@ -287,7 +287,9 @@ def heads(
     return q, k, v
 
 
-def _seen(stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int) -> Tensor | None:
+def _allowed_cells(
+    stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int
+) -> Tensor | None:
     own = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
     given = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
     padding = None if rows.real is None else stages.padding_rule(layer, rows.real)

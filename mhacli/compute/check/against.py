@@ -62,7 +62,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
     assert request.against is not None
     one = ready(request.of, stage)
-    other = _other(request.against, _told(one), stage)
+    other = _other(request.against, _arguments_of_first(one), stage)
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
     best: list[ErrorSummary] = []
@@ -100,7 +100,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     )
 
 
-def _told(subject: UserAttention) -> tuple[tuple[str, str], ...]:
+def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
     """The arguments of the first that the other is built with too: those that were given or guessed, and every size."""
     return tuple(
         (argument.name, argument.value)
@@ -109,17 +109,19 @@ def _told(subject: UserAttention) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _other(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
+def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
     """The other, ready to be asked. Raises `MhaError`, whose hint speaks of its own options."""
     try:
-        return ready(_as_it_calls_them(request, told, stage), stage)
+        return ready(_as_it_calls_them(request, first_arguments, stage), stage)
     except MhaError as fault:
         fault.hint = fault.hint and re.sub(r"--(?=(call-)?arg\b)", "--against-", fault.hint)
         raise
 
 
-def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...], stage: Stage) -> TargetRequest:
-    """The request with the arguments of the first, `told`, by the names that the other has for them, `num_heads` for `n_heads`;
+def _as_it_calls_them(
+    request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage
+) -> TargetRequest:
+    """The request with the arguments of the first by the names that the other has for them, `num_heads` for `n_heads`;
     what it has no name for is left out, and its own come first."""
     stage(f"importing {request.target}")
     thing = find_target(request.target).thing
@@ -127,7 +129,7 @@ def _as_it_calls_them(request: TargetRequest, told: tuple[tuple[str, str], ...],
     names = [p.name for p in parameters_of(thing).named] if is_built else []
     roles = {role: name for name in reversed(names) if (role := role_of(name)) is not None}
     renamed = []
-    for name, value in told:
+    for name, value in first_arguments:
         role = role_of(name)
         own = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
         renamed += [] if own is None else [(own, value)]

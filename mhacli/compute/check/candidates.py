@@ -70,16 +70,16 @@ def candidates(
     subject: UserAttention,
     module: nn.Module | None,
     tensors: Mapping[str, Tensor],
-    meant: IntendedLayer,
+    intended: IntendedLayer,
     request: CheckRequest,
 ) -> list[Candidate]:
     """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
     told = next(iter(stated_heads(subject.built, module, request)), None)
-    turnings = list(_rotation_choices(meant))
+    turnings = list(_rotation_choices(intended))
     found = [
-        _with(base, meant, causal, turning, scale)
-        for base in _with_traits(_bases(subject, module, tensors, request), meant.properties)
-        for causal, turning, scale in product(meant.causal, turnings, _scales_of(base, told, meant))
+        _with(base, intended, causal, turning, scale)
+        for base in _with_traits(_bases(subject, module, tensors, request), intended.properties)
+        for causal, turning, scale in product(intended.causal, turnings, _scales_of(base, told, intended))
     ]
     return sorted(found, key=_n_open)
 
@@ -144,28 +144,29 @@ def _normed_in_run(
 
 
 def _scales_of(
-    base: Candidate, told: int | None, meant: IntendedLayer
+    base: Candidate, told: int | None, intended: IntendedLayer
 ) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
     """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
     weights, d_head = base.layer.weights, base.layer.d_head
-    if weights is None or d_head is None or meant.is_scale_known:
-        return meant.scales
+    if weights is None or d_head is None or intended.is_scale_known:
+        return intended.scales
     if isinstance(base.layer.q_norm, Norm) and base.layer.q_norm.is_unit:
         cosine = Choice("scale", "scores are cosines, times √d_head")
-        return ((d_head**0.5, cosine), *(scale for scale in meant.scales if scale[0] is not None))
+        return ((d_head**0.5, cosine), *(scale for scale in intended.scales if scale[0] is not None))
     widths = {"1 / d_head": 1 / d_head, "1 / √d_model": float(weights.q.weight.shape[1] ** -0.5)}
     documented = [
-        (widths[said], Choice("scale", f"the scale is {said}, as its documentation says")) for said in meant.scale_words
+        (widths[said], Choice("scale", f"the scale is {said}, as its documentation says"))
+        for said in intended.scale_words
     ]
     told_scale = (
         [] if told in (None, base.layer.n_heads) else [((weights.q.weight.shape[0] / (told or 1)) ** -0.5, None)]
     )
-    return (*meant.scales, *documented, *told_scale)
+    return (*intended.scales, *documented, *told_scale)
 
 
 def _with(
     base: Candidate,
-    meant: IntendedLayer,
+    intended: IntendedLayer,
     causal: bool,
     turning: RotationChoice,
     scale: tuple[float | Tensor | None, Choice | None],
@@ -175,10 +176,10 @@ def _with(
         said.append(Choice("rope", turning.said(base.layer.d_head)))
     if scale[1] is not None:
         said.append(scale[1])
-    if meant.softcap is not None:
-        said.append(Choice("softcap", f"scores are capped softly at {meant.softcap:g}"))
+    if intended.softcap is not None:
+        said.append(Choice("softcap", f"scores are capped softly at {intended.softcap:g}"))
     layer = replace(base.layer, causal=causal, pairing=turning.pairing, rates=turning.rates)
-    layer = replace(layer, theta=turning.base or 10000.0, scale=scale[0], softcap=meant.softcap)
+    layer = replace(layer, theta=turning.base or 10000.0, scale=scale[0], softcap=intended.softcap)
     return replace(base, layer=layer, choices=tuple(said))
 
 
@@ -199,18 +200,18 @@ class RotationChoice(NamedTuple):
         return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
-def _rotation_choices(meant: IntendedLayer) -> Iterator[RotationChoice]:
+def _rotation_choices(intended: IntendedLayer) -> Iterator[RotationChoice]:
     """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
     rotation, the usual ones."""
-    told = meant.pairings[0] if meant.is_pairing_known else None
-    for turn in meant.properties.rotations:
+    told = intended.pairings[0] if intended.is_pairing_known else None
+    for turn in intended.properties.rotations:
         yield RotationChoice(told or turn.pairing, turn.base, turn.rates)
-    if meant.properties.rotations:
+    if intended.properties.rotations:
         return
-    is_open = meant.properties.has_tables and meant.pairings == (None,)
-    pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else meant.pairings
+    is_open = intended.properties.has_tables and intended.pairings == (None,)
+    pairings: tuple[Pairing | None, ...] = (None, *_PAIRS) if is_open else intended.pairings
     for pairing in pairings:
-        for theta in meant.thetas:
+        for theta in intended.thetas:
             yield RotationChoice(pairing, theta)
 
 

@@ -94,14 +94,14 @@ class Diagnosis:
 
 
 def diagnose(
-    subject: UserAttention, module: nn.Module | None, found: Sequence[Candidate], known: PriorKnowledge, seed: int
+    subject: UserAttention, module: nn.Module | None, candidates: Sequence[Candidate], known: PriorKnowledge, seed: int
 ) -> Diagnosis:
     """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
     result = Diagnosis(cases=list(core_cases(subject, seed)))
-    if not found:
+    if not candidates:
         return result
-    if not _is_right_layer(result, found):
-        _explain_core(result, with_fitting_surroundings(found, subject, module, result.cases[0]), known)
+    if not _is_right_layer(result, candidates):
+        _explain_core(result, with_fitting_surroundings(candidates, subject, module, result.cases[0]), known)
     if result.candidate is None:
         result.unexplained.append(result.cases[0].name)
         return result
@@ -138,30 +138,30 @@ def _pool(known: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
 # --------------------------------------------------------------------------------------------------------- without masks
 
 
-def _is_right_layer(result: Diagnosis, found: Sequence[Candidate]) -> bool:
+def _is_right_layer(result: Diagnosis, candidates: Sequence[Candidate]) -> bool:
     """Whether a layer without a mistake gives what was answered."""
-    for candidate in found:
+    for candidate in candidates:
         hypothesis = tried(candidate.layer, (), result.cases)
-        if _noted(result, hypothesis):
+        if _count_hypothesis(result, hypothesis):
             _settle(result, candidate, [hypothesis], result.cases)
             return True
     return False
 
 
-def _explain_core(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> None:
+def _explain_core(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> None:
     """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
     cases = result.cases
-    if _is_own_pattern(result, found, known):
+    if _is_own_pattern(result, candidates, known):
         return
-    for candidate in islice(found, _LAYERS_FOR_ONE):
-        ones = [h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _noted(result, h)]
+    for candidate in islice(candidates, _LAYERS_FOR_ONE):
+        ones = [h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _count_hypothesis(result, h)]
         if ones:
             _settle(result, candidate, ones, cases)
             return
-    _try_pairs(result, found, known)
+    _try_pairs(result, candidates, known)
 
 
-def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> bool:
+def _is_own_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> bool:
     """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
     causal does not count."""
     if known.sees is None or (known.hints.expects_causal and bool(known.sees.triu(1).any())):
@@ -169,9 +169,9 @@ def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: PriorK
     cases = result.cases[:1]
     if not cases[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
         return False
-    for candidate in found:
+    for candidate in candidates:
         hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), cases)
-        if _noted(result, hypothesis):
+        if _count_hypothesis(result, hypothesis):
             own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
             result.cases = cases
             _settle(
@@ -184,12 +184,12 @@ def _is_own_pattern(result: Diagnosis, found: Sequence[Candidate], known: PriorK
     return False
 
 
-def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowledge) -> None:
+def _try_pairs(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> None:
     """Two mistakes at once, as many as can be tried in a few seconds."""
     n_tried = 0
-    for candidate in islice(found, _LAYERS_FOR_TWO):
+    for candidate in islice(candidates, _LAYERS_FOR_TWO):
         for hypothesis in pairs(candidate.layer, _pool(known, candidate), result.cases, ()):
-            if _noted(result, hypothesis):
+            if _count_hypothesis(result, hypothesis):
                 _settle(result, candidate, [hypothesis], result.cases)
                 return
             n_tried += 1
@@ -198,7 +198,7 @@ def _try_pairs(result: Diagnosis, found: Sequence[Candidate], known: PriorKnowle
                 return
 
 
-def _noted(result: Diagnosis, hypothesis: Hypothesis) -> bool:
+def _count_hypothesis(result: Diagnosis, hypothesis: Hypothesis) -> bool:
     """Counts a hypothesis, keeps it if none came closer, and says whether it matches."""
     result.n_hypotheses += 1
     if result.closest is None or hypothesis.error < result.closest.error:
@@ -235,7 +235,7 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorK
         return
     for case in cases:
         bases = (result.made, (*result.made, _FINITE))
-        if any(_noted(result, tried(candidate.layer, base, [case])) for base in bases):
+        if any(_count_hypothesis(result, tried(candidate.layer, base, [case])) for base in bases):
             result.cases.append(case)
             result.choices.append(Choice("mask-form", case.name))
             result.closest = None
@@ -243,7 +243,7 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorK
     pool = [made for made in _pool(known, candidate) if made.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for case in cases:
-            matching = [h for h in search(candidate.layer, pool, [case], result.made) if _noted(result, h)]
+            matching = [h for h in search(candidate.layer, pool, [case], result.made) if _count_hypothesis(result, h)]
             if matching:
                 result.cases.append(case)
                 _settle(result, candidate, _of_whose_padding(matching, case), [case])
@@ -260,7 +260,7 @@ def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> No
     if case is None or tried(candidate.layer, result.made, [case]).matches:
         return
     pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
-    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if _noted(result, h)]
+    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if _count_hypothesis(result, h)]
     if matching:
         result.cases.append(case)
         _settle(result, candidate, matching, [case])

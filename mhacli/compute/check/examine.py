@@ -82,10 +82,10 @@ def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Ex
     examined = with_own_weights(subject, probed, request.of.seed)
     causal = _open_causality(probed, subject, expects_causal)
     properties = observed_properties(examined.subject, request.of.seed)
-    meant = intended_layer(subject.built, examined.module, request, causal, properties)
-    found = candidates(examined.subject, examined.module, examined.tensors, meant, request)
+    intended = intended_layer(subject.built, examined.module, request, causal, properties)
+    found = candidates(examined.subject, examined.module, examined.tensors, intended, request)
     known = _prior_knowledge(
-        subject, probed, request, expects_causal=expects_causal, is_pairing_known=meant.is_pairing_known
+        subject, probed, request, expects_causal=expects_causal, is_pairing_known=intended.is_pairing_known
     )
     diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):

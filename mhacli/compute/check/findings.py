@@ -62,12 +62,12 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
             f"largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
         ]
         if small is not None:
-            lines.append(_shown(small.batch, small.q_len, small.k_len, small.difference, small.largest))
+            lines.append(_smallest_text(small.batch, small.q_len, small.k_len, small.difference, small.largest))
         lines += [f"the same in line {other.line}: {other.source}" for other in more if other.line is not None]
         yield finding_of(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
 
 
-def _shown(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
+def _smallest_text(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
     rows = f"{batch} sequence{'s' if batch > 1 else ''} of "
     rows += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
     size = f"an output whose largest number is {largest:.3g}" if largest == largest else "the output"
@@ -205,9 +205,9 @@ def by_other_sizes(
             subject = next((one for one in modes if one.mode == asked.mode), modes[0])
             examined = with_own_weights(subject, probed, request.of.seed)
             properties = observed_properties(examined.subject, request.of.seed)
-            meant = intended_layer(subject.built, examined.module, request, causal, properties)
+            intended = intended_layer(subject.built, examined.module, request, causal, properties)
             layers = [
-                c.layer for c in candidates(examined.subject, examined.module, examined.tensors, meant, request)[:8]
+                c.layer for c in candidates(examined.subject, examined.module, examined.tensors, intended, request)[:8]
             ]
             cases = list(core_cases(examined.subject, request.of.seed))
         except Exception:  # sizes that its author did not think of

@@ -124,7 +124,7 @@ def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -
         if "batch" not in form.axes and inputs.allowed is not None:
             wanted = inputs._replace(allowed=inputs.allowed[:1])
         try:
-            yield make_case("mask", _written(form), subject, wanted, form)
+            yield make_case("mask", _mask_text(form), subject, wanted, form)
         except Exception:  # a form that these sizes do not fit
             continue
 
@@ -150,7 +150,7 @@ def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]
     for form in forms:
         padded = inputs._replace(real=right if form.kind == "lengths" else holes)
         try:
-            yield make_case("padding", _written(form), subject, padded, padding=form)
+            yield make_case("padding", _mask_text(form), subject, padded, padding=form)
         except Exception:
             continue
 
@@ -165,7 +165,7 @@ def large_case(subject: UserAttention, seed: int, like: InputCase) -> InputCase:
     return make_case("large", "scores × 1,000,000", subject, large, like.form, like.padding)
 
 
-def _written(form: MaskForm) -> str:
+def _mask_text(form: MaskForm) -> str:
     if form.kind == "additive":
         return f"{form.parameter} as 0 and −∞"
     if form.kind == "lengths":
@@ -255,14 +255,14 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
     for parameter in made.parameters():
         if not parameter.is_floating_point() or parameter.numel() == 1:
             continue
-        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if parameter.ndim == 1:
-            drawn = drawn * 0.5 if not _is_gain(parameter) else (1 + drawn * 0.2).abs()
+            numbers = numbers * 0.5 if not _is_gain(parameter) else (1 + numbers * 0.2).abs()
         elif _is_gain(parameter):
-            drawn = (1 + drawn * 0.2).abs()
+            numbers = (1 + numbers * 0.2).abs()
         else:
-            drawn = drawn * 1.2 * sorted(parameter.shape)[-1] ** -0.5
-        parameter.data.copy_(drawn)
+            numbers = numbers * 1.2 * sorted(parameter.shape)[-1] ** -0.5
+        parameter.data.copy_(numbers)
     return made
 
 

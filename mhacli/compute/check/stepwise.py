@@ -105,7 +105,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     for stepping in islice(
         step_conventions(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)
     ):
-        outcomes = _tried(stepping, asker)
+        outcomes = _runs_of(stepping, asker)
         if outcomes and all(outcome.is_right for outcome in outcomes):
             return _right(stepping, outcomes)
         if outcomes:
@@ -165,7 +165,7 @@ def _sizes_of(caller: UserAttention, diagnosis: Diagnosis) -> CacheSizes:
 # ------------------------------------------------------------------------------------------------------------------- asking
 
 
-def _tried(stepping: StepConvention, asker: _TextInParts) -> list[StepwiseRun]:
+def _runs_of(stepping: StepConvention, asker: _TextInParts) -> list[StepwiseRun]:
     """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
     length = asker.rows.shape[1]
     prefill = (length - 2, length - 1, length)
@@ -310,13 +310,15 @@ class Explainer:
 
     def _fewest(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
-        made = self._found(text, outcomes)
+        made = self._matching_mistakes(text, outcomes)
         is_more = len(made) > 1 and UNMASKED in [variant for _, variant in made]
         if (not made or is_more) and any(not outcome.is_right for outcome in single):
-            return self._found(text, single) or made
+            return self._matching_mistakes(text, single) or made
         return made
 
-    def _found(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
+    def _matching_mistakes(
+        self, text: ProjectedText, outcomes: Sequence[StepwiseRun]
+    ) -> list[tuple[str, MistakeVariant]]:
         room = self._room(outcomes[0])
         pool = [
             (code, variant) for code, variants in CACHE_LAYOUTS.items() for variant in variants

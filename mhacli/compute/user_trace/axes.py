@@ -76,18 +76,23 @@ def first_sizes(subject: UserAttention, *, causal: bool) -> TraceSizes:
     return TraceSizes(sizes.batch, sizes.q_len, k_len, sizes.d_in, sizes.d_context, n_heads, takes_context, mask)
 
 
-def other_lengths(asked: TraceSizes) -> TraceSizes:
+def other_lengths(call_sizes: TraceSizes) -> TraceSizes:
     """The same with another batch and shorter lengths, for some attention knows a longest one."""
-    q_len = max(2, asked.q_len - 2)
-    k_len = max(2, asked.k_len - 3) if asked.takes_context else q_len
-    return replace(asked, batch=asked.batch + 2, q_len=q_len, k_len=k_len + (k_len == q_len and asked.takes_context))
-
-
-def other_heads(asked: TraceSizes) -> TraceSizes:
-    """Of a function: the same with more and wider heads; one that knows no heads keeps its one."""
-    n_heads = asked.n_heads or 1
+    q_len = max(2, call_sizes.q_len - 2)
+    k_len = max(2, call_sizes.k_len - 3) if call_sizes.takes_context else q_len
     return replace(
-        asked, n_heads=n_heads if n_heads == 1 else n_heads + 2, d_in=asked.d_in + 2, d_context=asked.d_context + 2
+        call_sizes, batch=call_sizes.batch + 2, q_len=q_len, k_len=k_len + (k_len == q_len and call_sizes.takes_context)
+    )
+
+
+def other_heads(call_sizes: TraceSizes) -> TraceSizes:
+    """Of a function: the same with more and wider heads; one that knows no heads keeps its one."""
+    n_heads = call_sizes.n_heads or 1
+    return replace(
+        call_sizes,
+        n_heads=n_heads if n_heads == 1 else n_heads + 2,
+        d_in=call_sizes.d_in + 2,
+        d_context=call_sizes.d_context + 2,
     )
 
 
@@ -139,13 +144,13 @@ def _changes(built: Built, new: Mapping[str, int]) -> Mapping[str, Any]:
     return found
 
 
-def expected_of(asked: TraceSizes, out: Tensor) -> tuple[int, ...]:
+def expected_of(call_sizes: TraceSizes, out: Tensor) -> tuple[int, ...]:
     """The shape that attention must give: a row for each query; how wide it is, is the author's choice."""
     width = out.shape[-1] if out.ndim else 1
-    heads = () if asked.n_heads is None else (asked.n_heads,)
-    expected = (asked.batch, *heads, asked.q_len, width)
+    heads = () if call_sizes.n_heads is None else (call_sizes.n_heads,)
+    expected = (call_sizes.batch, *heads, call_sizes.q_len, width)
     is_lost = prod(out.shape) % max(1, prod(expected[:-1]))
-    return (*expected[:-1], asked.d_in) if is_lost or out.ndim != len(expected) else expected
+    return (*expected[:-1], call_sizes.d_in) if is_lost or out.ndim != len(expected) else expected
 
 
 # ------------------------------------------------------------------------------------------------------------------ axes
@@ -169,15 +174,15 @@ class MeasuredRun(NamedTuple):
     counts: Mapping[object, int]
 
 
-def sizes_of(flow: Dataflow, roles: Roles, asked: WordSizes) -> WordSizes:
-    """The words that the run itself tells of, besides those that it was `asked` with: widths and counts of heads."""
-    found = dict(asked)
+def sizes_of(flow: Dataflow, roles: Roles, call_sizes: WordSizes) -> WordSizes:
+    """The words that the run itself tells of, besides those that it was `call_sizes` with: widths and counts of heads."""
+    found = dict(call_sizes)
     if not roles.attentions:
         return found
     first = roles.attentions[0]
     d_head = _contracted(flow, first)
     n_scores = _count_scores(flow, roles)
-    plane = asked["batch"] * asked["query"] * asked["key"]
+    plane = call_sizes["batch"] * call_sizes["query"] * call_sizes["key"]
     if d_head:
         found.setdefault("d_head", d_head)
     if n_scores and not n_scores % plane:

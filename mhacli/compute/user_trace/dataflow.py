@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -190,33 +190,34 @@ def _is_product(flow: Dataflow, index: int) -> bool:
 
 def _path_up(flow: Dataflow, softmax: int) -> list[int]:
     """From what the softmax reads up to the product of queries and keys; empty where there is none."""
-    paths: list[list[int]] = [[made] for made in flow.made_by[softmax][:1] if made is not None]
-    seen: set[int] = set()
-    while paths:
-        path = paths.pop(0)
-        if _is_product(flow, path[-1]):
-            return path
-        if flow.operations[path[-1]].name in SOFTMAXES:
-            continue
-        for made in flow.made_by[path[-1]]:
-            if made is not None and flow.live[made] and made not in seen:
-                seen.add(made)
-                paths.append([*path, made])
-    return []
+
+    def sources(index: int) -> list[int]:
+        if flow.operations[index].name in SOFTMAXES:
+            return []
+        return [made for made in flow.made_by[index] if made is not None and flow.live[made]]
+
+    return _path_to_product(flow, [made for made in flow.made_by[softmax][:1] if made is not None], sources)
 
 
 def _path_down(flow: Dataflow, softmax: int) -> list[int]:
     """From what reads the pattern down to its product with the values; empty where there is none."""
-    paths: list[list[int]] = [[reader] for reader in flow.readers.get(softmax, ())]
-    seen: set[int] = set()
+
+    def readers(index: int) -> Sequence[int]:
+        return () if flow.reads_parameter(index) else flow.readers.get(index, ())
+
+    return _path_to_product(flow, flow.readers.get(softmax, ()), readers)
+
+
+def _path_to_product(flow: Dataflow, starts: Sequence[int], neighbours: Callable[[int], Sequence[int]]) -> list[int]:
+    """The shortest path to a product of rows with rows; empty where there is none."""
+    paths, visited = [[start] for start in starts], set[int]()
     while paths:
         path = paths.pop(0)
         if _is_product(flow, path[-1]):
             return path
-        for reader in flow.readers.get(path[-1], ()):
-            if reader not in seen and not flow.reads_parameter(path[-1]):
-                seen.add(reader)
-                paths.append([*path, reader])
+        following = [index for index in dict.fromkeys(neighbours(path[-1])) if index not in visited]
+        visited.update(following)
+        paths += [[*path, index] for index in following]
     return []
 
 
@@ -308,14 +309,14 @@ def _hint(flow: Dataflow, made: int | None) -> str | None:
     while waiting:
         index = waiting.pop()
         for place, source in enumerate(flow.made_by[index]):
-            found |= set(_spoken(flow.names.get(id(flow.operations[index].inputs[place]), "")))
+            found |= set(_projections_named(flow.names.get(id(flow.operations[index].inputs[place]), "")))
             if source is not None and source not in seen and not flow.reads_parameter(index):
                 seen.add(source)
                 waiting.append(source)
     return found.pop() if len(found) == 1 else None
 
 
-def _spoken(name: str) -> Iterator[str]:
+def _projections_named(name: str) -> Iterator[str]:
     for word in re.split(r"[._\d]+|(?<=[a-z])(?=[A-Z])", name):
         if word.lower() in _WORDS:
             yield _WORDS[word.lower()]
@@ -393,22 +394,22 @@ def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mappi
     """How the operation makes its tensor, its inputs by their names."""
     operation = flow.operations[index]
     names = [flow.name_of(index, place, sites) for place in range(len(operation.inputs))]
-    said, bare = operation.arguments, operation.name.rstrip("_")
+    arguments, bare = operation.arguments, operation.name.rstrip("_")
     if operation.name == "linear":
         return f"{names[0]} Wᵀ" + (" + b" if len(names) > 2 else "")
     if operation.name == "addmm":
         return f"{names[1]} W + b"
     if operation.name == "einsum":
-        return f"einsum {said.get('equation', '')} of {', '.join(names)}"
+        return f"einsum {arguments.get('equation', '')} of {', '.join(names)}"
     if operation.name in SOFTMAXES:
         return f"{bare}({names[0]}) over {softmax_axis(operation, axes[index])}"
     if operation.name == KERNEL:
-        return _kernel_formula(names, said)
+        return _kernel_formula(names, arguments)
     if bare == "masked_fill":
-        value = said["value"] if "value" in said else names[-1]
+        value = arguments["value"] if "value" in arguments else names[-1]
         return f"{names[0]}; {_number(value)} where {names[1]} is True"
     if bare == "where":
-        choices = [_number(said[key]) if key in said else None for key in ("input", "other")]
+        choices = [_number(arguments[key]) if key in arguments else None for key in ("input", "other")]
         rest = iter(names[1:])
         kept, other = (choice or next(rest, "a tensor") for choice in choices)
         return f"{kept} where {names[0] if names else 'the condition'}, else {other}"
@@ -418,48 +419,50 @@ def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mappi
         added = f"{names[0]} + " if operation.name == "baddbmm" else ""
         return added + " ".join("kᵀ" if name == "kᵀ" else name for name in names[-2:])
     if bare in _SIGNS:
-        return _with_sign(bare, names, said)
+        return _with_sign(bare, names, arguments)
     return _shape_formula(operation, names, axes[index])
 
 
-def _kernel_formula(names: Sequence[str], said: Mapping[str, Any]) -> str:
-    scale = said.get("scale")
+def _kernel_formula(names: Sequence[str], arguments: Mapping[str, Any]) -> str:
+    scale = arguments.get("scale")
     scaled = "/ √d_head" if scale is None else f"· {_number(scale)}"
-    mask = " + causal mask" if said.get("is_causal") else f" + {names[3]}" if len(names) > 3 else ""
+    mask = " + causal mask" if arguments.get("is_causal") else f" + {names[3]}" if len(names) > 3 else ""
     return f"softmax({names[0]} {names[1]}ᵀ {scaled}{mask}) {names[2]}, in one kernel"
 
 
-def _with_sign(bare: str, names: Sequence[str], said: Mapping[str, Any]) -> str:
+def _with_sign(bare: str, names: Sequence[str], arguments: Mapping[str, Any]) -> str:
     """An operator between its two sides, of which one may be a number."""
     if len(names) >= 2:
         return f"{names[0]} {_SIGNS[bare]} {names[1]}"
     name = names[0] if names else "a number"
-    if "input" in said:  # a number on the left
-        return f"{_number(said['input'])} {_SIGNS[bare]} {name}"
-    number = next((said[key] for key in ("other", "exponent", "1") if key in said), "")
+    if "input" in arguments:  # a number on the left
+        return f"{_number(arguments['input'])} {_SIGNS[bare]} {name}"
+    number = next((arguments[key] for key in ("other", "exponent", "1") if key in arguments), "")
     return f"{name} {_SIGNS[bare]} {_number(number)}"
 
 
 def _shape_formula(operation: Operation, names: Sequence[str], axes: Sequence[str]) -> str:
-    said, name = operation.arguments, operation.name
+    arguments, name = operation.arguments, operation.name
     source = ", ".join(names[:3]) + (f", … {len(names) - 3} more" if len(names) > 3 else "")
     if name == "transpose" and len(axes) > 1:
-        exchanged = [_axis(said.get(key, place), axes) for key, place in (("dim0", -2), ("dim1", -1))]
+        exchanged = [_axis(arguments.get(key, place), axes) for key, place in (("dim0", -2), ("dim1", -1))]
         return f"{source}, {' ↔ '.join(exchanged)} exchanged"
     if name in ("permute", "movedim", *_CUTS, "expand", "squeeze", "unsqueeze"):
         return f"{source} as [{', '.join(axes)}]"
     if name == "contiguous":
         return f"{source}, copied into the order of its axes"
     if name in ("cat", "stack"):
-        return f"{name} of {len(names)} tensors along {_axis(said.get('dim', 0), axes)}"
+        return f"{name} of {len(names)} tensors along {_axis(arguments.get('dim', 0), axes)}"
     if name in ("chunk", "split", "unbind", "tensor_split"):
-        return f"part {int(said.get('output', 0)) + 1} of {source}, by {name}"
+        return f"part {int(arguments.get('output', 0)) + 1} of {source}, by {name}"
     if name == "getitem":
-        return f"{source}[{_index(said.get('index', '…'))}]"
+        return f"{source}[{_index(arguments.get('index', '…'))}]"
     if name == "setitem":
-        value = _number(said["value"]) if "value" in said else names[-1]
-        return f"{names[0]}[{_index(said.get('index', '…'))}] = {value}"
-    told = {key: _number(value) for key, value in said.items() if key not in ("output", "dtype") and value is not None}
+        value = _number(arguments["value"]) if "value" in arguments else names[-1]
+        return f"{names[0]}[{_index(arguments.get('index', '…'))}] = {value}"
+    told = {
+        key: _number(value) for key, value in arguments.items() if key not in ("output", "dtype") and value is not None
+    }
     numbers = [value if key.isdigit() else f"{key} {value}" for key, value in told.items()]
     return f"{name}({', '.join([*names[:3], *numbers[:3]])})"
 

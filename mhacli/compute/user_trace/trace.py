@@ -80,7 +80,7 @@ def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
 class WatchedCall(NamedTuple):
     """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
 
-    asked: TraceSizes
+    call_sizes: TraceSizes
     answer: AttentionOutput
     flow: Dataflow
     roles: Roles
@@ -96,7 +96,7 @@ class WatchedCall(NamedTuple):
             shapes.setdefault(place, tuple(self.flow.operations[index].output.shape))
             counts[place] = counts.get(place, 0) + 1
         shapes |= {("given", name): tuple(tensor.shape) for name, tensor in self.inputs}
-        return MeasuredRun(sizes_of(self.flow, self.roles, self.asked.sizes), shapes, counts)
+        return MeasuredRun(sizes_of(self.flow, self.roles, self.call_sizes.sizes), shapes, counts)
 
 
 def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> Record:
@@ -116,7 +116,7 @@ def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> 
     if "key" not in known_words(runs):
         axes = distinguish_lengths(first.flow, first.roles, axes)
     given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
-    walked = TracedCall(first.flow, first.roles, first.sites, first.places, axes, given, _repeated(first, runs))
+    walked = TracedCall(first, axes, given, _repeated(first, runs))
     stage(calling)
     return replace(
         _record(subject, target, first, runs, request.command),
@@ -128,16 +128,16 @@ def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> 
 # ------------------------------------------------------------------------------------------------------------ the calls
 
 
-def _unwatched(subject: UserAttention, asked: TraceSizes, seed: int) -> Tensor:
+def _unwatched(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
     """What it gives without being watched."""
-    inputs = asked.inputs(seed, subject.dtype, subject.device)
-    return ask(subject, inputs, mask=asked.mask, seed=seed).out
+    inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
+    return ask(subject, inputs, mask=call_sizes.mask, seed=seed).out
 
 
-def _watched_call(subject: UserAttention, asked: TraceSizes, seed: int) -> WatchedCall:
+def _watched_call(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> WatchedCall:
     """One call with random rows, watched. Raises what it raises."""
-    inputs = asked.inputs(seed, subject.dtype, subject.device)
-    return watched(subject, inputs, seed, mask=asked.mask)._replace(asked=asked)
+    inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
+    return watched(subject, inputs, seed, mask=call_sizes.mask)._replace(call_sizes=call_sizes)
 
 
 def watched(
@@ -145,7 +145,7 @@ def watched(
 ) -> WatchedCall:
     """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
-    asked = TraceSizes(
+    call_sizes = TraceSizes(
         inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2], inputs.queries.shape[-1], keys.shape[-1],
         subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
     )  # fmt: skip
@@ -153,7 +153,7 @@ def watched(
     call = partial(ask, subject, inputs, mask=mask, padding=padding, seed=seed)
     answer, operations = watch(call, _files(subject.built))
     given = _given(inputs, is_function=subject.is_function)
-    names, parameters = _names(subject, operations, given, asked)
+    names, parameters = _names(subject, operations, given, call_sizes)
     flow = flow_of(operations, names, parameters)
     roles = roles_of(flow)
     sites = _sites(flow, roles)
@@ -162,7 +162,7 @@ def watched(
     )
     is_masked = "mask" in names.values()
     masks = [t for one in flow.operations for t in one.inputs if is_masked and names.get(id(t)) == "mask"][:1]
-    return WatchedCall(asked, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
+    return WatchedCall(call_sizes, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
 
 
 def _files(built: Built) -> list[str]:
@@ -186,14 +186,16 @@ def _given_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
             "key" if axes[-1:] == ("query",) else axes[-1])  # fmt: skip
 
 
-def _others(subject: UserAttention, asked: TraceSizes, request: TargetRequest, stage: Stage) -> Iterator[WatchedCall]:
+def _others(
+    subject: UserAttention, call_sizes: TraceSizes, request: TargetRequest, stage: Stage
+) -> Iterator[WatchedCall]:
     """Calls with other lengths, and with other heads and widths; without those that it does not take."""
     stage(f"calling {request.target}")
     with suppress(Exception):
-        yield _watched_call(subject, other_lengths(asked), request.seed)
+        yield _watched_call(subject, other_lengths(call_sizes), request.seed)
     if subject.is_function:
         with suppress(Exception):
-            yield _watched_call(subject, other_heads(other_lengths(asked)), request.seed)
+            yield _watched_call(subject, other_heads(other_lengths(call_sizes)), request.seed)
         return
     for changes in islice(other_widths(subject.built), _MAX_BUILDS):
         stage(f"building {request.target}")
@@ -209,7 +211,7 @@ def _others(subject: UserAttention, asked: TraceSizes, request: TargetRequest, s
 
 
 def _names(
-    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], asked: TraceSizes
+    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], call_sizes: TraceSizes
 ) -> tuple[dict[int, str], frozenset[int]]:
     """The names of tensors that no operation made, by identity, and which of them are parameters or buffers."""
     made = {id(operation.output) for operation in operations}
@@ -225,7 +227,7 @@ def _names(
                 names[id(tensor)] = name
                 parameters.add(id(tensor))
                 continue
-            name = _name_of_given(tensor, given, asked)
+            name = _name_of_given(tensor, given, call_sizes)
             if name is not None:
                 names[id(tensor)] = name
     return names, frozenset(parameters)
@@ -242,7 +244,7 @@ def _owned(subject: UserAttention) -> dict[int, str]:
     return {address: name for address, name in found.items() if address}
 
 
-def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: TraceSizes) -> str | None:
+def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], call_sizes: TraceSizes) -> str | None:
     """Which of the rows that were given a tensor is, also where the call wanted them turned; or that it is the mask."""
     for name, rows in given:
         if address_of(rows) == address_of(tensor):
@@ -250,8 +252,8 @@ def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], asked: T
     for name, rows in given:
         if _is_copy(tensor, rows):
             return name
-    is_plane = tensor.ndim > 1 and tuple(tensor.shape[-2:]) == (asked.q_len, asked.k_len)
-    return "mask" if is_plane and asked.mask is not None else None
+    is_plane = tensor.ndim > 1 and tuple(tensor.shape[-2:]) == (call_sizes.q_len, call_sizes.k_len)
+    return "mask" if is_plane and call_sizes.mask is not None else None
 
 
 def _is_copy(tensor: Tensor, rows: Tensor) -> bool:
@@ -299,17 +301,17 @@ def _record(
     command: tuple[str, ...],
 ) -> Record:
     """The record without its steps."""
-    asked, built = one.asked, subject.built
-    keys = _tokens("c", asked.k_len) if asked.takes_context else None
-    queries = _tokens("x", asked.q_len)
+    call_sizes, built = one.call_sizes, subject.built
+    keys = _tokens("c", call_sizes.k_len) if call_sizes.takes_context else None
+    queries = _tokens("x", call_sizes.q_len)
     words = known_words(runs)
     sizes = tuple((word, size) for word, size in runs[0].sizes.items() if word in words)
     out = one.answer.out
     return Record(
         command=command,
         config=_config(subject, request, one, runs[0].sizes),
-        sequences=(queries,) * asked.batch,
-        context=None if keys is None else (keys,) * asked.batch,
+        sequences=(queries,) * call_sizes.batch,
+        context=None if keys is None else (keys,) * call_sizes.batch,
         vocabulary=queries.tokens if keys is None else keys.tokens,
         trace=(),
         heads=(),
@@ -323,7 +325,7 @@ def _record(
             sizes=sizes,
             n_runs=len(runs),
             result=tuple(out.shape),
-            expected=expected_of(asked, out),
+            expected=expected_of(call_sizes, out),
         ),
     )
 
@@ -339,8 +341,8 @@ def _tokens(letter: str, n: int) -> TokenSequence:
 def _config(subject: UserAttention, request: TargetRequest, one: WatchedCall, sizes: Mapping[str, int]) -> Config:
     """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
     one, and of positions, which no config leaves open, none."""
-    asked, n_heads, d_head = one.asked, sizes.get("head", 1), sizes.get("d_head")
-    d_model = sizes.get("d_model", n_heads * (d_head or asked.d_in))
+    call_sizes, n_heads, d_head = one.call_sizes, sizes.get("head", 1), sizes.get("d_head")
+    d_model = sizes.get("d_model", n_heads * (d_head or call_sizes.d_in))
     dtype = str(subject.dtype).removeprefix("torch.")
     parts = parts_of(subject.built.module, {})
     common: dict[str, Any] = {
@@ -352,7 +354,7 @@ def _config(subject: UserAttention, request: TargetRequest, one: WatchedCall, si
         "dtype": dtype if dtype in ("float64", "float32", "float16", "bfloat16") else "float32",
         "device": request.device,
         "seed": request.seed,
-        "random": (asked.batch, asked.q_len),
+        "random": (call_sizes.batch, call_sizes.q_len),
     }
     try:
         known = Config(
@@ -393,13 +395,10 @@ _MAX_STEPS = 400
 
 
 class TracedCall(NamedTuple):
-    """What a walk is told from: the operations of the call, with their sites, places and axes; the tensors that were given,
-    with their axes; and what each place that was passed several times was repeated for."""
+    """What a walk is told from: the watched call, the axes of its operations' results, the tensors that were given, with their
+    axes, and what each place that was passed several times was repeated for."""
 
-    flow: Dataflow
-    roles: Roles
-    sites: Mapping[int, str]
-    places: Sequence[object]
+    call: WatchedCall
     axes: Mapping[int, tuple[str, ...]]
     given: Sequence[tuple[str, Tensor, tuple[str, ...]]]
     repeated: Mapping[object, str]
@@ -408,7 +407,7 @@ class TracedCall(NamedTuple):
 def steps_of(walked: TracedCall, *, values: bool) -> tuple[Step, ...]:
     """The tensors that were given, then a step for each place, in the order in which they were first passed."""
     of_place: dict[object, list[int]] = {}
-    for index, place in enumerate(walked.places):
+    for index, place in enumerate(walked.call.places):
         of_place.setdefault(place, []).append(index)
     steps = [_given_step(name, tensor, axes, values=values) for name, tensor, axes in walked.given]
     steps += [_step(walked, place, indices, values=values) for place, indices in of_place.items()]
@@ -422,12 +421,12 @@ def _given_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: boo
 
 
 def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
-    flow, index = walked.flow, indices[0]
-    operation, site, axes = flow.operations[index], walked.sites[index], walked.axes[index]
+    flow, index = walked.call.flow, indices[0]
+    operation, site, axes = flow.operations[index], walked.call.sites[index], walked.axes[index]
     output = operation.output
     view_of = _view_of(walked, index)
     is_attention = any(one.softmax == index and (one.qk is not None or one.z is not None)
-                       for one in walked.roles.attentions)  # fmt: skip
+                       for one in walked.call.roles.attentions)  # fmt: skip
     made_by = flow.made_by[index][0] if flow.made_by[index] else None
     before = () if made_by is None else walked.axes[made_by]
     remark = remark_of(operation, before, axes, is_attention=is_attention)
@@ -435,7 +434,7 @@ def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: 
         site,
         output,
         axes=axes,
-        formula=f"{site} = {formula_of(flow, index, walked.sites, walked.axes)}",
+        formula=f"{site} = {formula_of(flow, index, walked.call.sites, walked.axes)}",
         meaning="" if remark else meaning_of(site, axes),
         is_view=view_of is not None,
         flops=sum(flops_of(flow, one) for one in indices),
@@ -456,13 +455,13 @@ def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: 
 
 def _view_of(walked: TracedCall, index: int) -> str | None:
     """The first input whose memory an operation's result lies in; what is written into, for what is done in place."""
-    operation = walked.flow.operations[index]
+    operation = walked.call.flow.operations[index]
     if operation.name == "setitem" or operation.name.endswith("_"):
-        return walked.flow.name_of(index, 0, walked.sites)
+        return walked.call.flow.name_of(index, 0, walked.call.sites)
     address = address_of(operation.output)
     for place, tensor in enumerate(operation.inputs):
         if address and address_of(tensor) == address:
-            return walked.flow.name_of(index, place, walked.sites)
+            return walked.call.flow.name_of(index, place, walked.call.sites)
     return None
 
 

@@ -171,7 +171,7 @@ def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
     probes, is_proven = examination.probes, bool(examination.findings) and all(f.proven for f in examination.findings)
     failed = [probe for probe in probes if probe.ok is False]
     passed = [visible(probe.name) for probe in probes if probe.ok]
-    open_ones = [probe for probe in probes if probe.ok is None and _tells(probe)]
+    open_ones = [probe for probe in probes if probe.ok is None and _has_information(probe)]
     if not probes:
         return
     yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(open_ones)), _room(on))))
@@ -197,7 +197,7 @@ def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open:
     return counts + [f"{len(left_out)} left out: {visible(left_out[0].partition(',')[0])}" for _ in left_out[:1]]
 
 
-def _tells(probe: ProbeResult) -> bool:
+def _has_information(probe: ProbeResult) -> bool:
     """Whether a probe that decides nothing says something worth a line."""
     return probe.value is not None or probe.message.startswith(_RAISES)
 
@@ -209,7 +209,7 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
     if examination.closest is not None and not examination.closest.endswith(_NOWHERE):
         yield "closest", Text(visible(examination.closest))
     if examination.departure is not None:
-        yield from _departing(examination.departure, examination, on)
+        yield from _first_difference_lines(examination.departure, examination, on)
     for number, line in enumerate(_printed(examination.printed)):
         yield ("" if number else "printed"), Text(line, style="dim")
     if examination.verdict == "unknown":
@@ -217,7 +217,7 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
     yield from _cost(examination, on)
 
 
-def _departing(gone: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
+def _first_difference_lines(gone: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
     """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
     since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
     theirs = "the reference's" if examination.against is None else "the same"

@@ -78,8 +78,8 @@ def test_a_mistake_is_found_at_its_line(name):
     sites = made.variant.sites or (made.mistake.site,)
     line = observed.lines_for(made.mistake, sites, subject.built)[0]
     assert line.file == str(case.path)
-    assert abs(line.number - case.line) <= 2
-    assert line.source == case.path.read_text().splitlines()[line.number - 1].strip()
+    assert abs(line.line - case.line) <= 2
+    assert line.source == case.path.read_text().splitlines()[line.line - 1].strip()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_nothing_departs_where_the_mistake_is_in_the_reference_too():
 def test_without_operations_there_is_one_line_and_it_is_unknown():
     subject, _, made, _ = found("TranslationAttention")
     (line,) = SourceLocator((), {}).lines_for(made.mistake, (made.mistake.site,), subject.built)
-    assert (line.file, line.number, line.source) == (None, None, "")
+    assert (line.file, line.line, line.source) == (None, None, "")
 
 
 def test_a_mistake_that_is_made_in_several_lines_has_each_once():
@@ -117,7 +117,7 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
     made = (operation("view", q, 7, "q = …"), operation("view", k, 9, "k = …"))
     observed = SourceLocator(made, {"q": q, "k": k})
     lines = observed.lines_for(BY_CODE["split-without-transpose"], ("q", "k", "q"), subject.built)
-    assert [line.number for line in lines] == [7, 9]
+    assert [line.line for line in lines] == [7, 9]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_a_mistake_that_is_made_in_several_lines_has_each_once():
 def test_a_line_can_be_found_in_the_source_alone(name, code):
     case = next(case for case in WRONG if case.name == name)
     line = line_in_source(found(name).subject.built, BY_CODE[code])
-    assert abs(line.number - case.line) <= 2
+    assert abs(line.line - case.line) <= 2
     assert line.source in case.source
 
 
 def test_comments_and_other_codes_have_no_line_in_the_source():
     subject = found("EpisodeAttention").subject
-    assert line_in_source(subject.built, BY_CODE["scale-missing"]).number is None
+    assert line_in_source(subject.built, BY_CODE["scale-missing"]).line is None
 
 
 # ----------------------------------------------------------------------------------------------------------- operations alone
@@ -157,7 +157,7 @@ def test_a_site_is_made_by_the_first_operation_with_its_numbers_in_any_layout():
         ),
         {"scaled": scores},
     )
-    assert observed.line_of("scaled").number == 11
+    assert observed.line_of("scaled").line == 11
 
 
 def test_a_site_of_which_the_author_makes_one_head_at_a_time_is_made_by_the_first_head():
@@ -165,7 +165,7 @@ def test_a_site_of_which_the_author_makes_one_head_at_a_time_is_made_by_the_firs
     observed = SourceLocator(
         (operation("bmm", scores[:, 0].float(), 7), operation("bmm", scores[:, 1], 8)), {"qk": scores}
     )
-    assert observed.line_of("qk").number == 7
+    assert observed.line_of("qk").line == 7
 
 
 def test_a_site_that_the_author_does_not_make_has_the_line_of_a_later_one():
@@ -173,13 +173,13 @@ def test_a_site_that_the_author_does_not_make_has_the_line_of_a_later_one():
     observed = SourceLocator(
         (operation("scaled_dot_product_attention", z, 9),), {"qk": torch.randn(2, 3, 4, 4), "z": z}
     )
-    assert observed.line_of("qk").number == 9
+    assert observed.line_of("qk").line == 9
 
 
 def test_the_lowest_finite_numbers_are_taken_for_infinity():
     scores = torch.randn(1, 1, 3, 3, dtype=torch.float64).masked_fill(torch.ones(3, 3).triu(1).bool(), -torch.inf)
     observed = SourceLocator((operation("masked_fill", scores.clamp(min=-1e9), 5),), {"scores": scores})
-    assert observed.line_of("scores").number == 5
+    assert observed.line_of("scores").line == 5
 
 
 # ------------------------------------------------------------------------------------------------------------------- order

@@ -53,7 +53,7 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 
     Raises MhaError where no way of calling works.
     """
-    call, runner, trial = _found(built, request)
+    call, runner, trial = _first_call(built, request)
     trial = _with_pattern(call, runner, _with_causal(call, runner, trial))
     return _caller(call, runner, with_masks(call, runner, trial), None)
 
@@ -61,7 +61,7 @@ def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
     """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
     belong to it. Raises MhaError where no way of calling works."""
-    call, runner, trial = _found(built, request)
+    call, runner, trial = _first_call(built, request)
     runners, found = {}, {}
     for mode, one in modes_of(runner, trial):
         runners[mode] = TrialRunner(built, runner.device, runner.seed)
@@ -71,7 +71,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     return tuple(_caller(call, runners[mode], one, mode) for mode, one in masks_by_mode(call, found, runners).items())
 
 
-def _found(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
+def _first_call(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
     """The facts about the call, the runner of its trials, and a first trial that works."""
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}

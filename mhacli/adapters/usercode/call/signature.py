@@ -36,13 +36,6 @@ _NAMES: dict[CallRole, str] = {
     "|value_?embeddings?|v_?seq|value_?seq(uence)?|v_?states|inp_?v|v_?vec(s|tors)?",
     "kv": "kv|key_?values?|key_?value_?states|keys_?(and_?)?values|x_?kv|kv_?in|kv_?input|kv_?x|inputs?_?kv|kv_?states|kv_?seq"
     "|to_tensor",
-    "x": "x|xs|x_?in|x_?input|inputs?|inp|input_?tensor|input_?seq(uence)?|input_?embeddings?|inputs_?embeds|hiddens?"
-    "|hidden_?states?|embeddings?|embeds?|embs?|embedded|tokens?|token_?embeddings?|token_?embs?|sequences?|seqs?|features?"
-    "|feats?|data|states?|rows|xb|src|x_?1|tensor|tgt|trg|target|x_?seq|dec(oder)?_?(hidden_?)?(states?|inputs?|outputs?|out)?",
-    "context": "context|contexts|ctx|memory|mem|xa|encoder_?hidden_?states?|encoder_?outputs?|enc_?out(puts?)?|encoder_?out"
-    "|enc(oder)?|cross|cond|conditioning|condition|y|other|others|source|x_?2|context_?states|encoder_?(states?|x)|media|latents"
-    "|memory_?states|enc_?states|cross_?(inputs?|states?|x|hidden_?states)|x_?context|x_?enc(oder)?|x_?cross|kv_?source|x_?other"
-    "|src_?states",
     "causal": "is_?causal|causal|use_?causal(_?mask)?|autoregressive|apply_?causal(_?mask)?|unidirectional|add_?causal_?mask",
     "pattern": "(need|needs|return|returns|output|with|get|ret|keep)_?(the_?)?(attn|attentions?|att|weights?|pattern|probs|scores"
     "|attention_?scores|attention_?probs)(_?(weights?|scores|probs|matrix|map|maps|pattern))?",
@@ -66,6 +59,13 @@ _NAMES: dict[CallRole, str] = {
     "|additive_?mask|rel_?pos|relative_?pos(itions?)?",
     "other mask": "(layer_?)?head_?mask|q(uery)?_?mask|drop_?mask|dropout_?mask|head_?pruning.*|loss_?mask|weight_?mask",
     "mask": ".*mask|masks|msk|allowed|visible|visibility|may_?attend|can_?attend|m|mask_?tensor|attn_?masks",
+    "x": "x|xs|x_?in|x_?input|inputs?|inp|input_?tensor|input_?seq(uence)?|input_?embeddings?|inputs_?embeds|hiddens?"
+    "|hidden_?states?|embeddings?|embeds?|embs?|embedded|tokens?|token_?embeddings?|token_?embs?|sequences?|seqs?|features?"
+    "|feats?|data|states?|rows|xb|src|x_?1|tensor|tgt|trg|target|x_?seq|dec(oder)?_?(hidden_?)?(states?|inputs?|outputs?|out)?",
+    "context": "context|contexts|ctx|memory|mem|xa|encoder_?hidden_?states?|encoder_?outputs?|enc_?out(puts?)?|encoder_?out"
+    "|enc(oder)?|cross|cond|conditioning|condition|y|other|others|source|x_?2|context_?states|encoder_?(states?|x)|media|latents"
+    "|memory_?states|enc_?states|cross_?(inputs?|states?|x|hidden_?states)|x_?context|x_?enc(oder)?|x_?cross|kv_?source|x_?other"
+    "|src_?states",
     "heads": "n_?heads?|num_?heads?|h|heads?|nhead|n_?attention_?heads|num_?attention_?heads|n_?h|nb_?heads?|head_?num"
     "|head_?count",
     "d_head": "d_?k|d_?head|head_?dim|dim_?head|head_?size|d_?h|d_?q|dim_?k|d_?v",
@@ -78,13 +78,9 @@ _NAMES: dict[CallRole, str] = {
     "k_len": "k_?len|key_?len|kv_?len|kv_?seq_?len|s",
 }  # fmt: skip
 _PATTERNS = {role: re.compile(names) for role, names in _NAMES.items()}
+"""In the order in which they are tried."""
 _OF_NUMBERS: tuple[CallRole, ...] = (
     "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "offset", "lengths",
-)  # fmt: skip
-_ORDER: tuple[CallRole, ...] = (
-    "query", "key", "value", "kv", "causal", "pattern", "mean", "training", "cache", "positions", "offset", "rope", "padding",
-    "lengths", "bias", "other mask", "mask", "x", "context", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len",
-    "k_len",
 )  # fmt: skip
 _LETTERS = "q|k|v|o|out|qkv|kv|qk|query|key|value|queries|keys|values|output|in|proj|c"
 _WEIGHT = re.compile(
@@ -172,7 +168,7 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         return "weight bias"
     if _WEIGHT.fullmatch(plain):
         return "weight"
-    return next((role for role in _ORDER if _PATTERNS[role].fullmatch(plain)), "unknown")
+    return next((role for role, pattern in _PATTERNS.items() if pattern.fullmatch(plain)), "unknown")
 
 
 def _parameter(parameter: inspect.Parameter) -> CallParameter:

@@ -464,38 +464,40 @@ class TrialRunner:
         self.n_calls += 1
         call = copied(self.built.call) if self._copies else self.built.call
         began = time.perf_counter()
-        asked: CallResult | None
+        call_result: CallResult | None
         try:
             with seeded(self.seed, self.device):
-                asked = call_with(call, trial.convention, inputs, self.setting(trial), forms)
+                call_result = call_with(call, trial.convention, inputs, self.setting(trial), forms)
         except (Exception, SystemExit) as fault:
             self._failed(trial, fault)
-            asked = None
+            call_result = None
         taken = time.perf_counter() - began
         self.fastest_s = min(taken, self.fastest_s or taken)
-        return asked
+        return call_result
 
     def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> AttentionOutput | None:  # noqa: B008
         """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
-        asked = self.ask(trial, inputs, forms)
-        if asked is None or not all(_has_output(result, trial.convention, asked) for result in asked.results):
+        call_result = self.ask(trial, inputs, forms)
+        if call_result is None or not all(
+            _has_output(result, trial.convention, call_result) for result in call_result.results
+        ):
             return None
-        answer = read_answer(asked, trial.convention)
+        answer = read_answer(call_result, trial.convention)
         return AttentionOutput(
             answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu()
         )
 
     def with_output(self, trial: Trial) -> Trial | None:
         """The trial with the places of output and pattern in what it returns, None where it raises or returns no output."""
-        asked = self.ask(trial, self.rows(trial))
-        if asked is None:
+        call_result = self.ask(trial, self.rows(trial))
+        if call_result is None:
             return None
-        convention, first = trial.convention, asked.results[0]
-        output = output_in(first, _axes_of_output(convention), asked.sides)
+        convention, first = trial.convention, call_result.results[0]
+        output = output_in(first, _axes_of_output(convention), call_result.sides)
         if output is None:
-            self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, convention, asked)))
+            self.failures.append(FailedTrial(describe_trial(trial), _misfit(first, convention, call_result)))
             return None
-        pattern = pattern_in(first, output.path, asked.sides, batched=convention.batched)
+        pattern = pattern_in(first, output.path, call_result.sides, batched=convention.batched)
         return trial.changed(output=output, pattern=pattern)
 
     def _failed(self, trial: Trial, fault: BaseException) -> None:
@@ -532,14 +534,14 @@ def _axes_of_output(convention: CallConvention) -> list[AxisNames]:
     return [convention.axes]
 
 
-def _has_output(result: Any, convention: CallConvention, asked: CallResult) -> bool:
-    found = output_in(result, [convention.output.axes], asked.sides)
+def _has_output(result: Any, convention: CallConvention, call_result: CallResult) -> bool:
+    found = output_in(result, [convention.output.axes], call_result.sides)
     return found is not None
 
 
-def _misfit(result: Any, convention: CallConvention, asked: CallResult) -> str:
+def _misfit(result: Any, convention: CallConvention, call_result: CallResult) -> str:
     shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
-    wanted = ", ".join("·" if (size := asked.sides.of(axis)) is None else str(size) for axis in convention.axes)
+    wanted = ", ".join("·" if (size := call_result.sides.of(axis)) is None else str(size) for axis in convention.axes)
     return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{wanted}] was to come"
 
 

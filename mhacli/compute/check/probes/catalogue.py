@@ -29,7 +29,7 @@ from mhacli.compute.check.probes.context import (
     probe_answer,
     relative,
 )
-from mhacli.compute.check.probes.masks import ask_under, hidden_cells, under, working_mask
+from mhacli.compute.check.probes.masks import ask_under, hidden_cells, working_mask
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
 
@@ -62,7 +62,7 @@ def probe(
     decides nothing.
     """
     context = ProbeContext(subject, request, expects_causal=expects_causal)
-    context.stage = _teller(stage, f"calling {subject.built.name}")
+    context.stage = _stage_caller(stage, f"calling {subject.built.name}")
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         context.facts = dataclasses.replace(context.facts, call_s=context.timed(context.square()))
         return Probed(tuple(_answers(context, stage)), context.facts)
@@ -72,16 +72,16 @@ def _answers(context: ProbeContext, stage: Callable[[str], None]) -> Iterator[Pr
     """One answer after the other."""
     name, call_s = context.subject.built.name, context.facts.call_s
     for entry in PROBES:
-        context.stage = _teller(stage, f"probing {name} ({entry.name})")
+        context.stage = _stage_caller(stage, f"probing {name} ({entry.name})")
         context.stage()
         if is_too_slow(entry, call_s):
             message = f"left out: a call takes {call_s:.2g} s, and this takes {max(1, entry.n_calls)} or more"
             yield ProbeResult(entry.name, message)
         else:
-            yield _asked(entry, context)
+            yield _reply_to(entry, context)
 
 
-def _teller(stage: Callable[[str], None], what: str) -> Callable[[], None]:
+def _stage_caller(stage: Callable[[str], None], what: str) -> Callable[[], None]:
     """Tells that this goes on: a time limit is for one call."""
     return lambda: stage(what)
 
@@ -93,7 +93,7 @@ def is_too_slow(entry: ProbeEntry, call_s: float) -> bool:
     return not entry.needed if call_s <= _VERY_SLOW_S else not entry.needed or entry.n_calls > _FEW
 
 
-def _asked(entry: ProbeEntry, context: ProbeContext) -> ProbeResult:
+def _reply_to(entry: ProbeEntry, context: ProbeContext) -> ProbeResult:
     """One answer, after which the context knows more."""
     context.begin()
     try:
@@ -287,7 +287,7 @@ def forbidden_cells(context: ProbeContext) -> ProbeReply:
         hidden = torch.ones(1, length, length, dtype=torch.bool).triu(1)
     elif by is not None:
         hidden = hidden_cells(context, by, length)
-        pattern = ask_under(context, under(context, inputs, by, ~hidden), by).pattern
+        pattern = ask_under(context, inputs, by, ~hidden).pattern
     else:
         return probe_answer(name, "nothing is hidden by it")
     if pattern is None:

@@ -89,7 +89,7 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -
     parameters = ", ".join(dict.fromkeys(trial.form.parameter for trial in trials))
     change = max((trial.changes for trial in trials if math.isfinite(trial.changes)), default=0.0)
     if working:
-        best = _meant(working, context.request.mask_means)
+        best = _preferred_form(working, context.request.mask_means)
         facts[name] = best
         is_other = best.kind in ("bool", "01", "whole") and context.request.mask_means not in (None, best.true_means)
         message = f"{parameters}: {form_text(best)}; what it hides moves nothing"
@@ -105,7 +105,7 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -
     return ProbeReply(ProbeResult(name, message, least.leaked, False), facts)
 
 
-def _meant(working: Sequence[MaskForm], means: str | None) -> MaskForm:
+def _preferred_form(working: Sequence[MaskForm], means: str | None) -> MaskForm:
     """The first form that works, of the meaning that its author has where there is one."""
     return next((form for form in working if form.true_means == means), working[0])
 
@@ -197,8 +197,11 @@ def under(context: ProbeContext, inputs: Inputs, by: MaskUse, allowed: Bool[Tens
     return inputs._replace(allowed=allowed[:, None].to(context.subject.device))
 
 
-def ask_under(context: ProbeContext, inputs: Inputs, by: MaskUse) -> AttentionOutput:
-    """One call with the mask, or the padding, that the inputs speak of."""
+def ask_under(
+    context: ProbeContext, inputs: Inputs, by: MaskUse, allowed: Bool[Tensor, "batch query key"] | None = None
+) -> AttentionOutput:
+    """One call with the mask, or the padding, that the inputs speak of, or that is to say what is `allowed`."""
+    inputs = inputs if allowed is None else under(context, inputs, by, allowed)
     return context.ask(inputs, padding=by.form) if by.is_padding else context.ask(inputs, mask=by.form)
 
 
@@ -213,7 +216,7 @@ def open_mask(context: ProbeContext) -> ProbeReply:
     inputs = context.square()
     length = inputs.queries.shape[-2]
     everything = torch.ones(context.subject.sizes.batch, length, length, dtype=torch.bool)
-    change = relative(context.ask(inputs).out, ask_under(context, under(context, inputs, by, everything), by).out)
+    change = relative(context.ask(inputs).out, ask_under(context, inputs, by, everything).out)
     is_same = change <= max(context.tolerance, 1e-6)
     message = f"a {'padding' if by.is_padding else 'mask'} that hides nothing changes nothing"
     if not is_same:
@@ -237,10 +240,10 @@ def empty_row(context: ProbeContext) -> ProbeReply:
     inputs = context.square()
     length = inputs.queries.shape[-2]
     allowed = torch.ones(context.subject.sizes.batch, length, length, dtype=torch.bool)
-    open_out = ask_under(context, under(context, inputs, by, allowed), by).out
+    open_out = ask_under(context, inputs, by, allowed).out
     lonely = length // 2
     allowed[:, lonely] = False
-    found = ask_under(context, under(context, inputs, by, allowed), by).out
+    found = ask_under(context, inputs, by, allowed).out
     others = [row for row in range(length) if row != lonely]
     spreads = bad_numbers(found[..., others, :]) > bad_numbers(open_out[..., others, :])
     kind = _kind_of(context, inputs, by, found[..., lonely, :], lonely)
@@ -263,11 +266,11 @@ def _kind_of(context: ProbeContext, inputs: Inputs, by: MaskUse, answer: Tensor,
     fresh = context.square()
     if inputs.keys is not None:
         fresh = fresh._replace(queries=inputs.queries)
-    again = ask_under(context, under(context, fresh, by, allowed), by).out[..., lonely, :]
+    again = ask_under(context, fresh, by, allowed).out[..., lonely, :]
     if relative(answer, again) <= context.tolerance:
         return "constant"
     alone = torch.eye(length, dtype=torch.bool).expand(len(allowed), length, length)
-    each = ask_under(context, under(context, inputs, by, alone), by).out
+    each = ask_under(context, inputs, by, alone).out
     return "mean" if relative(each.mean(-2), answer) < max(1e-4, 100 * context.tolerance) else "other"
 
 

@@ -95,10 +95,10 @@ def _first_replaced(inputs: Inputs, fresh: Inputs, axis: int) -> Inputs:
 
 def visible_keys(context: ProbeContext) -> ProbeReply:
     """Each token replaced in turn, of as many keys as queries: which outputs move."""
-    seen, largest = influence(context, context.square)
-    name = name_of(seen)
-    return probe_answer("visible keys", _VISIBLE_TEXT[name], float(seen.float().mean()), None, influence=seen, visible=name,
-                largest_future=largest)  # fmt: skip
+    influenced, largest = influence(context, context.square)
+    name = name_of(influenced)
+    facts = {"influence": influenced, "visible": name, "largest_future": largest}
+    return probe_answer("visible keys", _VISIBLE_TEXT[name], float(influenced.float().mean()), None, **facts)
 
 
 _VISIBLE_TEXT: dict[Visible, str] = {
@@ -119,10 +119,10 @@ def visible_context(context: ProbeContext) -> ProbeReply:
     name, sizes = "q_len ≠ k_len", context.subject.sizes
     if not context.has_keys or sizes.k_len == sizes.q_len:
         return probe_answer(name, f"{context.name} attends to its own rows alone")
-    seen, _ = influence(context, context.oblong)
-    kind = name_of(seen)
+    influenced, _ = influence(context, context.oblong)
+    kind = name_of(influenced)
     message = f"{sizes.q_len} queries, {sizes.k_len} keys: {_VISIBLE_TEXT[kind]}"
-    return probe_answer(name, message, float(seen.float().mean()), None, visible_cross=kind)
+    return probe_answer(name, message, float(influenced.float().mean()), None, visible_cross=kind)
 
 
 def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
@@ -137,7 +137,7 @@ def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, al
     same = Inputs(*(None if rows is None else rows[..., :1, :].expand_as(rows).clone() for rows in quiet[:3]))  # type: ignore[arg-type]
     q_len = random.queries.shape[-2]
     k_len = q_len if random.keys is None else random.keys.shape[-2]
-    seen, largest = torch.zeros(q_len, k_len, dtype=torch.bool), 0.0
+    influenced, largest = torch.zeros(q_len, k_len, dtype=torch.bool), 0.0
     for base, factor in ((random, 1.0), (same, _QUIET)):
         told_allowed = base._replace(allowed=allowed)
         before = context.ask(told_allowed, mask=mask).out
@@ -146,42 +146,42 @@ def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, al
             moved = context.moved_queries(before, after).any(0)
             if base is random and base.keys is None:
                 moved[key] = False  # it may have moved by its query alone
-            seen[:, key] |= moved.cpu()
+            influenced[:, key] |= moved.cpu()
             if base is random:
                 change = changes(before, after).movedim(-2, 0).flatten(1).amax(1) / size_of(before)
                 largest = max(largest, float(change[:key].max()) if key else 0.0)
-    return seen, largest
+    return influenced, largest
 
 
-def name_of(seen: Bool[Tensor, "query key"]) -> Visible:
+def name_of(influenced: Bool[Tensor, "query key"]) -> Visible:
     """What the visible keys are. A first query, or a last one, that would see no key at all may see anything."""
-    q_len, k_len = seen.shape
-    ones = torch.ones_like(seen)
-    if bool(seen.all()):
+    q_len, k_len = influenced.shape
+    ones = torch.ones_like(influenced)
+    if bool(influenced.all()):
         return "full"
     square: dict[Visible, Tensor] = {"causal": ones.tril(), "plus the next": ones.tril(1), "transposed": ones.triu(),
                                      "itself only": ones.tril().triu()}  # fmt: skip
     oblong: dict[Visible, Tensor] = {"top-left": ones.tril(), "bottom-right": ones.tril(k_len - q_len)}
     for name, shape in (square if q_len == k_len else oblong).items():
-        if torch.equal(seen, shape):
+        if torch.equal(influenced, shape):
             return name
-    if q_len == k_len and torch.equal(seen[1:], ones.tril(-1)[1:]):
+    if q_len == k_len and torch.equal(influenced[1:], ones.tril(-1)[1:]):
         return "without itself"
-    if q_len == k_len and torch.equal(seen[:-1], ones.triu(1)[:-1]):
+    if q_len == k_len and torch.equal(influenced[:-1], ones.triu(1)[:-1]):
         return "transposed"
     return "other"
 
 
 def causality(context: ProbeContext) -> ProbeReply:
     """How many later tokens move an earlier output."""
-    name, seen = "causality", context.facts.influence
-    if seen is None:
+    name, influenced = "causality", context.facts.influence
+    if influenced is None:
         return probe_answer(name, "which tokens are seen is not known")
-    visible, length = context.facts.visible, len(seen)
+    visible, length = context.facts.visible, len(influenced)
     if visible == "without itself":
         message = "no later token moves an earlier output, but for the first, which sees none"
         return probe_answer(name, message, 0, True if context.expects_causal else None)
-    n_later, n_pairs = int(seen.triu(1).sum()), length * (length - 1) // 2
+    n_later, n_pairs = int(influenced.triu(1).sum()), length * (length - 1) // 2
     message = f"in {n_later} of {n_pairs} pairs the later token moves the earlier output"
     message += f", by up to {context.facts.largest_future or 0.0:.0%}" if n_later else ""
     if visible in ("plus the next", "transposed"):
@@ -203,17 +203,17 @@ def _is_causal_by_mask(context: ProbeContext) -> bool | None:
         return None
     length = context.subject.sizes.q_len
     triangle = torch.ones(length, length, dtype=torch.bool, device=context.subject.device).tril()
-    seen, _ = influence(context, context.square, form, triangle[None, None])
-    return not bool(seen.triu(1).any())
+    influenced, _ = influence(context, context.square, form, triangle[None, None])
+    return not bool(influenced.triu(1).any())
 
 
 def self_visibility(context: ProbeContext) -> ProbeReply:
     """How many tokens do not see themselves."""
-    name, seen = "self-visibility", context.facts.influence
-    if seen is None:
+    name, influenced = "self-visibility", context.facts.influence
+    if influenced is None:
         return probe_answer(name, "which tokens are seen is not known")
-    n_blind = int((~seen.diagonal()).sum())
-    message = f"{n_blind} of {len(seen)} tokens do not see themselves"
+    n_blind = int((~influenced.diagonal()).sum())
+    message = f"{n_blind} of {len(influenced)} tokens do not see themselves"
     if not n_blind:
         return probe_answer(name, message, 0, True)
     documented = re.search(
