@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.types import AttentionOutput, Inputs, InputSizes, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
+from mhacli.adapters.usercode.types import Inputs, InputSizes
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -45,12 +44,6 @@ class InputDrawer:
         self.sizes, self.n_heads, self.separate_values = sizes, n_heads, separate_values
         self._seed, self._drawn_in, self._dtype, self._device = seed, drawn_in, dtype, device
         self.generator = torch.Generator().manual_seed(seed)
-
-    @classmethod
-    def of(cls, attention: UserAttention, seed: int) -> InputDrawer:
-        """Inputs for this attention, in float64 on the CPU, with separate values where it takes them."""
-        n_heads = attention.n_heads if attention.is_function else None
-        return cls(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
 
     def restart(self) -> None:
         """Begins again with the first numbers of the seed."""
@@ -143,23 +136,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def ask(
-    attention: UserAttention,
-    inputs: Inputs,
-    *,
-    mask: MaskForm | None = None,
-    padding: MaskForm | None = None,
-    training: bool = False,
-    seed: int | None = None,
-) -> AttentionOutput:
-    """The answer to inputs of any dtype and device, without gradients; what is random begins with `seed` where one is given.
-    Raises what the attention raises."""
-    given = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
-    allowed, real = (None if t is None else t.to(attention.device) for t in (inputs.allowed, inputs.real))
-    with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
-        return attention(given._replace(allowed=allowed, real=real), mask=mask, padding=padding, training=training)
-
-
 # --------------------------------------------------------------------------------------------------------------- copies
 
 
@@ -179,12 +155,6 @@ def copy_or_none(module: Module | None) -> Module | None:
         return copy.deepcopy(module)
     except Exception:  # it may hold anything
         return None
-
-
-def fresh_copy(attention: UserAttention) -> UserAttention:
-    """The attention over a copy of what it calls, so that its calls change nothing in the first; itself where it has no copy."""
-    call = copied(attention.built.call)
-    return attention if call is attention.built.call else attention.of(call, attention.dtype)
 
 
 def cast(module: Module, dtype: torch.dtype, device: torch.device | str | None = None) -> Module:

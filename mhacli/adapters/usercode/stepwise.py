@@ -30,8 +30,8 @@ from mhacli.adapters.usercode.call.convention import (
     write_mask,
 )
 from mhacli.adapters.usercode.call.signature import CallParameter, call_role, called_function, signature_of, source_of
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import Inputs, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
                      r"|(kv_?)?caching|decod(e|ing)|incremental|is_?decod(e|ing)|cached")  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 
 from mhacli.adapters.usercode.build import build
 from mhacli.adapters.usercode.call.find_call import find_modes, find_user_attention
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.types import Built
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.record.record import Argument
 

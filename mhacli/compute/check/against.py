@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parameters_of, role_of
-from mhacli.adapters.usercode.asker import InputDrawer, cast, cast_copy
+from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.call.convention import CallMasks
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
@@ -267,7 +267,7 @@ def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
 def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[ErrorSummary]:
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
-    draw = InputDrawer.of(common, seed)
+    draw = drawer_of(common, seed)
     yield _gap("rows that attend to themselves", one, other, draw.inputs(with_context=False))
     if one.takes_context and other.takes_context:
         yield _gap("fewer queries than keys", one, other, draw.inputs(with_context=True))
@@ -376,7 +376,7 @@ def _fix(request: CheckRequest, parting: FirstDifference | None) -> str:
 def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None:
     """The smallest of a few small inputs on which the two differ."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        inputs = InputDrawer.of(replace_sizes(one, other), seed).inputs(with_context=False, q_len=length, batch=batch)
+        inputs = drawer_of(replace_sizes(one, other), seed).inputs(with_context=False, q_len=length, batch=batch)
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
 from mhacli.adapters.usercode.asker import cast
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import (
     ProjectionReading,
@@ -28,7 +29,6 @@ from mhacli.adapters.usercode.projections import (
     read_name,
 )
 from mhacli.adapters.usercode.types import Built
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
 from mhacli.compute.check.inputs import TOLERANCE, InputCase, ask
 from mhacli.compute.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, unlike

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.signature import call_role
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
 from mhacli.attention.mistakes.stages import SourceHints

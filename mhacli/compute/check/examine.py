@@ -14,9 +14,9 @@ import torch
 
 import mhacli
 from mhacli.adapters.usercode.call.signature import documented_meaning
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.types import Built, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare

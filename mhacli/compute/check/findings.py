@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.call.find_call import find_modes
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import Built
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
 from mhacli.attention.mistakes.stages import SourceEvidence, Symptoms
 from mhacli.compute.base.user_module import limited

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import InputDrawer
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import read_name
 from mhacli.adapters.usercode.types import Built, Inputs, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
@@ -318,7 +317,7 @@ def _small(
     kind: InputKind, subject: UserAttention, like: InputCase, seed: int, sizes: tuple[int, int, int], *, other: bool
 ) -> InputCase:
     batch, q_len, k_len = sizes
-    inputs = InputDrawer.of(subject, seed).inputs(with_context=other, batch=batch, q_len=q_len, k_len=k_len)
+    inputs = drawer_of(subject, seed).inputs(with_context=other, batch=batch, q_len=q_len, k_len=k_len)
     if like.form is not None:
         inputs = inputs._replace(allowed=torch.ones(1, 1, q_len, k_len, dtype=torch.bool).tril(k_len - q_len))
     if like.padding is not None:

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import InputDrawer, cast, cast_copy, map_rows, seeded
+from mhacli.adapters.usercode.asker import cast, cast_copy, map_rows, seeded
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.spec.tolerances import TOLERANCES
@@ -106,7 +106,7 @@ def max_error(one: Tensor, other: Tensor) -> float:
 
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
-    draw = InputDrawer.of(subject, seed)
+    draw = drawer_of(subject, seed)
     yield make_case("core", "rows that attend to themselves", subject, draw.inputs(with_context=False))
     if subject.takes_context:
         yield make_case("core", "fewer queries than keys", subject, draw.inputs(with_context=True))
@@ -116,7 +116,7 @@ def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
 
 def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
     """The same mask written in every form that is accepted, one case each."""
-    draw = InputDrawer.of(subject, seed)
+    draw = drawer_of(subject, seed)
     inputs = draw.inputs(with_context=subject.takes_context)
     inputs = inputs._replace(allowed=draw.allowed(inputs))
     for form in forms:
@@ -133,7 +133,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
     """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
-    draw = InputDrawer.of(subject, seed)
+    draw = drawer_of(subject, seed)
     inputs = draw.inputs(with_context=subject.takes_context, batch=4)
     inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
@@ -144,7 +144,7 @@ def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase
 
 def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
     """Padding written in every form that is accepted, one case each."""
-    draw = InputDrawer.of(subject, seed)
+    draw = drawer_of(subject, seed)
     inputs = draw.inputs(with_context=subject.takes_context)
     holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
     for form in forms:
@@ -216,7 +216,7 @@ def _pristine(built: Built, probed: Probed) -> nn.Module | None:
 
 def _remembers_masks(subject: UserAttention, forgetful: UserAttention, seed: int) -> bool:
     """Whether the mask of one call is still there in the next one."""
-    draw = InputDrawer.of(subject, seed)
+    draw = drawer_of(subject, seed)
     inputs = draw.inputs(with_context=subject.takes_context)
     for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
         is_padding = form in subject.padding_forms
@@ -335,8 +335,7 @@ def runs_of(
     """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
     the same steps, and what the subject raises."""
     asked = [
-        InputDrawer.of(subject, seed + number).inputs(with_context=other, q_len=q_len, k_len=k_len)
-        for number in range(2)
+        drawer_of(subject, seed + number).inputs(with_context=other, q_len=q_len, k_len=k_len) for number in range(2)
     ]
     first, second = (watch(partial(ask, subject, inputs), subject.built.files)[1] for inputs in asked)
     if [_kind(op) for op in first] != [_kind(op) for op in second]:

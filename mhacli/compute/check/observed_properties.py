@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.types import Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs
 from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, OperationPair, PairedRuns, Unreadable, runs_of
 

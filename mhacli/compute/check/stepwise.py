@@ -11,8 +11,9 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import InputDrawer, float64_copy
+from mhacli.adapters.usercode.asker import float64_copy
 from mhacli.adapters.usercode.call.signature import signature_of
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.stepwise import (
@@ -24,7 +25,6 @@ from mhacli.adapters.usercode.stepwise import (
     step_conventions,
 )
 from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.attention.mistakes import BY_CODE, MistakeVariant
 from mhacli.attention.mistakes.caching import (
     CACHE_LAYOUTS,
@@ -97,7 +97,7 @@ def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, s
     if caller.mode == "cross" or probed.facts.is_random or caller.sizes.q_len < _FEWEST:
         return Stepwise()
     caller = _unused(caller, stage)
-    rows = InputDrawer.of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
+    rows = drawer_of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
     asker = _TextInParts(caller, rows, mask)
     found: list[tuple[StepConvention, list[StepwiseRun]]] = []

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of
 from mhacli.adapters.usercode.asker import InputDrawer
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
 
 # --------------------------------------------------------------------------------------------- sizes that are asked with

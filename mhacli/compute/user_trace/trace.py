@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import ask, fresh_copy
 from mhacli.adapters.usercode.call.find_call import find_user_attention
+from mhacli.adapters.usercode.call.user_attention import UserAttention, ask, fresh_copy
 from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.base.user_module import arguments_of, ready

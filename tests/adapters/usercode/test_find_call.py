@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.find_call import find_user_attention
 from mhacli.adapters.usercode.call.signature import documented_meaning, signature_of, stated_axes
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import Built, Guess, Inputs, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 

@@ -37,9 +37,9 @@ from mhacli.adapters.usercode.call.trials import (
     is_lazy,
     stated_rows,
 )
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import is_on_cuda, lacks_cuda, shortened
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.check import Mode

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.asker import cast, cast_copy
+from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import Built, Inputs
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.compute.check.probes import masks as probing_masks
 from mhacli.compute.check.probes import visibility as probing_sight
 from mhacli.compute.check.probes.context import (

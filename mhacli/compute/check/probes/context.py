@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import InputDrawer, ask, copy_or_none, map_rows
+from mhacli.adapters.usercode.asker import InputDrawer, copy_or_none, map_rows
+from mhacli.adapters.usercode.call.user_attention import UserAttention, ask
 from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
-from mhacli.adapters.usercode.user_attention import UserAttention
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.usercode.asker import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.call.convention import (
     CallConvention,
     CallMasks,
@@ -73,3 +75,32 @@ class UserAttention:
         tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
         built = replace(self.built, call=call, module=module)
         return replace(self, built=built, dtype=dtype, tensors=tensors, is_forgetful=False)
+
+
+def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
+    """Inputs for this attention, in float64 on the CPU, with separate values where it takes them."""
+    n_heads = attention.n_heads if attention.is_function else None
+    return InputDrawer(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
+
+
+def ask(
+    attention: UserAttention,
+    inputs: Inputs,
+    *,
+    mask: MaskForm | None = None,
+    padding: MaskForm | None = None,
+    training: bool = False,
+    seed: int | None = None,
+) -> AttentionOutput:
+    """The answer to inputs of any dtype and device, without gradients; what is random begins with `seed` where one is given.
+    Raises what the attention raises."""
+    given = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
+    allowed, real = (None if t is None else t.to(attention.device) for t in (inputs.allowed, inputs.real))
+    with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
+        return attention(given._replace(allowed=allowed, real=real), mask=mask, padding=padding, training=training)
+
+
+def fresh_copy(attention: UserAttention) -> UserAttention:
+    """The attention over a copy of what it calls, so that its calls change nothing in the first; itself where it has no copy."""
+    call = copied(attention.built.call)
+    return attention if call is attention.built.call else attention.of(call, attention.dtype)
