@@ -40,7 +40,7 @@ from mhacli.compute.base.head_statistics import (
     statistics_request,
 )
 from mhacli.compute.base.setup import Setup, make_setup
-from mhacli.compute.base.taps import Capture, to_array
+from mhacli.compute.base.taps import Capture, stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.io.progress import Progress, no_progress
@@ -48,7 +48,7 @@ from mhacli.requests.layer import LayerRequest, require_no_dropout
 from mhacli.requests.memory import predict_heads_memory
 from mhacli.results.record.consistency import MOST_OF_SUMS
 from mhacli.results.record.head_statistics import SINK_LIFT, Check, HeadsRequest, HeadsSummary, HeadStatistics, Kept
-from mhacli.results.record.record import Record, SelfCheck, Step, Timing
+from mhacli.results.record.record import Record, SelfCheck, Step
 from mhacli.spec.tolerances import TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
@@ -152,7 +152,7 @@ class HeadsRun:
             vocabulary=setup.encoded.vocabulary.tokens,
             trace=self.steps,
             heads=results.heads,
-            timings={name: Timing(s, (s,), s, 0.0) for name, s in self._stages().items()},
+            timings=stage_timings(self.seconds),
             self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in results.checks)),
             environment=setup.environment,
             weights=setup.weights,
@@ -166,9 +166,6 @@ class HeadsRun:
             ),
             arrays={name: to_array(array) for name, array in results.arrays.items()},
         )
-
-    def _stages(self) -> dict[str, float]:
-        return {**self.seconds, "total": sum(self.seconds.values())}
 
 
 @torch.no_grad()

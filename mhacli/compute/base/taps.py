@@ -217,6 +217,11 @@ def timing(first_s: float, samples_s: list[float]) -> Timing:
     return Timing(first_s, tuple(samples_s), middle, high - low)
 
 
+def stage_timings(seconds: Mapping[str, float]) -> dict[str, Timing]:
+    """Timings of stages that ran once, and of their sum as `total`."""
+    return {name: timing(s, [s]) for name, s in {**seconds, TOTAL: sum(seconds.values())}.items()}
+
+
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest distance of finite cells; infinite where only one of two cells is finite."""
     a, b = a.cpu().double(), b.cpu().double()

@@ -225,7 +225,7 @@ class SizeBenchmark:
             return
         if self._fresh is not None:
             use = self._fresh.memory_use(backend, self.workload, self._seed)
-            entry.row = _with_memory_use(entry.row, use)
+            entry.row = replace(entry.row, status=use.status, reason=use.reason, extra_bytes=use.extra_bytes)
             if use.status != "ok":
                 return
         failure = None
@@ -371,10 +371,6 @@ class SizeBenchmark:
         kernels = {self._entries[name].row.ran for name in near}
         is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
         return near if len(near) < len(ratios) and is_one_kernel else set()
-
-
-def _with_memory_use(row: BenchRow, use: MemoryUse) -> BenchRow:
-    return replace(row, status=use.status, reason=use.reason, extra_bytes=use.extra_bytes)
 
 
 _OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}

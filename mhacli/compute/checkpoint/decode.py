@@ -14,7 +14,7 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import run_model
-from mhacli.compute.base.taps import largest_difference, to_array
+from mhacli.compute.base.taps import largest_difference, timing, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.errors import MhaError, UsageError
@@ -27,7 +27,6 @@ from mhacli.results.record.record import (
     Record,
     SelfCheck,
     Step,
-    Timing,
     layer_prefix,
 )
 from mhacli.spec.tolerances import TOLERANCES
@@ -58,7 +57,7 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     check = decoder.check(full)
     arrays = dict(record.arrays) | {f"{layer_prefix(0)}pattern": to_array(decoder.pattern)}
     seconds = perf_counter() - began
-    timings = dict(record.timings) | {"decoding": Timing(seconds, (seconds,), seconds, 0.0)}
+    timings = dict(record.timings) | {"decoding": timing(seconds, [seconds])}
     return replace(
         record,
         arrays=arrays,

@@ -34,7 +34,7 @@ from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, free_bytes, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
-from mhacli.compute.base.taps import to_array
+from mhacli.compute.base.taps import stage_timings, to_array
 from mhacli.compute.heads import HeadResults, joined, make_summary, second_pass
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
@@ -50,7 +50,6 @@ from mhacli.results.record.record import (
     Record,
     SelfCheck,
     SpanTokens,
-    Timing,
     layer_prefix,
     texts_of,
 )
@@ -312,10 +311,7 @@ class CheckpointRun:
             vocabulary=(),
             trace=(),
             heads=tuple(head for done in results for head in done.heads),
-            timings={
-                name: Timing(s, (s,), s, 0.0)
-                for name, s in (self.seconds | {"total": sum(self.seconds.values())}).items()
-            },
+            timings=stage_timings(self.seconds),
             self_check=SelfCheck(worst.max_abs_error, worst.tolerance, ok and self.identical is not False),
             environment=environment(self.loaded.model.device, self.device_asked),
             weights=self.loaded.checkpoint.path,
