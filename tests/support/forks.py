@@ -2,7 +2,8 @@
 
 The child gets the words, folder, environment, umask and three descriptors of the call, and runs the real entry point. It shares
 with a process from the shell all but the imports, so what depends on them (start-up, variables that libraries read when they are
-loaded, signals while they load) needs a process of its own. `tests/cli/test_forks.py` proves that both ways agree.
+loaded, signals while they load) needs a process of its own. `mha bench` takes its peak rates from
+smaller products and copies. `tests/cli/test_forks.py` proves that both ways agree.
 """
 
 from __future__ import annotations
