@@ -628,9 +628,9 @@ def test_a_home_that_is_unset_or_read_only_does_not_matter(folder: Path) -> None
     locked = folder / "locked"
     locked.mkdir(0o555)
     cache = {"HOME": "locked", "XDG_CACHE_HOME": "locked", "TMPDIR": "locked"}
-    for env in ({"HOME": None}, {"HOME": ""}, {"HOME": "/no/such/home"}, cache):
-        for words in (["vocab", "a"], ["show", "r"], ["--help"]):
-            attempt(folder, *words, launch=Launch(env=env, shell=READ_ONLY_RIGHTS))
+    commands = (["vocab", "a"], ["show", "r"], ["--help"], ["show", "r"])
+    for env, words in zip(({"HOME": None}, {"HOME": ""}, {"HOME": "/no/such/home"}, cache), commands, strict=True):
+        attempt(folder, *words, launch=Launch(env=env, shell=READ_ONLY_RIGHTS))
     launch = Launch(WITH_TORCH, {**cache, "USER": None}, READ_ONLY_RIGHTS)
     attempt(folder, "run", "a", "--repeat", "1", launch=launch)
 

@@ -648,7 +648,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "sizes"),
     [
-        (signal.SIGINT, 130, ("--lengths", "16", "--budget", "60")),
+        pytest.param(signal.SIGINT, 130, ("--lengths", "16", "--budget", "60"), marks=pytest.mark.full),
         pytest.param(
             signal.SIGTERM,
             143,

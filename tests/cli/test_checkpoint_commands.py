@@ -184,6 +184,7 @@ def test_places_that_all_chosen_layers_have_are_shown(mha: Command, words: Seque
     assert mha("heads", "t5", CAT, *words)[0] == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [("--query", "3"), ("--rows", "0:2"), ("--keys", "0:2")])
 def test_places_in_texts_that_begin_in_different_columns_are_refused(mha: Command, words: Sequence[str]) -> None:
     code, _, err = mha("heads", "gpt2", CAT, DOG, "--padding", "left", *words)

@@ -499,6 +499,7 @@ def whole_tokens(gpt2: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_hostile_tokens_are_shown_and_never_obeyed(command: str, mha: Mha, whole_tokens: str, tmp_path: Path) -> None:
     """`mha` of these tests refuses every raw character that a terminal would obey."""

@@ -178,6 +178,7 @@ sys.exit(code)
 """Runs the command line, then tells the process's own high-water mark in KiB: `ru_maxrss` would count its parent's too."""
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_mask_of_a_long_text_is_drawn_in_little_memory() -> None:
     words = ["trace", "--random", "1,20000", "--mask", "--causal", "--window", "512", "--json"]

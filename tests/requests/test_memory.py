@@ -174,7 +174,7 @@ print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
         {"dtype": "float32"},
         pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.full),
         pytest.param({"dtype": "float64", "positions": "alibi"}, marks=pytest.mark.full),
-        {"dtype": "bfloat16", "positions": "rope", "padding": "left"},
+        pytest.param({"dtype": "bfloat16", "positions": "rope", "padding": "left"}, marks=pytest.mark.full),
         pytest.param({"dtype": "bfloat16", "padding": "left", "d_model": 2048, "d_head": 8}, marks=pytest.mark.full),
         pytest.param({"dtype": "float32", "random": [2, 512], "d_model": 8, "d_input": 65_536}, marks=pytest.mark.full),
     ],

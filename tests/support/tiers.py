@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-PLAIN_ROWS = 5
+PLAIN_ROWS = 4
 Row = tuple[str, ...]
 """The ids of a test's values, one for each of its parametrisations."""
 

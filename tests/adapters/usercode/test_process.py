@@ -177,7 +177,7 @@ def test_what_is_ours_takes_its_time(job: Job) -> None:
 
 def test_the_time_begins_anew_with_every_call(job: Job) -> None:
     assert (
-        job("for _ in range(5):\n    stage('calling A'); time.sleep(0.6)\nreturn b'done'", time_limit_s=2.5).result
+        job("for _ in range(4):\n    stage('calling A'); time.sleep(0.4)\nreturn b'done'", time_limit_s=1.2).result
         == b"done"
     )
 

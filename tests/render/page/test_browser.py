@@ -729,6 +729,7 @@ def many_page(many: Record) -> str:
     return page(many, ViewOptions(rows=(EXACT_ROW,)))
 
 
+@pytest.mark.full
 def test_a_large_record_is_ready_and_its_numbers_are_near(
     open_page: Open, many: Record, many_page: str, record_property: Callable[[str, object], None]
 ):

@@ -277,6 +277,7 @@ def test_nothing_of_a_token_becomes_an_element_of_a_table():
     assert "\x1b" not in captions
 
 
+@pytest.mark.full
 def test_tables_of_a_large_record_keep_the_page_below_its_limit_and_say_what_they_leave_out():
     text = text_of([f"word{n}" for n in range(70)], parts=())
     kept = Kept(queries=tuple(range(5, 37)), top=64, corner=Corner(2, 64, 3, 64))

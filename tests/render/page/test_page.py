@@ -414,6 +414,7 @@ def large(request):
     return record, *content(record)
 
 
+@pytest.mark.full
 def test_a_page_of_144_heads_and_512_tokens_is_below_a_megabyte(large):
     record, found, source = large
     assert len(source.encode()) <= MEGABYTE
