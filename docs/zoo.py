@@ -18,7 +18,9 @@ BETWEEN = re.compile(r"(?<=<!-- mutants -->\n).*?(?=<!-- /mutants -->)", re.DOTA
 def written(page: str, table: str) -> str:
     """The text of the page with the table between its markers."""
     if len(BETWEEN.findall(page)) != 1:
-        sys.exit("docs/CORRECTNESS.md must have one place between <!-- mutants --> and <!-- /mutants -->, each on its own line")
+        sys.exit(
+            "docs/CORRECTNESS.md must have one place between <!-- mutants --> and <!-- /mutants -->, each on its own line"
+        )
     return BETWEEN.sub(lambda _: f"{table}\n", page)
 
 

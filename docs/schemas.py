@@ -1,0 +1,273 @@
+"""Writes the JSON Schemas of what mha prints, docs/schemas/*.json, from the dataclasses that it prints.
+
+    python docs/schemas.py
+
+What no dataclass declares is added here. tests/docs/test_schemas.py validates what the commands print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from mhacli.checkpoints.contents import Contents
+from mhacli.results.bench.result import BaselineComparison, Benchmark, BenchRow
+from mhacli.results.check import Examination
+from mhacli.results.diff.result import (
+    HeadChange,
+    Setting,
+    SiteDifference,
+    TextDifference,
+    TokenChange,
+)
+from mhacli.results.doctor import HealthCheck, Numerics, Report
+from mhacli.results.mask import SequenceMask
+from mhacli.results.record.head_statistics import MATRICES, PER_QUERY
+from mhacli.results.record.record import InspectedLayer, Record, SelfCheck
+from mhacli.spec.config import Config
+from mhacli.spec.sites import SITES
+from mhacli.spec.tokens import TokenSequence
+
+FOLDER = Path(__file__).parent / "schemas"
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+VECTORS = (
+    *("received", "map", "profile", "visible", "uniform_map", "uniform_received", "uniform_profile", "strongest_key"),
+    *("span_mass", "uniform_span_mass", "corner", "top_keys", "top_shares"),
+)
+LAYER_ARRAYS = tuple(dict.fromkeys(("qk", "scores", "pattern", "z", "out", *PER_QUERY, *MATRICES, *VECTORS)))
+
+
+def of(annotation: Any, **added: Schema) -> Schema:
+    """The schema of an annotation. `added` are properties that a document has beside the fields of a dataclass."""
+    if dataclasses.is_dataclass(annotation):
+        return _object(annotation, added)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        (inner,) = (of(choice) for choice in arguments if choice is not type(None))
+        return nullable(inner)
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": of(arguments[1])}
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return {"type": "array", "items": of(arguments[0])}
+    if origin is tuple:
+        n = len(arguments)
+        return {"type": "array", "prefixItems": [of(kind) for kind in arguments], "minItems": n, "maxItems": n}
+    return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[annotation]}
+
+
+def _object(kind: Any, added: Mapping[str, Schema]) -> Schema:
+    hints = get_type_hints(kind)
+    fields = [f for f in dataclasses.fields(kind) if f.metadata.get("json", True)]
+    properties = {f.name: of(hints[f.name]) for f in fields} | added
+    left_out = {f.name for f in fields if f.metadata.get("omit_empty")}
+    return record(properties, optional=left_out)
+
+
+def record(properties: Mapping[str, Schema], *, optional: set[str] | None = None) -> Schema:
+    """An object with these properties; those that are not `optional` are always there."""
+    required = [name for name in properties if name not in (optional or ())]
+    return {"type": "object", "properties": dict(properties), "required": required}
+
+
+def nullable(schema: Schema) -> Schema:
+    """The schema, or null."""
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def array(schema: Schema) -> Schema:
+    """A list of what a schema describes."""
+    return {"type": "array", "items": schema}
+
+
+def changed(schema: Schema, *, drop: tuple[str, ...] = (), optional: tuple[str, ...] = (), **new: Schema) -> Schema:
+    """The schema of an object without some properties, with others, some of which need not be there."""
+    properties = {name: value for name, value in schema["properties"].items() if name not in drop} | new
+    known = set(properties) - set(schema["required"]) - set(new)
+    return record(properties, optional=known | set(optional))
+
+
+ARRAY: Schema = {
+    "description": "Nested lists, an axis per level. null: the array was not kept, or the number is masked or not finite.",
+    "type": ["array", "null"],
+    "items": {"$ref": "#/$defs/array_item"},
+}
+ARRAY_ITEM: Schema = {
+    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "array", "items": {"$ref": "#/$defs/array_item"}}]
+}
+SITE = record({"layer": TEXT, "site": nullable(TEXT)})
+ITEMS = {
+    "token": record({"token": TEXT, "id": INTEGER, "count": INTEGER, "bytes": INTEGER}),
+    "position": record(
+        {"first": INTEGER, "last": INTEGER, "place": INTEGER, "token": TEXT},
+        optional={"first", "last", "place", "token"},
+    ),
+}
+
+
+def _record() -> Schema:
+    arrays = dict.fromkeys(LAYER_ARRAYS, ARRAY)
+    always = ("qk", "scores", "pattern", "z", "out")
+    layer = of(InspectedLayer)
+    layer = changed(layer, optional=tuple(name for name in arrays if name not in always), **arrays)
+    traced = {"type": "object", "additionalProperties": INTEGER}
+    whole = changed(of(Record), drop=("layers",), nonfinite=traced)
+    kept = {"context_array" if name == "context" else name: ARRAY for name in SITES}  # by --keep
+    at_top = {**arrays, **kept, "layers": array(layer)}
+    schema = changed(whole, optional=tuple(at_top), **at_top)
+    return {**schema, "$defs": {"array_item": ARRAY_ITEM}}
+
+
+def _doctor() -> Schema:
+    check = of(HealthCheck, status={"enum": ["pass", "fail", "n/a", "care"]})
+    numerics = of(Numerics, ok={"type": "boolean"})
+    environment: Schema = {"type": "object", "additionalProperties": TEXT}
+    verdict: Schema = {"enum": ["healthy", "unhealthy"]}
+    return changed(of(Report), verdict=verdict, checks=array(check), numerics=array(numerics), environment=environment)
+
+
+def _bench() -> Schema:
+    derived = {"n_samples": INTEGER, "flops": INTEGER, "bytes": INTEGER, "flops_per_byte": NUMBER}
+    row = of(BenchRow, **derived, tflops=nullable(NUMBER))
+    return changed(of(Benchmark), optional=("comparison",), rows=array(row), comparison=of(BaselineComparison))
+
+
+def _diff() -> Schema:
+    counts = {"n_aligned": INTEGER, "is_same": {"type": "boolean"}, "n_replaced": INTEGER}
+    text = of(TextDifference, **counts, changes=array(of(TokenChange, a=TEXTS, b=TEXTS)))
+    layer = {
+        "layer": TEXT,
+        "sites": array(of(SiteDifference, relative=nullable(NUMBER))),
+        "heads": array(of(HeadChange)),
+        "only_a": TEXTS,
+        "only_b": TEXTS,
+    }
+    return record(
+        {
+            "command": TEXTS,
+            "verdict": {"enum": ["agree", "differ", "nothing"]},
+            "said": TEXT,
+            "a": TEXT,
+            "b": TEXT,
+            "tolerance": record({"relative": NUMBER, "of_dtype": nullable(TEXT)}),
+            "first": nullable(changed(SITE, where={"enum": ["tokens", "ids", "site"]})),
+            "first_site": nullable(SITE),
+            "settings": array(of(Setting)),
+            "n_sequences": {"type": "array", "prefixItems": [INTEGER, INTEGER], "minItems": 2, "maxItems": 2},
+            "texts": array(text),
+            "layers": array(record(layer)),
+            "only_a": TEXTS,
+            "only_b": TEXTS,
+        }
+    )
+
+
+def _mask() -> Schema:
+    texts = array(of(TokenSequence))
+    return record(
+        {
+            "command": TEXTS,
+            "config": of(Config),
+            "sequences": texts,
+            "context": nullable(texts),
+            "rules": TEXTS,
+            "masks": array(of(SequenceMask, n_visible=INTEGER, density=NUMBER)),
+        }
+    )
+
+
+def _weights_info() -> Schema:
+    tensor = record({"name": TEXT, "dtype": TEXT, "shape": array(INTEGER), "n_bytes": INTEGER})
+    files = array(record({"name": TEXT, "n_bytes": INTEGER}))
+    return changed(of(Contents), optional=("tensors",), files=files, tensors=array(tensor))
+
+
+def _weights_convert() -> Schema:
+    config = of(Config)["properties"]
+    names = (
+        *("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "positions", "rope_theta", "max_positions"),
+        *("causal", "window", "scale", "softcap", "dtype", "tokenizer"),
+    )
+    return record(
+        {
+            **dict.fromkeys(("source", "layout", "stack"), TEXT),
+            "layer": INTEGER,
+            **dict.fromkeys(("prefix", "to", "output"), TEXT),
+            "n_bytes": INTEGER,
+            "config": record({name: config[name] for name in names}),
+            "embedding": {},
+            "check": of(SelfCheck),
+            "notes": TEXTS,
+        }
+    )
+
+
+def _row() -> Schema:
+    position, weight = ITEMS["position"], nullable(NUMBER)
+    return record(
+        {
+            "layer": nullable(INTEGER),
+            "attention": nullable(TEXT),
+            "head": INTEGER,
+            "kind": nullable(TEXT),
+            "sequence": INTEGER,
+            "query": position,
+            "entropy": weight,
+            "sinks": record({"places": array(INTEGER), "share": weight, "removed": {"type": "boolean"}}),
+            "learned_sink": weight,
+            "shares": TEXT,
+            "keys": array(changed(position, share=weight)),
+        }
+    )
+
+
+SCHEMAS: Mapping[str, tuple[str, Schema]] = {
+    "mha.record/1": ("What run, heads, trace, decode and show print with --json.", _record()),
+    "mha.mask/1": ("What mha trace --mask --json prints.", _mask()),
+    "mha.check/1": ("What mha check --json prints.", of(Examination)),
+    "mha.doctor/1": ("What mha doctor --json prints.", _doctor()),
+    "mha.diff/1": ("What mha diff --json prints.", _diff()),
+    "mha.bench/1": ("What mha bench prints with --json, and saves with --save-baseline.", _bench()),
+    "mha.vocab/1": (
+        "What mha vocab prints with --json and saves with --save.",
+        record({"tokenizer": TEXT, "tokens": array(ITEMS["token"])}),
+    ),
+    "mha.weights-info/1": ("What mha weights info --json prints.", _weights_info()),
+    "mha.weights-convert/1": ("What mha weights convert --json prints.", _weights_convert()),
+    "mha.row/1": ("What the key y of mha view copies.", _row()),
+}
+
+
+def document(name: str) -> Schema:
+    """The JSON Schema of a schema's name."""
+    description, schema = SCHEMAS[name]
+    properties = {"schema": {"const": name}, **schema["properties"]}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, "description": description}
+    return {**head, **schema, "properties": properties, "required": ["schema", *schema["required"]]}
+
+
+def path_of(name: str) -> Path:
+    """The file of a schema."""
+    return FOLDER / f"{name.replace('/', '-')}.json"
+
+
+def text_of(name: str) -> str:
+    """What that file contains."""
+    return json.dumps(document(name), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in SCHEMAS:
+        path_of(name).write_text(text_of(name))
