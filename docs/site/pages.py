@@ -27,5 +27,5 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """mkdocs calls it with each page as HTML: GitHub's escape of a bar in a table is taken out, which Python-Markdown leaves in code."""
+    """mkdocs calls it with each page as HTML: a bar in a table keeps its backslash in code, which GitHub takes out."""
     return html.replace("\\|", "|")
