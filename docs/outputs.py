@@ -3,7 +3,8 @@
     python docs/outputs.py [PAGE.md …]
 
 An output that still agrees is left alone, so times do not change without need. In another one each part between two `…` is
-replaced by the part of the new output that resembles it most. A part that resembles nothing is reported: choose it by hand.
+replaced by the part of the new output that resembles it most. An output with a part that resembles nothing is reported and left: choose
+its lines by hand.
 """
 
 from __future__ import annotations
@@ -88,8 +89,10 @@ def _rewritten(page: Path, piece: str, step: tuple[str, list[str]] | None, folde
     if not shown or unmatched(shown, printed) is None:
         return piece
     lines, likeness = refitted(shown, printed)
-    word = "rewritten" if likeness >= ALIKE else f"choose by hand (likeness {likeness:.2f})"
-    print(f"{page.name}: {command}: {word}")
+    if likeness < ALIKE or unmatched(lines, printed) is not None:
+        print(f"{page.name}: {command}: choose by hand (likeness {likeness:.2f})")
+        return piece
+    print(f"{page.name}: {command}: rewritten")
     return "\n".join([f"$ {command}", *lines]) + "\n"
 
 
