@@ -3,8 +3,8 @@
     python docs/outputs.py [PAGE.md …]
 
 An output that still agrees is left alone, so times do not change without need. In another one each part between two `…` is
-replaced by the part of the new output that resembles it most. An output with a part that resembles nothing is reported and left: choose
-its lines by hand.
+replaced by the part of the new output that resembles it most. Where a part resembles nothing, the output is reported and left:
+choose its lines by hand.
 """
 
 from __future__ import annotations
