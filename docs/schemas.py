@@ -2,13 +2,15 @@
 
     python docs/schemas.py
 
-What no dataclass declares is added here. tests/docs/test_schemas.py validates what the commands print.
+It also writes the table of a record's fields in docs/RECORDS.md. What no dataclass declares is added here.
+tests/docs/test_schemas.py validates what the commands print.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +35,8 @@ from mhacli.spec.sites import SITES
 from mhacli.spec.tokens import TokenSequence
 
 FOLDER = Path(__file__).parent / "schemas"
+PAGE = Path(__file__).parent / "RECORDS.md"
+BETWEEN = re.compile(r"(?<=<!-- record -->\n).*?(?=<!-- /record -->)", re.DOTALL)
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
@@ -116,6 +120,44 @@ ITEMS = {
 }
 
 
+RECORD_FIELDS = {
+    "command": "the command line",
+    "config": "sizes, mask, positions, scale, dropout, dtype, seed, tokenizer",
+    "sequences": "the texts with their tokens, ids and character offsets",
+    "context": "the other text of cross-attention, or null",
+    "vocabulary": "the tokens; the position is the id",
+    "trace": "every tensor: site, axes, shape, dtype, formula, meaning, layout, strides, FLOPs, bytes, time",
+    "qk": "dot products, `[batch][head][query][key]`; null where masked",
+    "scores": "attention scores before the softmax, `[batch][head][query][key]`; null where masked",
+    "pattern": "attention weights, `[batch][head][query][key]`; 0 where masked",
+    "z": "head outputs, `[batch][head][query][d_v]`",
+    "out": "layer output, `[batch][query][d_model]`",
+    "entropy": "entropy of each query in nats, `[batch][head][query]`",
+    "strongest_key": "the key with the largest weight of each query, `[batch][head][query]`",
+    "heads": "one object per head: type, statistics, sinks, outstanding cells, and the same for uniform attention",
+    "timings": "per site and in total: samples, median, interquartile range, in seconds",
+    "self_check": "largest difference, tolerance, ok",
+    "environment": "versions, device, threads",
+    "weights": "the file of the weights, or null for random ones",
+    "not_kept": "arrays that were left out to stay within `--keep-limit`",
+    "routes": "`trace`: the formulations, and how far their outputs differ",
+    "cell": "`trace --cell`: the numbers on the way to one weight",
+    "decoding": "`decode`: the cache strategies with their times and bytes",
+    "survey": "`heads`: how the statistics were computed, and their checks",
+    "model": "`--model`: the checkpoint, and what was inspected",
+    "layers": "`--model`: one object per attention, with its own arrays and self-check",
+    "spans": "`--span`: the tokens of each named part",
+    "module": "`trace FILE.py:CLASS`: the class, its arguments and sizes",
+    "nonfinite": "how many numbers of each array are NaN or infinite; those are null",
+}
+
+
+def record_table() -> str:
+    """The fields of a record as a table of docs/RECORDS.md."""
+    rows = [f"| `{name}` | {content} |" for name, content in RECORD_FIELDS.items()]
+    return "\n".join(["| field | content |", "|---|---|", *rows]) + "\n"
+
+
 def _record() -> Schema:
     arrays = dict.fromkeys(LAYER_ARRAYS, ARRAY)
     always = ("qk", "scores", "pattern", "z", "out")
@@ -126,7 +168,8 @@ def _record() -> Schema:
     kept = {"context_array" if name == "context" else name: ARRAY for name in SITES}  # by --keep
     at_top = {**arrays, **kept, "layers": array(layer)}
     schema = changed(whole, optional=tuple(at_top), **at_top)
-    return {**schema, "$defs": {"array_item": ARRAY_ITEM}}
+    described = {name: {**schema["properties"][name], "description": text} for name, text in RECORD_FIELDS.items()}
+    return {**schema, "properties": schema["properties"] | described, "$defs": {"array_item": ARRAY_ITEM}}
 
 
 def _doctor() -> Schema:
@@ -271,3 +314,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name in SCHEMAS:
         path_of(name).write_text(text_of(name))
+    PAGE.write_text(BETWEEN.sub(lambda _: record_table(), PAGE.read_text()))

@@ -129,6 +129,12 @@ def test_every_schema_is_tried_and_its_file_is_what_the_script_writes(schemas: M
         jsonschema.Draft202012Validator.check_schema(schemas.document(name))
 
 
+def test_the_fields_of_a_record_are_described_and_listed(schemas: ModuleType) -> None:
+    assert schemas.BETWEEN.findall(schemas.PAGE.read_text()) == [schemas.record_table()]
+    required = schemas.document("mha.record/1")["required"]
+    assert [name for name in required if name not in ("schema", *schemas.RECORD_FIELDS)] == []
+
+
 def test_a_field_that_is_missing_or_undescribed_is_noticed(schemas: ModuleType) -> None:
     schema = schemas.document("mha.vocab/1")
     printed = {"schema": "mha.vocab/1", "tokenizer": "word", "tokens": []}
