@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
 
@@ -135,14 +135,11 @@ class Config:
         return full
 
 
-_CHOICES = ("Positions", "Init", "Dtype", "Punctuation", "Distribution", "Side")
-
-
 def _check_choices(config: Config) -> None:
     hints = get_type_hints(Config)
     for field in fields(Config):
-        choices = get_args(hints[field.name]) if field.type in _CHOICES else ()
-        value = getattr(config, field.name)
+        hint, value = hints[field.name], getattr(config, field.name)
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
             raise UsageError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
 

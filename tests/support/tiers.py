@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 PLAIN_ROWS = 4
+QUICK = ("tests/io/", "tests/text/", "tests/requests/", "tests/checkpoints/", "tests/spec/test_config.py")
+"""Tests that take milliseconds, whose rows are cases written by hand: all of them run plainly too."""
 Row = tuple[str, ...]
 """The ids of a test's values, one for each of its parametrisations."""
 
@@ -31,7 +33,7 @@ def _chosen_rows(items: list[pytest.Item], *, full: bool) -> Iterable[pytest.Ite
     """Those of the rows of one test."""
     if not full:
         items = [item for item in items if not item.get_closest_marker("full")]
-    if len(items) < 2 or items[0].get_closest_marker("every_row"):
+    if len(items) < 2 or items[0].get_closest_marker("every_row") or items[0].nodeid.startswith(QUICK):
         return items
     items = _at(items, covering(_rows(items), 2 if full else 1))
     sampled = items[0].get_closest_marker("sampled")
