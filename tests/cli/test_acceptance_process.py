@@ -132,6 +132,7 @@ def test_a_closed_stdout_is_told(folder: Path, words: list[str], form: tuple[str
     attempt(folder, *words, code=1, form=form, says=["stdout", "closed"], launch=launch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "buffering"),
     [("run", {}), pytest.param("trace", {"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.full)],
@@ -613,6 +614,7 @@ def test_a_poor_encoding_keeps_the_tokens_readable(folder: Path, env: Env) -> No
     attempt(folder, "run", "--help", launch=Launch(env=env))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("env", [{"COLUMNS": "1"}, ASCII], ids=["narrow", "ascii"])
 def test_a_walkthrough_on_a_poor_screen_keeps_the_tokens_readable(folder: Path, env: Env) -> None:
     words = ["trace", TEXT, "--values", "--cell", "0,1,2", "--repeat", "1"]

@@ -280,6 +280,7 @@ def without_colour(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+@pytest.mark.full
 def test_on_200_columns_nothing_is_left_out_and_a_terminal_is_told_how_far_it_is(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
@@ -324,6 +325,7 @@ def widened(document: Document) -> None:
             row["median_low_s"], row["median_high_s"] = middle / 1000, middle * 1000
 
 
+@pytest.mark.full
 def test_a_rule_that_the_noise_hides_is_inconclusive_and_no_failure(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, widened)
     words = (*ONE_SIZE, "--compare", "then.json", "--fail-if", "slower:1.20")
@@ -336,6 +338,7 @@ def test_a_rule_that_the_noise_hides_is_inconclusive_and_no_failure(baseline: Pa
     assert f"would have shown {row['shows_from']:.2f} × or more" in said
 
 
+@pytest.mark.full
 def test_with_json_a_slower_run_prints_its_comparison_and_ends_with_one_line(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, times(1 / FAR))
     words = (*SHORT, "--lengths", "8", "--backends", "sdpa,math", "--threads", "2")
@@ -387,6 +390,7 @@ def test_what_cannot_fit_or_would_take_too_long_is_told_as_csv_and_the_rest_is_m
     assert {row["median_s"] for row in rows[2:]} == {""}
 
 
+@pytest.mark.full
 def test_a_backend_that_cannot_run_alone_is_a_failure_whose_row_is_still_told(tmp_path: Path) -> None:
     words = (*SHORT, "--lengths", "8", "--backends", KERNEL_LESS)
     done = bench(tmp_path, *words, form=("--json",), code=1)

@@ -52,12 +52,8 @@ WITHOUT_TORCH = [
     ("run", TEXT),  # needs torch: its stand-in ends the process
 ]
 TORCHED = [
-    ("run", TEXT, "--repeat", "1", "--causal", "--save", "new"),
     ("run", TEXT, "--repeat", "1", "--json", "--kv-heads", "2", "--positions", "rope"),
-    ("run", TEXT, "--device", "cuda:99"),
-    ("decode", TEXT, "--repeat", "1"),
     ("check", "layer.py:Attention", "--arg", "scale=0.3"),
-    ("trace", "layer.py:Attention"),
 ]
 
 

@@ -58,6 +58,7 @@ def mha(folder, *words):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_format_that_two_files_add_is_there_in_run_and_in_show(changed):
     computed = mha(changed, "run", TEXT, "--heads", "2", "--madeup", "--save", "cat.safetensors")
     assert (computed.returncode, computed.stdout) == (0, LINES)

@@ -206,6 +206,7 @@ def test_a_failed_check_ends_with_3(monkeypatch, capsys):
 # ------------------------------------------------------------------------------------------------------- how it is stopped
 
 
+@pytest.mark.full
 def test_a_reader_that_takes_one_line_of_csv_is_served_in_silence(tmp_path):
     words = ["heads", CAT, "a dog", "--csv", "--padding", "left"]
     process = start(tmp_path, words, Launch(WITH_TORCH), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

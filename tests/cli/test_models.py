@@ -528,6 +528,7 @@ def test_a_hostile_name_of_a_folder_is_shown_and_never_obeyed(mha: Mha, gpt2: st
 NO_TRANSFORMERS = {"transformers": "import os\nos._exit(99)\n"}
 
 
+@pytest.mark.full
 def test_a_run_without_a_checkpoint_and_help_do_without_transformers(tmp_path: Path) -> None:
     attempt(tmp_path, "run", "the cat sat", launch=Launch(NO_TRANSFORMERS))
     assert "--model" in attempt(tmp_path, "heads", "--help").stdout
@@ -575,6 +576,7 @@ study.CheckpointRun._inspect = slow
 """
 
 
+@pytest.mark.full
 def test_the_layers_that_are_finished_are_told_at_ctrl_c(gpt2: str, tmp_path: Path) -> None:
     launch = Launch({"sitecustomize": STOPPING}, env=ONE_THREAD)
     words = ["heads", "--model", gpt2, TEXT, "--save", "r"]

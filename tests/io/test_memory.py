@@ -114,6 +114,7 @@ end(0)
 """
 
 
+@pytest.mark.full
 def test_a_run_looks_for_garbage_less_often_than_loading_torch_alone_would():
     def n_collections(what, *words):
         done = subprocess.run([sys.executable, "-c", COUNT.format(what=what), *words], capture_output=True, text=True)

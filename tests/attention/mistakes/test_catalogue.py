@@ -296,10 +296,12 @@ def alike(cases):
     return pairs
 
 
+@pytest.mark.full
 def test_mistakes_that_give_the_same_numbers_are_those_that_are_the_same_in_principle():
     assert alike(SELF) == set(SAME) | set(SAME_ALWAYS)
 
 
+@pytest.mark.full
 def test_another_text_and_another_scale_tell_all_other_mistakes_apart():
     assert alike(tuple(CASES)) == set(SAME_ALWAYS)
 

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mhacli
+
+pytestmark = pytest.mark.full
 
 PART = Path("mhacli/attention/mistakes/scores.py")
 ABOVE = "_SOFTMAXES = (\n"

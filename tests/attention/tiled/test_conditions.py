@@ -123,6 +123,7 @@ def test_a_pattern_holds_where_its_sentence_does():
             assert asked(text, q_text, k_text).tolist() == expected, (q_text, k_text)
 
 
+@pytest.mark.full
 def test_a_pattern_asked_tile_by_tile_is_the_whole():
     for text in SENTENCES:
         q_text, k_text = drawn(1)

@@ -155,6 +155,7 @@ footprint.prepare = prepare
 """
 
 
+@pytest.mark.full
 def test_of_each_copy_its_end_is_told_and_the_next_one_runs_whatever_a_library_prints(begin_with: Begin) -> None:
     begin_with(TROUBLED)
     with fresh_processes() as processes:
@@ -183,6 +184,7 @@ def test_a_question_that_nobody_was_there_to_read_does_not_spoil_the_end() -> No
     assert not is_at_work(processes._parent.pid)
 
 
+@pytest.mark.full
 def test_when_it_ends_in_the_middle_of_an_answer_nothing_waits_for_it(begin_with: Begin) -> None:
     begin_with("footprint.prepare = lambda *more: (os.kill(os.getppid(), 9), time.sleep(600))")
     with fresh_processes() as processes:
@@ -190,6 +192,7 @@ def test_when_it_ends_in_the_middle_of_an_answer_nothing_waits_for_it(begin_with
     assert found == MemoryUse("ok", None, "the process to measure memory in has ended")
 
 
+@pytest.mark.full
 def test_no_process_outlives_the_context_not_even_one_at_work(begin_with: Begin, tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     begin_with(

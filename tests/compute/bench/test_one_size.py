@@ -432,6 +432,7 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "measure_peak", lambda *_: next(rates))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick_ceilings")
 def test_a_whole_run_of_small_sizes_comes_back_from_its_file(tmp_path: Path) -> None:
     sweep = Sweep(

@@ -369,6 +369,7 @@ def test_one_mistake_in_it_is_named_with_a_proof(edit: Edit, tmp_path: Path) -> 
     assert all(finding.proven for finding in examination.findings)
 
 
+@pytest.mark.full
 def test_dropout_that_always_acts_is_no_state_that_is_kept(tmp_path: Path) -> None:
     style = STYLES["annotated"]
     source = dedent(style.source).replace("dropout(p_attn)", "torch.nn.functional.dropout(p_attn, 0.1)")

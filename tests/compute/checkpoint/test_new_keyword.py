@@ -19,6 +19,8 @@ from support.checkpoints_saved import TEXT, Checkpoints
 
 import mhacli
 
+pytestmark = pytest.mark.full
+
 PACKAGE = Path(mhacli.__file__).parent
 MODEL = """
 import sys

@@ -399,6 +399,7 @@ def with_tokenizer(folder: str, place: Path, frame: str | None = None, template:
 SAID = "{% for m in messages %}{{m['content']}}{% endfor %}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("frame", "template", "message"),
     [
@@ -414,6 +415,7 @@ def test_a_beginning_that_is_doubled(
     assert named(report, "bos").message == message
 
 
+@pytest.mark.full
 def test_a_template_that_writes_what_the_tokenizer_adds_is_to_be_taken_care_of(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

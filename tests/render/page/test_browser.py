@@ -751,6 +751,7 @@ def test_a_large_record_is_ready_and_its_numbers_are_near(
     assert opened.tab.locator("#thumbnails canvas").evaluate_all("(all) => Math.min(...all.map((c) => c.width))") > 1
 
 
+@pytest.mark.full
 def test_rows_that_a_large_record_keeps_are_told_exactly(open_page: Open, many: Record, many_page: str):
     opened = open_page(many_page, at=f"#layer=4&head=7&query={EXACT_ROW}")
     row = many.arrays["layers.4.pattern"][0, 7, EXACT_ROW]

@@ -17,6 +17,8 @@ import pytest
 
 import mhacli
 
+pytestmark = pytest.mark.full
+
 TEXT = "the cat sat on the mat and the dog ran"
 REDUCER = '''class Cubes:
     """`Σ_k p³` of each query."""
