@@ -11,7 +11,7 @@ from support import forks, processes
 from support.documents import settled
 from support.processes import NO_TORCH, WITH_TORCH, Launch, Outcome
 
-pytestmark = [pytest.mark.every_row, pytest.mark.skipif(forks.IS_COLD, reason="every process is cold")]
+pytestmark = pytest.mark.every_row
 
 LAYER = """
 import torch
@@ -54,7 +54,22 @@ WITHOUT_TORCH = [
 TORCHED = [
     ("run", TEXT, "--repeat", "1", "--json", "--kv-heads", "2", "--positions", "rope"),
     ("check", "layer.py:Attention", "--arg", "scale=0.3"),
+    *(
+        pytest.param(words, marks=pytest.mark.full)
+        for words in (
+            ("run", TEXT, "--repeat", "1", "--causal", "--save", "new"),
+            ("run", TEXT, "--device", "cuda:99"),
+            ("decode", TEXT, "--repeat", "1"),
+            ("trace", "layer.py:Attention"),
+        )
+    ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def with_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks also where all other tests start cold processes."""
+    monkeypatch.setattr(forks, "IS_COLD", False)
 
 
 @pytest.fixture(scope="module")
