@@ -4,12 +4,11 @@ import itertools
 import re
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.documents import BINARIES, blocks, printed_by, run, settled, steps, unmatched
+from support.documents import BINARIES, blocks, printed_by, run, script, settled, steps, unmatched
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -91,11 +90,7 @@ def test_a_picture_needs_no_network(name: str) -> None:
 
 def test_the_picture_is_of_this_program() -> None:
     drawn = (ROOT / "docs" / "run.svg").read_text()
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import pictures
-    finally:
-        sys.path.pop(0)
+    pictures = script("pictures")
     text_of = re.compile(r"<text[^>]*>(.*?)</text>")
     now = pictures.svg(pictures.parts_to_show(pictures.coloured_output()))
     pairs = itertools.zip_longest(text_of.findall(drawn), text_of.findall(now), fillvalue="")

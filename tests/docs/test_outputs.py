@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
-from support.documents import ROOT, split_steps, steps, unmatched
+from support.documents import script, split_steps, steps, unmatched
 
 PRINTED = ["header 2", "", "row a .12", "row b .34", "row c .56", "", "check ok", "took 3 ms"]
 
@@ -15,12 +14,7 @@ PRINTED = ["header 2", "", "row a .12", "row b .34", "row c .56", "", "check ok"
 @pytest.fixture(scope="module")
 def outputs() -> ModuleType:
     """The script."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import outputs
-    finally:
-        sys.path.pop(0)
-    return outputs
+    return script("outputs")
 
 
 @pytest.mark.parametrize(("shown", "new"), [

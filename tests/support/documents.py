@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from support import forks
 
@@ -22,6 +24,15 @@ VARYING = (
     (r"\b\d+ threads?\b", "THREADS"),
     (r"torch \S+", "TORCH"),
 )
+
+
+def script(name: str) -> ModuleType:
+    """A script that lies beside the documents."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def blocks(text: str, language: str) -> list[str]:
