@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.checkpoints.contents import Contents, StackAttention
 from mhacli.io.files import format_size
 from mhacli.render.base.format import count_of, filled, fitted, left_out, plain_table
 from mhacli.render.base.options import Screen, balanced
 from mhacli.spec.config import ROPE, Config
 from mhacli.text.escape import token_label, visible
 from mhacli.text.vocabulary import Entry
+
+if TYPE_CHECKING:  # a vocabulary is shown without loading what reads checkpoints
+    from mhacli.checkpoints.contents import Contents, StackAttention
 
 MAX_FILES = 8
 _NAME_ROOM = 24
