@@ -26,7 +26,7 @@ from mhacli.results.diff.result import (
     TextDifference,
     TokenChange,
 )
-from mhacli.results.doctor import HealthCheck, Numerics, Report
+from mhacli.results.doctor import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
 from mhacli.results.mask import SequenceMask
 from mhacli.results.record.head_statistics import MATRICES, PER_QUERY
 from mhacli.results.record.record import InspectedLayer, Record, SelfCheck
@@ -173,11 +173,11 @@ def _record() -> Schema:
 
 
 def _doctor() -> Schema:
-    check = of(HealthCheck, status={"enum": ["pass", "fail", "n/a", "care"]})
+    check = of(HealthCheck, status=of(CheckStatus))
     numerics = of(Numerics, ok={"type": "boolean"})
     environment: Schema = {"type": "object", "additionalProperties": TEXT}
-    verdict: Schema = {"enum": ["healthy", "unhealthy"]}
-    return changed(of(Report), verdict=verdict, checks=array(check), numerics=array(numerics), environment=environment)
+    head = {"verdict": of(HealthVerdict), "summary": TEXT}
+    return changed(of(Report), **head, checks=array(check), numerics=array(numerics), environment=environment)
 
 
 def _bench() -> Schema:

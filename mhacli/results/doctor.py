@@ -11,6 +11,7 @@ from mhacli.spec.config import Dtype
 
 SCHEMA = "mha.doctor/1"
 HealthVerdict = Literal["healthy", "unhealthy"]
+CheckStatus = Literal["pass", "fail", "n/a", "care"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class DoctorRequest:
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A question and its answer: `ok` is None where it does not apply, which `message` explains, or where there is something to
-    take care of that is no fault (`is_caution`).
+    """A question and its answer: `ok` is None where it does not apply, which `message` explains, or for a warning
+    (`is_caution`), which is no fault.
 
     `value` is the number found and `tolerance` the largest that passes. `layer` is the first attention where it shows.
     `meaning` says what a failure does to the user's results, `advice` what to do.
@@ -49,8 +50,8 @@ class HealthCheck:
     advice: str = ""
 
     @property
-    def word(self) -> Literal["pass", "fail", "n/a", "care"]:
-        """The answer in a word."""
+    def status(self) -> CheckStatus:
+        """The answer in a word; `care` is a warning."""
         if self.ok is None:
             return "care" if self.is_caution else "n/a"
         return "pass" if self.ok else "fail"
@@ -162,20 +163,44 @@ class Report:
     @property
     def failed(self) -> tuple[HealthCheck, ...]:
         """The checks that failed."""
-        return tuple(check for check in self.checks if check.ok is False)
+        return self.having("fail")
+
+    @property
+    def warnings(self) -> tuple[HealthCheck, ...]:
+        """The checks that warn of something which is no fault."""
+        return self.having("care")
+
+    def having(self, status: CheckStatus) -> tuple[HealthCheck, ...]:
+        """The checks with this answer."""
+        return tuple(check for check in self.checks if check.status == status)
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence: `everything works; 1 warning: threads (9 checks pass, 1 does not apply)`."""
+        n_passed, n_open = len(self.having("pass")), len(self.having("n/a"))
+        counts = [f"{n_passed} check{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"]
+        counts += [f"{n_open} do{'es' * (n_open == 1)} not apply"] if n_open else []
+        parts = [_named(self.failed, "problem{} found")] if self.failed else ["everything works"]
+        parts += [_named(self.warnings, "warning{}")] if self.warnings else []
+        return f"{'; '.join(parts)} ({', '.join(counts)})"
 
     @property
     def findings(self) -> tuple[HealthCheck, ...]:
-        """What to tell of, the failures first."""
-        return self.failed + tuple(check for check in self.checks if check.word == "care")
+        """The failures, then the warnings."""
+        return self.failed + self.warnings
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints. What is not finite is null."""
-        document_of_report = {"schema": SCHEMA, "verdict": self.verdict} | asdict(self)
+        document_of_report = {"schema": SCHEMA, "verdict": self.verdict, "summary": self.summary} | asdict(self)
         for check, document in zip(self.checks, document_of_report["checks"], strict=True):
-            document["status"] = check.word
+            document["status"] = check.status
         for numerics, document in zip(self.numerics, document_of_report["numerics"], strict=True):
             document["ok"] = numerics.ok
         document_of_report["environment"] = dict(self.environment)
         strict: dict[str, Any] = plain(document_of_report)
         return strict
+
+
+def _named(checks: tuple[HealthCheck, ...], words: str) -> str:
+    """How many there are, and which: `2 warnings: threads, bos`. `words` has a place for the plural's s."""
+    return f"{len(checks)} {words.format('s' * (len(checks) != 1))}: {', '.join(check.name for check in checks)}"

@@ -230,10 +230,12 @@ def require_invariants(outcome: Outcome, codes: Collection[int], *, colour: bool
         assert not obeyed_or_hidden(text, colour=colour), ascii(text)
     if outcome.form and outcome.stdout:
         json.loads(outcome.stdout)
-    if outcome.code in (1, 2, 3):
+    is_verdict = outcome.code == 3 and not outcome.stderr  # of check, diff, doctor or bench, which stdout has
+    if outcome.code in (1, 2, 3) and not is_verdict:
         _require_error(outcome)
     else:
         assert "error" not in outcome.stderr
+    assert outcome.stdout or not is_verdict
 
 
 def _require_error(outcome: Outcome) -> None:

@@ -135,7 +135,7 @@ def check(
         formats={"json": lambda: json_document(examination.as_json())},
         view=lambda on: _view(_with_short_paths(examination), on),
     )
-    _require_right(examination, hint=None if name is None else _NEXT)
+    _end_unless_right(examination, hint=None if name is None else _NEXT)
     for argument in examination.arguments:
         if argument.origin == "guessed" and name is not None:
             why = f": {argument.why}" if argument.why else ""
@@ -224,13 +224,11 @@ def _with_short_paths(examination: Examination) -> Examination:
     return replace(examination, findings=findings, departure=departure)
 
 
-def _require_right(examination: Examination, *, hint: str | None) -> None:
-    """Raises `MhaError` with exit code 3 for what is wrong, and with 1 for what could not be decided."""
-    name = examination.target.rpartition(":")[2]
+def _end_unless_right(examination: Examination, *, hint: str | None) -> None:
+    """Exits with 3 for what is wrong, which the report says. Raises `MhaError` for what could not be decided."""
     if examination.verdict == "wrong":
-        codes = ", ".join(dict.fromkeys(finding.code for finding in examination.findings))
-        rule = "be right" if examination.against is None else f"answer as {examination.against} does"
-        raise MhaError(f"{name} must {rule}, got {codes}", code="wrong", exit_code=EXIT_CHECK)
+        raise typer.Exit(EXIT_CHECK)
     if examination.verdict == "unknown":
-        why = (examination.reason or "").partition(":")[0]
-        raise MhaError(f"{name} must get a verdict, got none{why and f': {why}'}", hint=hint, code="unknown")
+        name, reason = examination.target.rpartition(":")[2], (examination.reason or "").partition(":")[0]
+        message = f"could not decide whether {name} is correct{reason and f': {reason}'}"
+        raise MhaError(message, hint=hint, code="unknown")

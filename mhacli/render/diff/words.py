@@ -34,11 +34,6 @@ def verdict_text(differences: Differences, a: Record, b: Record) -> str:
     return f"the records differ: first at {_departure_text(differences, differences.first, a, b)}"
 
 
-def departure_name(departure: Departure) -> str:
-    """Where they first depart, in short: `layer 2 scores`, `the input`."""
-    return "the input" if departure.site is None else _sentence_name(departure.layer, departure.site)
-
-
 def _departure_text(differences: Differences, departure: Departure, a: Record, b: Record) -> str:
     """Where they first depart, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
     if departure.site is not None:

@@ -15,6 +15,8 @@ from mhacli.results.doctor import ExaminedModel, HealthCheck, Kernel, Library, N
 from mhacli.text.escape import visible
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
+_WORDS = {"care": "warning"}
+"""The answers that the screen has another word for than the document."""
 _NO_NUMBER = "–"
 _DETAILED = ("kernels ", "numerics ")
 """Checks that a table tells of: they get a line of their own where they fail."""
@@ -31,7 +33,8 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     parts.append(_checks(lines, on, with_numbers=report.model is not None))
     if report.model is not None:
         parts += [Text(), Text(_legend(report.model), style="dim")]
-    return Group(*parts, *_findings(report.findings), Text(), _verdict(report))
+    notes = [Text(), *(Text(f"note: {visible(note)}") for note in report.notes)] if report.notes else []
+    return Group(*parts, *_findings(report.findings), *notes, Text(), _summary(report))
 
 
 # ------------------------------------------------------------------------------------------------------------------- facts
@@ -186,10 +189,10 @@ def _checks(checks: Sequence[HealthCheck], on: Screen, *, with_numbers: bool) ->
         table.add_column("at most", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for check in checks:
-        style = _STYLES[check.word]
+        style, word = _STYLES[check.status], _WORDS.get(check.status, check.status)
         numbers = [Text(_number(check.value)), Text(_number(check.tolerance), style="dim")] if with_numbers else []
-        said = Text(visible(check.message), style="dim" if check.word == "n/a" else "")
-        table.add_row(Text(visible(check.name)), Text(check.word, style=style), *numbers, said)
+        message = Text(visible(check.message), style="dim" if check.status == "n/a" else "")
+        table.add_row(Text(visible(check.name)), Text(word, style=style), *numbers, message)
     return table
 
 
@@ -210,11 +213,11 @@ def _legend(model: ExaminedModel) -> str:
 
 
 def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
-    """What is wrong and what to do, numbered; then what to take care of."""
+    """The problems and then the warnings, numbered, each with its advice."""
     parts: list[RenderableType] = []
     for place, check in enumerate(findings, start=1):
         line = Text()
-        line.append(f"{place}. {visible(check.name)}: ", style=_STYLES[check.word])
+        line.append(f"{place}. {visible(check.name)}: ", style=_STYLES[check.status])
         line.append(visible(check.message) + "." + (f" {visible(check.meaning)}" if check.meaning else ""))
         told: list[RenderableType] = [line]
         if check.advice:
@@ -223,11 +226,6 @@ def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
     return parts
 
 
-def _verdict(report: Report) -> Text:
-    words = [check.word for check in report.checks]
-    counts = [f"{count_of(words.count('pass'), 'check')} pass{'es' * (words.count('pass') == 1)}"]
-    counts += [f"{words.count('fail')} fail{'s' * (words.count('fail') == 1)}"] if "fail" in words else []
-    counts += [f"{words.count('n/a')} not applicable"] if "n/a" in words else []
-    counts += [f"{words.count('care')} to take care of"] if "care" in words else []
-    style = "bold green" if report.verdict == "healthy" else "bold red"
-    return Text(f"{report.verdict}: {', '.join(counts)}", style=style)
+def _summary(report: Report) -> Text:
+    style = "bold red" if report.failed else "bold yellow" if report.warnings else "bold green"
+    return Text(visible(report.summary), style=style)

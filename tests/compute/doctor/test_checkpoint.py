@@ -40,7 +40,7 @@ def examined(folder: str, *texts: str, **choices: Any) -> Report:
 
 
 def words_of(report: Report) -> dict[str, str]:
-    return {check.name: check.word for check in report.checks}
+    return {check.name: check.status for check in report.checks}
 
 
 def failed(report: Report) -> list[str]:
@@ -421,7 +421,7 @@ def test_a_template_that_writes_what_the_tokenizer_adds_is_to_be_taken_care_of(
 ) -> None:
     report = examined(with_tokenizer(checkpoints.of("llama"), tmp_path, None, f"{BEGIN}{SAID}"))
     found = named(report, "bos")
-    assert (report.verdict, found.word, found.value) == ("healthy", "care", 2)
+    assert (report.verdict, found.status, found.value) == ("healthy", "care", 2)
     assert "the chat template writes '<s>' and the tokenizer adds it" in found.message
     assert "add_special_tokens=False" in found.advice
     assert report.findings == (found,)
@@ -429,7 +429,7 @@ def test_a_template_that_writes_what_the_tokenizer_adds_is_to_be_taken_care_of(
 
 def test_the_beginning_of_chats_and_texts_once_is_right(checkpoints: Checkpoints) -> None:
     found = named(examined(checkpoints.of("llama")), "bos")
-    assert (found.word, found.value, found.tolerance) == ("pass", 1, 1)
+    assert (found.status, found.value, found.tolerance) == ("pass", 1, 1)
     assert check_begin(None).message == "there is no tokenizer"
 
 

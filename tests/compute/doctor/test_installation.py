@@ -192,9 +192,9 @@ def test_deterministic_algorithms_need_a_workspace_on_cuda(monkeypatch: pytest.M
 def test_a_card_that_this_torch_cannot_use_is_to_be_taken_care_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctorsettings, "nvidia_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert doctorsettings._build([]).word == "care"
+    assert doctorsettings._build([]).status == "care"
     monkeypatch.setattr(doctorsettings, "nvidia_driver", lambda: False)
-    assert doctorsettings._build([]).word == "pass"
+    assert doctorsettings._build([]).status == "pass"
 
 
 def test_a_device_that_is_not_here_is_refused() -> None:
@@ -230,7 +230,7 @@ def test_extras_that_are_missing_are_no_fault_and_wrong_versions_are() -> None:
     ok, extras = check_libraries(
         (here, Library("transformers", None, ">=5.3,<6", "hf"), Library("textual", None, "", "tui"))
     )
-    assert (ok.ok, extras.word) == (True, "n/a")
+    assert (ok.ok, extras.status) == (True, "n/a")
     assert extras.message == (
         'not installed: transformers, textual. pip install "transformers<6,>=5.3" "textual<9,>=8" installs them'
     )
@@ -244,11 +244,11 @@ def test_extras_that_are_missing_are_no_fault_and_wrong_versions_are() -> None:
 def test_threads_that_wait_for_each_other_are_a_caution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctorsurvey, "n_cpus", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
-    assert (check_threads(9).word, check_threads(9).value, check_threads(9).tolerance) == ("care", 9, 4)
+    assert (check_threads(9).status, check_threads(9).value, check_threads(9).tolerance) == ("care", 9, 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert (check_threads(1).word, check_threads(1).message) == ("pass", "1 of 4 cores (OMP_NUM_THREADS=1)")
+    assert (check_threads(1).status, check_threads(1).message) == ("pass", "1 of 4 cores (OMP_NUM_THREADS=1)")
     monkeypatch.setenv("OMP_NUM_THREADS", "all")
-    assert check_threads(4).word == "care"
+    assert check_threads(4).status == "care"
 
 
 def test_a_document_holds_no_number_that_json_lacks() -> None:

@@ -66,16 +66,23 @@ def test_names_are_harmless_and_nothing_is_wider_than_the_screen(report: Report,
 def test_a_checkpoint_has_a_line_for_each_check_and_a_list_of_what_to_do() -> None:
     text = drawn(OF_MODEL, 200)
     assert "bfloat16 stored as F32" in text
-    assert "causality  pass      0  2.0e-06  exchanging a token moves no output before it" in text
-    assert "cache      n/a       –        –  the model keeps no cache" in text
-    assert "eager      fail   0.25  1.0e-05  sdpa and eager differ" in text
+    rows = [line.rstrip().split(maxsplit=4) for line in text.splitlines()]
+    assert ["causality", "pass", "0", "2.0e-06", "exchanging a token moves no output before it"] in rows
+    assert ["cache", "n/a", "–", "–", "the model keeps no cache"] in rows
+    assert ["eager", "fail", "0.25", "1.0e-05"] in [row[:4] for row in rows]
     assert (
         "\n1. eager: sdpa and eager differ; first in layer 1 (x\\x1b[31m\\u202e[/b]). One of the two is wrong.\n"
         in text
     )
     assert "\n   → load the other\n" in text
     assert "\n2. bos: the template writes it too.\n   → add_special_tokens=False\n" in text
-    assert text.splitlines()[-1] == "unhealthy: 1 check passes, 1 fails, 1 not applicable, 1 to take care of"
+    assert ["bos", "warning", "2", "1", "the template writes it too"] in rows
+    assert text.splitlines()[-1] == OF_MODEL.summary
+
+
+def test_what_a_reader_must_know_of_the_run_stands_above_the_last_line() -> None:
+    text = drawn(replace(OF_MODEL, notes=("texts are cut to their first 512 tokens",)))
+    assert text.splitlines()[-3:] == ["note: texts are cut to their first 512 tokens", "", OF_MODEL.summary]
 
 
 def test_kernels_stand_in_a_table_with_what_is_wrong_marked() -> None:
@@ -88,7 +95,9 @@ def test_kernels_stand_in_a_table_with_what_is_wrong_marked() -> None:
 
 def test_colour_marks_the_verdicts() -> None:
     text = drawn(OF_MODEL, colour=True)
-    assert "\x1b[32mpass\x1b[0m" in text
-    assert "\x1b[1;31mfail\x1b[0m" in text
+    assert "\x1b[32mpass" in text
+    assert "\x1b[1;31mfail" in text
     healthy = replace(OF_MODEL, checks=CHECKS[:2])
-    assert "\x1b[1;32mhealthy: 1 check passes, 1 not applicable\x1b[0m" in drawn(healthy, colour=True)
+    assert f"\x1b[1;32m{healthy.summary}\x1b[0m" in drawn(healthy, colour=True)
+    warned = replace(OF_MODEL, checks=CHECKS[3:])
+    assert f"\x1b[1;33m{warned.summary}\x1b[0m" in drawn(warned, colour=True)
