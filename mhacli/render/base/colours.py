@@ -4,7 +4,8 @@ The ramp runs dark to bright through blue, green and yellow, so that its order s
 Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
 
 Terminals with 256 or 16 colours have few of these. The nearest ones are not in order, so each scale has its own for such
-terminals, picked by hand so that their lightness rises from step to step.
+terminals, picked by hand so that their lightness (L* of CIELAB) rises from step to step: with 256 colours in equal steps, no
+step more than a fifth away from the mean. What the 16 colours are, every terminal decides for itself.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class PaletteSteps:
         return of_256, of_16
 
 
-RAMP_STEPS = PaletteSteps((53, 54, 55, 56, 24, 26, 30, 36, 77, 149, 184, 190, 226), (4, 12, 6, 10, 11))
-SINK_STEPS = PaletteSteps((16, 53, 89, 126, 162, 199, 206), (0, 5, 13))
+RAMP_STEPS = PaletteSteps((53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))
+"""Purple, blue, teal, green, yellow, L* of 21 to 97. There is no finer scale: in between the palette has little but greys."""
+SINK_STEPS = PaletteSteps((16, 234, 53, 89, 126, 162, 199, 206), (0, 5, 13))
 """Of sinks, without a colour of the ramp among the 16."""
 
 
@@ -164,10 +166,10 @@ LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
 from the dark grey of no change as each other, so that a bright cell is a large change whichever way it goes.
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
 LESS_STEPS, MORE_STEPS = (
-    PaletteSteps((238, 24, 31, 74, 81), (8, 6, 14)),
-    PaletteSteps((238, 94, 136, 178, 214), (8, 3, 11)),
+    PaletteSteps((238, 60, 67, 74, 117), (8, 6, 14)),
+    PaletteSteps((238, 94, 136, 178, 220), (8, 3, 11)),
 )
-"""Both sides on small terminals, from no change on."""
+"""Both sides on small terminals, from no change on, each step of one about as light as that of the other."""
 STRONG = 0.5
 """From half of the largest change on a sign is a strong one."""
 FAINT = 0.05

@@ -1,4 +1,4 @@
-"""Colour scales on every kind of terminal: the larger, the lighter, and text that can be read on each step."""
+"""Colour scales on every kind of terminal: the larger, the lighter, in equal steps, and text that can be read on each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSI = {
 """What terminals make of the first sixteen colours. Source: https://en.wikipedia.org/wiki/ANSI_escape_code, "3-bit and 4-bit"."""
 SCALES = ("ramp", "upper", "sink", "less", "more")
 LEVELS = range(256)
-N_STEPS = {("ramp", "256"): 12, ("ramp", "standard"): 5, ("upper", "256"): 12, ("upper", "standard"): 5}
+N_STEPS = {("ramp", "256"): 8, ("ramp", "standard"): 5, ("upper", "256"): 8, ("upper", "standard"): 5}
 FEW = 3
 """The least number of steps of a scale of which not much room is needed."""
 _SCRIPT = """
@@ -98,6 +98,29 @@ def test_the_larger_a_share_the_lighter_its_cell_on_every_terminal(drawn):
             )  # neighbours in 256 steps differ by less than rounding does
             assert all(b > a - tolerance for a, b in pairwise(found)), (name, palette, found)
         assert len(set(steps)) == len(steps) >= N_STEPS.get((name, system), FEW), name
+
+
+EVENNESS = {"truecolor": 0.2, "256": 0.2, "standard": 0.7}
+"""How far a step of a scale may be from the mean step, as a part of it: the 16 colours are the terminal's choice."""
+
+
+def test_the_steps_of_a_scale_are_equally_light(drawn):
+    system, looks = drawn
+    for name in SCALES:
+        codes = [look.fore if name == "upper" else look.back for look in looks[name]]
+        sample = range(0, 256, 51) if system == "truecolor" else LEVELS
+        steps = list(dict.fromkeys(codes[level] for level in sample))
+        for palette in ANSI:
+            found = [lightness(rgb(code, palette)) for code in steps]
+            mean = (found[-1] - found[0]) / (len(found) - 1)
+            assert max(abs(b - a - mean) for a, b in pairwise(found)) <= EVENNESS[system] * mean, (name, found)
+
+
+def test_a_change_is_as_light_as_the_opposite_one(drawn):
+    system, looks = drawn
+    for less, more in zip(looks["less"], looks["more"], strict=True):
+        of_less, of_more = (lightness(rgb(look.back, "xterm")) for look in (less, more))
+        assert abs(of_less - of_more) <= (15 if system == "standard" else 5)
 
 
 def test_text_can_be_read_on_every_step(drawn):
