@@ -1,4 +1,4 @@
-"""The terminal view of a checkpoint's record: the model, its tokens, all heads of all layers, and what was chosen of them."""
+"""The terminal view of a checkpoint's record: the model, all heads of all layers, its tokens, and what was chosen of them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     table = overview(record, listed, options, screen)
     sections: list[RenderableType] = [
         model_header(record, record.model, screen, everything=options.everything),
-        *token_tables(record, sequences, options, screen),
         grid(record, layers, screen),
         Group(*remarks, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
         *_strong_places(layers, listed, options, screen),
+        *token_tables(record, sequences, options, screen),
     ]
     if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))

@@ -217,6 +217,14 @@ def test_tokens_have_their_ids_names_bytes_and_places():
     assert "##es" in rows[5]
 
 
+def test_all_heads_come_first_then_the_tokens_and_patterns_last():
+    lines = view(RECORDS["run"], 80, layers=((None, 0),), heads=(0,))
+    begins = [
+        next(i for i, line in enumerate(lines) if line.startswith(words)) for words in ("layer  0", "text:", "query")
+    ]
+    assert begins == sorted(begins)
+
+
 def test_columns_give_way_but_what_is_special_stays():
     rows = token_rows(view(RECORDS["run"], 40, everything=True), "text")
     assert rows[0].split() == ["0", "100", "[CLS]", "–", "special"]
