@@ -109,9 +109,11 @@ SaveRecord = Annotated[str | None, option(OUTPUT, "Save the record.", metavar="F
 HeadList = Annotated[
     str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
 ]
-Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of a share. (default: 2)")]
+Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of attention weights. (default: 2)")]
 Revision = Annotated[str | None, option("Checkpoint", "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")]
-MapScale = Annotated[Scale | None, option(VIEW, "How shades follow shares. (default: linear, log for long texts)")]
+MapScale = Annotated[
+    Scale | None, option(VIEW, "Colour scale of attention weights. (default: linear, log for long texts)")
+]
 _DEVICES = ["auto", "cpu", "cuda", "mps"]
 
 

@@ -499,7 +499,7 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
     usual = rounding * magnitude
     allowed = usual + torch.where(errors > usual, moved, 0.0)
     worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    check = _check("z of the shares is the kernel's", errors[worst].item(), allowed[worst].item())
+    check = _check("z of the pattern is the kernel's", errors[worst].item(), allowed[worst].item())
     return replace(check, rounding=(allowed.amax().item() - usual) if check.ok else 0.0)
 
 

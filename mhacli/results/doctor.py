@@ -98,7 +98,7 @@ class Kernel:
 class Numerics:
     """How exact the definition of attention is on a device, in a dtype: errors beside their ceilings, and what must be exact.
 
-    `forbidden` is the largest share of a forbidden cell, `empty` the largest number that a query without keys gets, `loud`
+    `forbidden` is the largest weight of a forbidden cell, `empty` the largest number that a query without keys gets, `loud`
     whether scores × 1000 stay finite with rows that sum to 1.
     """
 

@@ -27,7 +27,7 @@ class SequenceMask:
 
     @property
     def density(self) -> float:
-        """The share of cells that are allowed."""
+        """The part of cells that are allowed."""
         return self.n_visible / self.n_cells
 
 

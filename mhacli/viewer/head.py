@@ -354,14 +354,14 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     """What the cursor is on: query, key and attention weight; then the row's entropy, what sinks take of it, and its sum."""
     row, column = cell
     weight = _share(picture, cell)
-    room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   share ")) // 2)
+    room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   weight ")) // 2)
     names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
     first: list[StyledText] = [
         ("query ", DIM),
         (names[0], BOLD),
         ("  key ", DIM),
         (names[1], BOLD),
-        ("  share ", DIM),
+        ("  weight ", DIM),
         *weight,
     ]
     entropy = picture.entropy(row)

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
-from mhacli.render.base.format import fitted, kind_text
+from mhacli.render.base.format import fitted, type_text
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.viewer.head_table import TableHead
 
@@ -64,8 +64,8 @@ def kind_sign(statistics: HeadStatistics | None) -> StyledText:
 
 
 def kind_words(statistics: HeadStatistics | None) -> str:
-    """The kind of a head, and how strongly it is of that kind."""
-    return "nothing is said of it" if statistics is None else kind_text(statistics)
+    """The type of a head, with its excess."""
+    return "no statistics" if statistics is None else type_text(statistics)
 
 
 def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:

@@ -12,7 +12,7 @@ from textual.containers import Container
 
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import check_text, count_of, fitted, short_text, token_text, weight_text
-from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics, Statistic
+from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS, HeadStatistics, Statistic
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.head_table import TableHead
@@ -103,11 +103,11 @@ class Overview(HeadsScreen):
         return [keys_line(OVERVIEW_KEYS, width, message=self._message, without=without)]
 
     def _legend(self, width: int) -> list[Line]:
-        """What the signs mean, of the kinds that occur; or how the small pictures are shaded."""
+        """What the signs mean, of the types that occur; or how the small pictures are shaded."""
         if self._has_pictures():
             return [segments([(self.session.scale_words(), DIM)])]
         kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]
-        parts = [[kind_sign(self._first_of(kind)), (f" {kind}", PLAIN)] for kind in kinds]
+        parts = [[kind_sign(self._first_of(kind)), (f" {HEAD_TYPES[kind].name}", PLAIN)] for kind in kinds]
         return flowed(parts, width, "  ")[:2]
 
     def _is_kind(self, place: tuple[int, int], kind: str) -> bool:
@@ -192,7 +192,7 @@ def _numbers_beside(head: TableHead, width: int) -> list[Line]:
         lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))
     cells = list(_standing_out(head, width))
     if cells:
-        lines += [[], segments([("stands out: query → key, share, × uniform", DIM)]), *cells]
+        lines += [[], segments([("stands out: query → key, weight, × uniform", DIM)]), *cells]
     return lines
 
 
@@ -202,15 +202,16 @@ def _statistic_rows(head: TableHead) -> Iterator[tuple[str, str, str]]:
         return
     for statistic in STATISTICS:
         own = getattr(statistics, statistic.field)
-        if statistic.words and own is not None:
+        if statistic.is_main and own is not None:
             uniform = getattr(statistics.uniform, statistic.field, None)
-            yield statistic.words, _in_words(statistic, own), "" if uniform is None else _in_words(statistic, uniform)
+            yield statistic.name, _in_words(statistic, own), "" if uniform is None else _in_words(statistic, uniform)
 
 
 def _in_words(statistic: Statistic, number: float) -> str:
     if statistic.unit == "weight":
         return weight_text(number, 3)
-    return f"{100 * number:.0f} %" if statistic.unit == "fraction" else short_text(number)
+    unit = " nats" if statistic.unit == "nats" else ""
+    return f"{100 * number:.0f} %" if statistic.unit == "fraction" else short_text(number) + unit
 
 
 def _standing_out(head: TableHead, width: int) -> Iterator[Line]:

@@ -47,7 +47,7 @@ _CURSOR = (
 _SHARED = (
     KeyBinding("comma", "sequence(-1)", ", .", "the previous or next sequence"),
     KeyBinding("full_stop", "sequence(1)", "", ""),
-    KeyBinding("s", "scale", "s", "how shades follow shares: linear, log, rank", "scale"),
+    KeyBinding("s", "scale", "s", "how shades follow attention weights: linear, log, rank", "scale"),
     KeyBinding("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
     KeyBinding("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
     KeyBinding("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),

@@ -129,13 +129,13 @@ _EXPLAINED = (
     ),
     (
         "the matrix",
-        "Queries go down, keys across; a cell is the share of a query's attention that a key gets. Where not all cells fit, one "
+        "Queries go down, keys across; a cell is the attention weight that a query gives a key. Where not all cells fit, one "
         "stands for a block: the mean over its queries of what they give to its keys together.",
     ),
     (
         "the texts and the list",
         "Keys are shaded by what the cursor's query gives them, queries by what they give to its key, each up to the "
-        "largest of these. Bars are as long as a share is beside the strongest key's.",
+        "largest of these. The length of a bar is a key's weight relative to that of the strongest key.",
     ),
 )
 

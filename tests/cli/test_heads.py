@@ -50,8 +50,8 @@ def saved(tmp_path_factory):
 def test_heads_prints_an_overview_and_all_that_was_asked_for(saved):
     _, made = saved
     assert made.stderr == ""
-    for piece in ("head kind", "if uniform", "sequence 0 · head 1 · ", "scale log", "p1 k == q - 1", "self-check ok",
-                  "sequence 0 · head 3 · cells", "sequence 0 · query on 3 · 4 visible keys"):  # fmt: skip
+    for piece in ("head head type", "if uniform", "sequence 0 · head 1 · ", "scale log", "p1 = weight where k == q - 1",
+                  "self-check ok", "sequence 0 · head 3 · cells", "sequence 0 · query on 3 · 4 visible keys"):  # fmt: skip
         assert piece in made.stdout, piece
     assert "\x1b" not in made.stdout
     assert max(map(cell_len, made.stdout.splitlines())) <= 80
@@ -127,7 +127,7 @@ def test_hostile_tokens_are_visible_wherever_they_are_drawn(tmp_path):
     done = attempt(tmp_path, "heads", *words, "--save", "r", writes={"r"}, launch=launch)
     for piece in (r"\x1b]52", r"\x1b[2J", r"\u009b31m", "[mask]", "[/b]", "[/INST]", "[red]", "[link=http", ":bug:",
                   r"\u202eevil", r"\u2066iso", r"\u061c", r"\u200bzero", r"\ufeff", r"\U000e0041", "日本語",
-                  r'p1 tok[k] == "\x1b[2J"'):  # fmt: skip
+                  r'p1 = weight where tok[k] == "\x1b[2J"'):  # fmt: skip
         assert piece in done.stdout, piece
     assert max(map(cell_len, done.stdout.splitlines())) <= 120
     again = attempt(tmp_path, "show", "r", "--map", "0", "--all", launch=Launch(env={"COLUMNS": "120"}))

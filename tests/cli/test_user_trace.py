@@ -113,7 +113,7 @@ def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(
         [*words, "--csv"], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert refused.returncode == 2
-    assert refused.stderr.startswith("mha: error: csv must be of a record with shares")
+    assert refused.stderr.startswith("mha: error: csv must be of a record with patterns")
 
 
 @pytest.mark.parametrize(

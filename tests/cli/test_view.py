@@ -130,7 +130,7 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     lines = terminal.until("for query 0 the").splitlines()
     below = next(n for n, line in enumerate(lines, 1) if "keys up to" in line) + 1
     terminal.press(f"\x1b[<0;4;{below}M\x1b[<0;4;{below}m")  # a click on the first of the keys
-    terminal.until("query 0 the  key 0 the  share 1.0000")
+    terminal.until("query 0 the  key 0 the  weight 1.0000")
     terminal.press("q")
     terminal.until("Enter open")
     terminal.press("q")
@@ -201,7 +201,7 @@ def test_numbers_without_meaning_end_the_viewer_with_the_reason(saved: Path, tmp
     replace(record, arrays={**record.arrays, "pattern": pattern}).save(str(tmp_path / "bad.safetensors"))
     session = Terminal(tmp_path, ["bad.safetensors"], COLOUR, NO_TORCH).end()
     require_clean(session, 1)
-    assert b"mha: error: bad.safetensors: pattern must hold shares from 0 to 1" in session.written
+    assert b"mha: error: bad.safetensors: pattern must hold weights from 0 to 1" in session.written
 
 
 def test_a_record_that_contradicts_itself_is_marked_and_ends_the_viewer_with_3(saved: Path, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_read_out_tells_the_share_entropy_and_names_of_the_cursors_cell() ->
     end, shown = drive(record, "enter", "up", "home", "right")
     assert (head_of(end).row, head_of(end).column) == (4, 1)
     share, entropy = record.arrays["pattern"][0, 0, 4, 1], record.arrays["entropy"][0, 0, 4]
-    assert f"query 4 the  key 1 cat  share {short(share, 4)}" in shown
+    assert f"query 4 the  key 1 cat  weight {short(share, 4)}" in shown
     assert f"({share:.6g})" in shown
     assert f"entropy {entropy:.4g} nats" in shown
     assert "row sum 1.0000" in shown
@@ -246,7 +246,7 @@ def test_keys_move_the_cursor_and_stop_at_the_ends() -> None:
 
 def test_a_cell_that_the_mask_forbids_is_told_as_such() -> None:
     _, shown = drive(make_record(MAT, causal=True), "enter", "ctrl+home", "right")
-    assert "query 0 the  key 5 mat  share not allowed" in shown
+    assert "query 0 the  key 5 mat  weight not allowed" in shown
 
 
 def test_the_list_has_the_strongest_keys_in_order_with_exact_shares_and_what_is_left() -> None:
@@ -296,11 +296,11 @@ def test_taking_sinks_out_renormalises_rows_and_says_how_much_went() -> None:
     end, shown = drive(record, "enter", "home", "right", "x")
     pattern = record.arrays["pattern"][0, 0].astype(float)
     left = 1 - pattern[:, 0] - pattern[:, 5]
-    assert f"share {short(pattern[5, 1] / left[5], 4)}" in shown
+    assert f"weight {short(pattern[5, 1] / left[5], 4)}" in shown
     assert f"taken out {short(1 - left[5], 4)}" in shown
     assert f"sinks (0, 5) {100 * (1 - left).mean():.0f} % taken out, rows renormalised" in shown
     _, again = drive(record, "enter", "home", "right", "x", "x")
-    assert f"share {short(pattern[5, 1], 4)}" in again
+    assert f"weight {short(pattern[5, 1], 4)}" in again
     assert end.app.session.hides_sinks
 
 
@@ -308,7 +308,7 @@ def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() ->
     record = with_sink(make_record(MAT, causal=True))
     was = record.arrays["pattern"][0, 0, 5, 0]
     _, shown = drive(record, "enter", "home", "x")
-    assert f"share taken out (was {was:.6g})" in shown
+    assert f"weight taken out (was {was:.6g})" in shown
     assert "0: not allowed · –: taken out" in " ".join(shown.split())
     assert re.search(r"^5 mat ▸\[ +–\].*·\.16 +–", shown, re.MULTILINE), "the first key, and the last"
     assert "top 4 of 4 keys" in shown
@@ -625,7 +625,7 @@ def test_sequences_of_different_lengths_show_their_own_tokens_whatever_the_paddi
         share = record.arrays["pattern"][1, 0, 1, head_of(end).column]
         assert end.app.session.sequence == 1
         assert "sequence 1 of 0–1" in shown
-        assert f"share {short(share, 4)}" in shown
+        assert f"weight {short(share, 4)}" in shown
         assert re.search(r"query +a +dog", shown)
     end, _ = drive(record, "enter", "comma")
     assert end.app.session.sequence == 1, "around the ends"
@@ -697,7 +697,7 @@ def test_nan_is_a_question_mark_and_null() -> None:
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 5] = np.nan
     end, shown = drive(replace(record, arrays={**record.arrays, "pattern": pattern}), "enter", "y")
-    assert "share nan" in shown
+    assert "weight nan" in shown
     assert "?: not a number" in shown
     assert json.loads(end.app.clipboard)["keys"][0]["share"] is None
     bad = replace(record, arrays={**record.arrays, "pattern": pattern})
@@ -752,7 +752,7 @@ def test_a_record_of_somebodys_module_is_its_walkthrough() -> None:
 def test_cross_attention_has_other_tokens_on_its_keys() -> None:
     record = make_record(("a", "b"), context=[("v", "w", "x", "y", "z")])
     end, shown = drive(record, "enter", "home", "right")
-    assert f"query 1 b  key 1 w  share {short(record.arrays['pattern'][0, 0, 1, 1], 4)}" in shown
+    assert f"query 1 b  key 1 w  weight {short(record.arrays['pattern'][0, 0, 1, 1], 4)}" in shown
     assert head_of(end).picture is not None
     assert (head_of(end).picture.n_rows, head_of(end).picture.n_columns) == (2, 5)
 
@@ -849,9 +849,9 @@ def test_statistics_are_told_beside_those_of_uniform_attention() -> None:
     said = HeadStatistics(head=0, entropy=1.25, entropy_share=0.75, sink=0.4321, previous=0.0625)
     record = replace(make_record(MAT), heads=(said, replace(said, head=1)))
     _, shown = drive(record, size=(140, 40))
-    assert re.search(r"entropy \(nats\) +1\.25", shown)
-    assert re.search(r"on the first token +\.432", shown)
-    assert re.search(r"on the token before +\.062", shown)
+    assert re.search(r"entropy +1\.25 nats", shown)
+    assert re.search(r"first-token weight +\.432", shown)
+    assert re.search(r"previous-token score +\.062", shown)
 
 
 @pytest.mark.parametrize("word", [None, "1", ""])

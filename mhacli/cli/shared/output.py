@@ -131,7 +131,7 @@ class PictureOptions:
     ] = None
     map_scale: Annotated[
         Scale | None,
-        option(_PICTURES, "How shades follow shares in pictures and maps. (default: linear, log for long texts)"),
+        option(_PICTURES, "Colour scale of pictures and maps. (default: linear, log for long texts)"),
     ] = None
     hide_sinks: Annotated[
         bool, option(_PICTURES, "Take sinks out, and renormalise the rest of each row.", "--hide-sinks")
@@ -313,11 +313,11 @@ def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, 
 
 def print_record(record: Record, options: ViewOptions, name: str | None, colour: ColourOptions) -> None:
     """The record on stdout, in the format of that name or as the terminal shows it. Raises `UsageError` for a table of a record
-    that has no shares."""
+    that has no patterns."""
     if name is not None:
         if record.module is not None and not FORMATS[name].has_steps:
             raise UsageError(
-                f"{name} must be of a record with shares, got a walk of somebody's attention", hint="try --json"
+                f"{name} must be of a record with patterns, got a walk of somebody's attention", hint="try --json"
             )
         write_pieces(FORMATS[name].render(record, options))
         return

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.head_statistics import HeadStatistics
+from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, HeadStatistics, nearest_type
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -84,13 +84,23 @@ def short_text(number: float) -> str:
     return f"{number:.2f}" if abs(number) < 9.995 else f"{number:.1f}" if abs(number) < 999.5 else f"{number:,.0f}"
 
 
-def kind_text(head: HeadStatistics) -> str:
-    """The kind of a head, and how strongly it is of that kind: `previous-token .62`."""
-    return head.kind + kind_strength(head)
+def type_text(head: HeadStatistics) -> str:
+    """The type of a head in words, with its excess over uniform attention: `previous token .62`,
+    `mixed (nearest: previous token, .21 of .40)`."""
+    nearest = nearest_type(head)
+    if nearest is None:
+        return HEAD_TYPES[head.kind].name + type_excess(head)
+    kind, excess = nearest
+    least = weight_text(CERTAIN_ENOUGH, 2)
+    return f"{HEAD_TYPES[head.kind].name} (nearest: {HEAD_TYPES[kind].name}, {weight_text(excess, 2)} of {least})"
 
 
-def kind_strength(head: HeadStatistics) -> str:
-    """How strongly a head is of its kind, with a space before it; nothing where that is not known."""
+def type_excess(head: HeadStatistics) -> str:
+    """What stands beside the type of a head in a narrow column: its excess, of a mixed one the type that comes nearest, nothing
+    where that is not known."""
+    nearest = nearest_type(head)
+    if nearest is not None:
+        return f" ({HEAD_TYPES[nearest[0]].short} {weight_text(nearest[1], 2)})"
     return "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
 
 

@@ -16,13 +16,13 @@ from mhacli.results.record.record import Generated, InspectedLayer, Model, Recor
 from mhacli.text.escape import visible
 
 _MAX_TOLD = 8
-_OF_Z = "z of the shares"
+_OF_Z = "z of the "
 """How the name of the check begins that compares what came out; a layer of which only the pattern was seen has none."""
 _SEEN = {
     "registry": "seen in transformers' attention registry",
     "module": "seen in the model's own eager_attention_forward",
     "sdpa": "seen in torch's scaled_dot_product_attention",
-    "softmax": "seen by its softmax: shares and values, no queries and keys",
+    "softmax": "seen by its softmax: weights and values, no queries and keys",
 }
 
 

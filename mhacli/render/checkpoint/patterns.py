@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, kind_text, percent_text, plain_table, title_rule
+from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, type_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
@@ -96,7 +96,7 @@ def _title(head: HeadPattern) -> Rule:
     title = Text(name, style="bold")
     if not layer.verified:
         title.append(" · NOT verified", style="bold red")
-    title.append(" · ").append(f"{sign} {kind_text(statistics)}", style=colour)
+    title.append(" · ").append(f"{sign} {type_text(statistics)}", style=colour)
     return title_rule(title)
 
 
@@ -166,7 +166,7 @@ def _name_and_place(name: str, place: int) -> str:
 # --------------------------------------------------------------------------------------------- words in place of tokens
 
 WORDS_CAPTION = (
-    "words: shares summed over the tokens of a word that is looked at, averaged over those of the word that looks; "
+    "words: attention weights summed over the tokens of the attended word, averaged over those of the attending word; "
     "rows count words, not tokens; entropy is that of the rows drawn"
 )
 
@@ -176,7 +176,7 @@ Words = Sequence[range]
 def in_words(view: Record) -> Record:
     """The record of one layer with a word where it had tokens: its `pattern`, `allowed`, `entropy` and `strongest_key`.
 
-    Shares are summed over the keys of a word and averaged over its queries that see a key, so rows sum to what they did. A
+    Weights are summed over the keys of a word and averaged over its queries that see a key, so rows sum to what they did. A
     pair of words is allowed where any pair of their tokens is. What a row lacks to 1, for a learned sink, counts in its entropy.
     """
     queries = [words_of(sequence) for sequence in view.sequences]

@@ -29,7 +29,7 @@ from mhacli.render.checkpoint.patterns import patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
-from mhacli.results.record.head_statistics import HeadStatistics, Kind, in_order
+from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Kind, in_order
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
@@ -67,7 +67,7 @@ def listed_heads(
     heads: Sequence[HeadStatistics], options: ViewOptions
 ) -> tuple[tuple[HeadStatistics, ...], tuple[Text, ...]]:
     """The heads that get a row, in order, and how they were picked where that is not all of them: by the order that was asked
-    for, or of several layers those that are surest to be of a kind."""
+    for, or of several layers those whose types have the largest excess."""
     ordered = in_order(heads, options.sort)
     if options.everything or len(ordered) <= MAX_LISTED:
         return ordered, ()
@@ -76,7 +76,7 @@ def listed_heads(
     if options.sort == "head" and n_layers > 1 and named:
         listed = in_order(named, "certainty")[:MAX_LISTED]
         description = (
-            f"{len(listed)} of {len(ordered)} heads, the surest of their kind first, mixed and uniform ones left out"
+            f"{len(listed)} of {len(ordered)} heads, mixed and uniform ones left out, by their excess over uniform"
         )
     else:
         listed, by = ordered[:MAX_LISTED], "" if options.sort == "head" else f" by {options.sort}"
@@ -267,7 +267,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         if not own:
             continue
         sign, style = _sign(kind)
-        part = Text().append(sign, style=style).append(f" {kind} {len(own)}")
+        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(own)}")
         if len(own) <= _FEW and kind not in _CALM:
             listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
             part.append(f" ({unit}{', '.join(listed)})", style="dim")
@@ -287,7 +287,7 @@ _Pair = tuple[int, int]
 def span_view(
     record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """A row per layer, or per chosen head, a column per pair of spans: mass and lift; as many tables as the pairs need."""
+    """A row per layer, or per chosen head, a column per pair of spans, in as many tables as these need."""
     rows = [
         row
         for layer in layers
@@ -313,10 +313,10 @@ def span_view(
         tables.append(table)
     averaged = [] if options.heads is not None else ["heads"]
     averaged += ["sequences"] if len(sequences) > 1 else []
-    of = f", mean over {' and '.join(averaged)}" if averaged else ""
+    of = "".join(f" and {name}" for name in averaged)
     caption = Text(
-        f"a → b: the mean share that a token of a gives all tokens of b{of} · × its lift: that share ÷ the share of uniform "
-        "attention over the same keys, so corrected for length · attention is not causation",
+        f"a → b: the attention weight of all tokens of b together for a token of a, averaged over a{of} · ×: its ratio to that "
+        "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation",
         style="dim",
     )
     return Group(Text("between spans", style="bold"), *tables, caption)

@@ -23,7 +23,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.diff.maps import maps_view
 from mhacli.render.diff.words import layers_text, place_text, site_name, texts_of, verdict_text, views
-from mhacli.results.diff.compare import CHANGES, SIZES, UNIT_OF, by_size
+from mhacli.results.diff.compare import NAMES, SIZES, UNIT_OF, by_size
 from mhacli.results.diff.result import (
     Differences,
     HeadChange,
@@ -33,6 +33,7 @@ from mhacli.results.diff.result import (
     StatisticChange,
     TextDifference,
 )
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
@@ -174,32 +175,33 @@ def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) ->
 
 
 def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
-    """The heads that changed most: their kind, and what of their statistics changed."""
+    """The heads that changed most: their type, and what of their statistics changed."""
     changes = by_size([change for layer in differences.layers for change in layer.heads])
     if not changes:
         return
     shown = changes if everything else changes[:_MAX_HEADS]
-    table = plain_table(("head", False), ("kind: A → B", False))
+    table = plain_table(("head", False), ("head type: A → B", False))
     table.add_column("statistics: A → B", overflow="fold", ratio=1)
-    names = [(f"{visible(change.layer)} head {change.head}".strip(), _kind(change)) for change in shown]
-    room = screen.width - sum(max(map(len, column)) + 2 for column in zip(("head", "kind: A → B"), *names, strict=True))
-    listed_names: dict[str, None] = {}
+    names = [(f"{visible(change.layer)} head {change.head}".strip(), _type(change)) for change in shown]
+    room = screen.width - sum(
+        max(map(len, column)) + 2 for column in zip(("head", "head type: A → B"), *names, strict=True)
+    )
     for change, (label, kind) in zip(shown, names, strict=True):
         listed = change.statistics if everything else _foremost(change)
         words = "\n".join(filled([_statistic(one) for one in listed] or ["–"], max(_LEAST_ROOM, room)))
         table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
-        listed_names |= {one.name: None for one in listed}
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
-    meanings = [f"{row.field}: {row.meaning}" for row in CHANGES if row.meaning and row.field in listed_names]
-    more += [Text("\n".join(filled(meanings, screen.width)), style="dim")] if meanings else []
     yield Group(
-        title_rule(f"heads whose statistics changed, the largest change of a share first: {len(changes)}"), table, *more
+        title_rule(f"heads whose statistics changed, the largest change of an attention weight first: {len(changes)}"),
+        table,
+        *more,
     )
 
 
-def _kind(change: HeadChange) -> str:
-    return change.kind_a if change.kind_a == change.kind_b else f"{change.kind_a} → {change.kind_b}"
+def _type(change: HeadChange) -> str:
+    a, b = (HEAD_TYPES[kind].name for kind in (change.kind_a, change.kind_b))
+    return a if a == b else f"{a} → {b}"
 
 
 def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
@@ -213,15 +215,15 @@ def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
 
 
 def _statistic(one: StatisticChange) -> str:
-    tell = _share if UNIT_OF[one.name] in ("weight", "fraction") else _number
+    tell = _weight if UNIT_OF[one.name] in ("weight", "fraction") else _number
     unit = " nats" if UNIT_OF[one.name] == "nats" else ""
-    a, b = tell(one.a), tell(one.b)
+    name, a, b = NAMES[one.name], tell(one.a), tell(one.b)
     if a == b and one.a is not None and one.b is not None:  # a change too small for these decimals
-        return f"{one.name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"
-    return f"{one.name} {a} → {b}{unit}"
+        return f"{name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"
+    return f"{name} {a} → {b}{unit}"
 
 
-def _share(value: float | None) -> str:
+def _weight(value: float | None) -> str:
     return "none" if value is None else weight_text(value, 2)
 
 

@@ -44,6 +44,7 @@ from mhacli.render.figures.svg import (
 )
 from mhacli.render.heads.drawable import scale_of
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
@@ -81,7 +82,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     shaded = shading([picture.shown for picture in pictures], scale_of(options, heads))
     body = _body(record, pictures, shaded, _Form(side, options.precision))
     has_sinks = any(picture.hidden_columns for picture in pictures)
-    what = "share" if shaded.scale == "rank" else "share, all heads"
+    what = "attention weight" if shaded.scale == "rank" else "attention weight, all heads"
     legend = scale_bar(shaded, options.precision, what=what, has_sinks=has_sinks)
     notes = [*map_notes(record, pictures, shaded), *_removed(pictures, options), *_of_layers(record, pictures, options)]
     width = max(_LEAST, body.width, legend.width)
@@ -103,9 +104,12 @@ def _name_of(pictures: Sequence[HeadPicture], sequence: int) -> str:
 
 
 def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
-    """Each kind that occurs, with its sign and the number of its heads; an empty line where the record has no statistics."""
+    """Each type that occurs, with its sign and the number of its heads; an empty line where the record has no statistics."""
     kinds = [picture.head.statistics.kind for picture in pictures if picture.head.statistics is not None]
-    return [f"{KIND_SIGNS[kind][0]} {kind} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds] or [""]
+    counts = [
+        f"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].name} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds
+    ]
+    return counts or [""]
 
 
 def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
@@ -234,15 +238,16 @@ def _thumb(picture: HeadPicture, levels: Array, cell: float, form: _Form) -> Pie
 
 
 def _short(picture: HeadPicture, form: _Form) -> str:
-    """The head's number and kind, and the weight of sinks where it was taken out."""
-    kind = "" if picture.head.statistics is None else picture.head.statistics.kind
-    sign = KIND_SIGNS[kind][0] if kind else ""
+    """The head's number and type, and the weight of sinks where it was taken out."""
+    statistics = picture.head.statistics
+    sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
+    name = "" if statistics is None else HEAD_TYPES[statistics.kind].name
     taken = ""
     if picture.shown.taken is not None and picture.whole.sinks:
         mass = sink_mass([picture])
         taken = "?" if mass is None else weight_text(mass, form.precision)
     if form.side > _WIDE:
-        return f"head {picture.head.head}  {sign} {kind}".rstrip() + (f" · sinks {taken}" if taken else "")
+        return f"head {picture.head.head}  {sign} {name}".rstrip() + (f" · sinks {taken}" if taken else "")
     is_worded = form.side > _NARROW
     parts = [
         "head" if is_worded and not taken else "",
@@ -257,7 +262,7 @@ def _tooltip(picture: HeadPicture) -> str:
     statistics = picture.head.statistics
     parts = [picture.label]
     if statistics is not None:
-        parts += [statistics.kind] + (
+        parts += [HEAD_TYPES[statistics.kind].name] + (
             [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
         )
     parts += [f"sinks get {sink_text([picture], _TOLD)}"] if picture.whole.sinks else []

@@ -11,7 +11,7 @@ import numpy as np
 from mhacli.errors import UsageError
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import kind_text, short_text, weight_text
+from mhacli.render.base.format import short_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.head_picture import (
     HeadPicture,
@@ -86,7 +86,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
     body = _body(picture, shaded, options)
     notes = [*map_notes(record, [picture], shaded)]
     notes += removed_note(picture, options.precision, is_hidden=options.hide_sinks)
-    legend = scale_bar(shaded, options.precision, what="share", has_sinks=_has_strip(picture))
+    legend = scale_bar(shaded, options.precision, what="attention weight", has_sinks=_has_strip(picture))
     title = _title(picture, options)
     width = max(_LEAST, title.width, body.width, legend.width)
     texts = paragraph(texts_of([picture], int(width / (MONO_EM * _TEXT))), _TEXT, fill=SOFT)
@@ -96,17 +96,17 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
 
 
 def _title(picture: HeadPicture, options: ViewOptions) -> Piece:
-    """The head's name, its kind and its main statistics."""
+    """The head's name, its type and its main statistics."""
     statistics = picture.head.statistics
     layer = picture.head.layer
     pieces = [heading(picture.label + kv_head_of(picture.head.record, picture.head.head), 16)]
     if layer is not None and not layer.verified:
         pieces.append(paragraph(wrapped(unverified(layer), 80), 10, fill=ALARM))
     if statistics is not None:
-        parts = [f"{KIND_SIGNS[statistics.kind][0]} {kind_text(statistics)}"]
+        parts = [f"{KIND_SIGNS[statistics.kind][0]} {type_text(statistics)}"]
         parts += [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
         parts += (
-            [] if statistics.sink is None else [f"on the first token {weight_text(statistics.sink, options.precision)}"]
+            [] if statistics.sink is None else [f"first-token weight {weight_text(statistics.sink, options.precision)}"]
         )
         pieces.append(paragraph([" · ".join(parts)], 11, fill=SOFT))
     return stacked(pieces, 2)
@@ -217,8 +217,8 @@ def _strips(picture: HeadPicture, layout: CellLayout, options: ViewOptions) -> P
     if picture.shown.learned is not None:
         columns.append(("learned", picture.shown.learned, True))
     if layout.number:
-        open_shares = np.where(picture.shown.is_open, picture.shown.weights, 0.0)
-        columns.append(("Σ", open_shares.sum(axis=1), False))
+        open_weights = np.where(picture.shown.is_open, picture.shown.weights, 0.0)
+        columns.append(("Σ", open_weights.sum(axis=1), False))
     width = layout.width if layout.number else _STRIP
     content = ""
     for index, (name, numbers, is_shaded) in enumerate(columns):

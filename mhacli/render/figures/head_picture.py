@@ -195,7 +195,7 @@ def _text(begin: str, text: TokenSequence, picture: HeadPicture, cells: int) -> 
 
 
 _WORDS = (
-    "words: shares are summed over the tokens of a word that is looked at, and averaged over those of the word that looks; "
+    "words: attention weights are summed over the tokens of the attended word, and averaged over those of the attending word; "
     "what is said of the head is of tokens"
 )
 _SIZE, _LABEL, _MOST_LINES, _MOST_SINKS = 9.5, 11, 6, 4
@@ -234,7 +234,7 @@ def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) 
     if shaded.is_exceeded:
         yield "a row with a single cell that is allowed gives it everything: such rows do not set the scale"
     if shaded.is_empty:
-        yield "no cell that is drawn has any share"
+        yield "no cell that is drawn has any attention weight"
     if is_before_dropout(record):
         yield f"in training: the pattern before dropout {record.config.dropout:g}; what dropout left of it is not drawn"
     if record.facts.padded:
@@ -303,14 +303,14 @@ def _sink_names(picture: HeadPicture) -> str:
 def _what_a_cell_is(pictures: Sequence[HeadPicture]) -> str:
     blocks = sorted({picture.shown.block for picture in pictures})
     if blocks == [1]:
-        return "each cell: the share of attention that a query (row) gives to a key (column)"
+        return "each cell: the attention weight that a query (row) gives to a key (column)"
     sizes = f"{blocks[0]}" if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
     rows = (
         "a query gives"
         if any(picture.rows is not None for picture in pictures)
         else f"{sizes} queries (rows) give on average"
     )
-    return f"each cell: the share of attention that {rows} to {sizes} keys (a column) together"
+    return f"each cell: the attention weight that {rows} to {sizes} keys (a column) together"
 
 
 def metadata(record: Record, sheet: Sheet) -> str:

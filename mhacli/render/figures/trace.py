@@ -138,7 +138,7 @@ def _cell(record: Record) -> str:
     query = f"{token_text(view.sequences[cell.sequence], cell.query)} {cell.query}"
     key = f"{token_text(view.keys[cell.sequence], cell.key)} {cell.key}"
     score = f"q·k {number_text(cell.qk)}, score {number_text(cell.score)}" if cell.allowed else "not allowed, score −∞"
-    return f"head {cell.head}: {query} → {key}: {score}, share {number_text(cell.share)}"
+    return f"head {cell.head}: {query} → {key}: {score}, weight {number_text(cell.share)}"
 
 
 # ---------------------------- where the sites of our own layer stand in the diagram, and which of them each is made of

@@ -20,6 +20,7 @@ from mhacli.render.base.format import fitted, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.heads.drawable import SHORT
 from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map, where
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import Record
 
 MAX_LINES = 40
@@ -164,7 +165,7 @@ def pooled_map(
     body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
     place_name = where(record, sequence, layer, head.head)
-    name = f"{place_name} · {head.kind} · each cell {head_map.block} × {head_map.block} tokens"
+    name = f"{place_name} · {HEAD_TYPES[head.kind].name} · each cell {head_map.block} × {head_map.block} tokens"
     return Group(title_rule(name), Text("\n").join(body), _caption(head_map, scale, options, screen))
 
 

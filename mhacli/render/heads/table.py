@@ -1,4 +1,4 @@
-"""The overview of heads: a row for each, with its kind, its numbers, and those of uniform attention below."""
+"""The overview of heads: a row for each, with its type, its numbers, and those of uniform attention below."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import (
     filled,
     fitted,
-    kind_strength,
     left_out,
     or_dash,
     plain_table,
     short_text,
     sparkline,
+    type_excess,
     weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.results.record.head_statistics import (
-    FIELD_OF,
+    CERTAIN_ENOUGH,
+    HEAD_TYPES,
+    LEAST_PRIORITY,
     SINK_TOKENS,
     STATISTICS,
     Averages,
     HeadStatistics,
     Statistic,
+    nearest_type,
 )
 from mhacli.results.record.record import Record, layer_prefix
 from mhacli.text.escape import visible
 
-_PROFILE = "distance →"
-_HEAD_WIDTH, _KIND_WIDTH = 5, 22
+_PROFILE, _TYPE = "distance →", "head type"
+_HEAD_WIDTH, _LABEL_WIDTH = 5, 21
 _TOO_SMALL = 5e-4
 """What no spark is drawn for."""
 
@@ -47,8 +50,8 @@ _TOO_SMALL = 5e-4
 class OverviewColumn:
     """A column of the overview: its heading, what its cells are, how wide it is at least, and what the heading means.
 
-    On an HTML page `page` is the heading and the legend where they differ. A number is written by `tell`, and `field` is its
-    name in `HeadStatistics`, if it has one. Where the screen is too narrow, numbers of the largest `priority` go first.
+    A number is written by `tell`, and `field` is its name in `HeadStatistics`, if it has one. Where the screen is too narrow,
+    numbers of the largest `priority` go first.
     """
 
     heading: str
@@ -58,7 +61,6 @@ class OverviewColumn:
     tell: Callable[[Averages], str] = lambda averages: ""
     field: str = ""
     legend: str = ""
-    page: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def overview(
             justify="left" if column.cells == "word" else "right",
             no_wrap=True,
             min_width=column.width,
-            max_width=column.width if column.heading == "kind" else None,
+            max_width=column.width if column.heading == _TYPE else None,
         )
     for row, head in enumerate(cells.heads):
         if gap[1] and row == gap[0]:
@@ -101,14 +103,20 @@ def overview(
 def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
     """What the headings that are shown mean, and which are not shown."""
     columns, hidden = _shown_columns(record, listed, options, screen)
-    parts = [column.legend for column in columns if column.legend]
-    parts.append(OF_KINDS)
+    parts = legend_parts(columns, listed)
     parts += [f"not shown: {' '.join(hidden)} (a wider screen, --sort, --csv)"] if hidden else []
     for line in filled(parts, screen.width):
         yield Text(line, style="dim")
 
 
-OF_KINDS = "beside a kind: how far its mass exceeds uniform attention's, of 1; beside uniform: H/max"
+def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatistics]) -> list[str]:
+    """What the headings mean, and what stands beside the type of a head."""
+    parts = [f"{column.heading} = {column.legend}" for column in columns if column.legend]
+    least = weight_text(CERTAIN_ENOUGH, 2)
+    parts.append(f"beside a type: its excess over uniform attention, {least} to 1; beside uniform: H/max")
+    if any(nearest_type(head) is not None for head in listed):
+        parts.append(f"beside mixed: the type that comes nearest, below {least}")
+    return parts
 
 
 def overview_cells(
@@ -127,7 +135,7 @@ def overview_cells(
         layer = [names[head_key(head)[:2]]] if names else []
         values = [Text(column.tell(head), style=_emphasis(head, column)) for column in numbers]
         line = [Text(_sparks(record, "profile", places[head_key(head)]), style="cyan")] if has_profile else []
-        heads.append((*layer, Text(str(head.head)), _kind_text(head), *values, *line))
+        heads.append((*layer, Text(str(head.head)), _type_text(head), *values, *line))
     for label, head in _baselines(record, listed):
         values = [Text(column.tell(head.uniform or Averages()), style="dim") for column in numbers]
         line = [Text(_sparks(record, "uniform_profile", places[head_key(head)]), style="dim")] if has_profile else []
@@ -144,7 +152,8 @@ def _shown_columns(
     """The columns for which the screen has room, and the headings of the others."""
     names = _layer_names(record, listed).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
-    room = screen.width - of_layers - _HEAD_WIDTH - _KIND_WIDTH
+    of_type = _type_width(record, listed)
+    room = screen.width - of_layers - _HEAD_WIDTH - of_type - 1
     numbers, profile = _number_columns(record, options.precision), _profile_columns(record)
     width = max((max(column.width, len(_PROFILE)) for column in profile), default=0)
     shown = _fitting(numbers, room, width, options.sort.partition(":")[0])
@@ -152,9 +161,15 @@ def _shown_columns(
     first = [
         *([OverviewColumn("layer", "name")] if names else []),
         OverviewColumn("head", "name"),
-        OverviewColumn("kind", "word", _KIND_WIDTH - 1),
+        OverviewColumn(_TYPE, "word", of_type),
     ]
     return (*first, *shown, *profile), tuple(column.heading for column in numbers if column not in shown)
+
+
+def _type_width(record: Record, listed: Sequence[HeadStatistics]) -> int:
+    """What the types of the listed heads take, and the names of the rows below them."""
+    texts = [*(_type_text(head).plain for head in listed), *(label for label, _ in _baselines(record, listed))]
+    return max(map(cell_len, [_TYPE, *texts]))
 
 
 def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
@@ -176,7 +191,7 @@ def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
     for index, pattern in enumerate(patterns):
         tell = partial(_pattern_text, index, precision)
         weights.append(
-            OverviewColumn(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"p{index + 1} {visible(pattern)}")
+            OverviewColumn(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"weight where {visible(pattern)}")
         )
     return [*weights, *scores]
 
@@ -190,14 +205,14 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         "score": (6, short_text),
     }
     width, to_text = write.get(statistic.unit, (5, short_text))
+    heading = statistic.heading.format(sink_tokens=sink_tokens)
     return OverviewColumn(
-        heading=statistic.heading.format(sink_tokens=sink_tokens),
-        width=width,
+        heading=heading,
+        width=max(width, cell_len(heading)),
         priority=statistic.priority,
         tell=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
         field=statistic.field,
-        legend=statistic.legend.format(sink_tokens=sink_tokens),
-        page=statistic.page,
+        legend=(statistic.legend or statistic.name).format(sink_tokens=sink_tokens),
     )
 
 
@@ -211,7 +226,7 @@ def _profile_columns(record: Record) -> list[OverviewColumn]:
     if not steps:
         return []
     distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
-    return [OverviewColumn(_PROFILE, "word", len(steps), legend=f"{_PROFILE} {distances}")]
+    return [OverviewColumn(_PROFILE, "word", len(steps), legend=f"weight at distances {distances}")]
 
 
 _FEW = 5
@@ -221,7 +236,7 @@ def _fitting(columns: list[OverviewColumn], width: int, profile: int, sort: str)
     """The columns that fit, with room for the profile: those that yield soonest go first, that which heads
     are ordered by never."""
     room, kept = width - profile, columns
-    for step in range(7, 1, -1):
+    for step in range(LEAST_PRIORITY, 1, -1):
         if sum(column.width + 1 for column in kept) <= room:
             break
         kept = [column for column in kept if column.priority < step or column.field == sort]
@@ -248,22 +263,22 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
         layer_keys = {head_key(head)[:2] for head in heads}
         layers = names_of([layer for layer in record.layers if (layer.layer, layer.name) in layer_keys])
         label = "if uniform" if len(groups) == 1 else f"uniform, {layers}"
-        yield fitted(label, _KIND_WIDTH - 1), heads[0]
+        yield fitted(label, _LABEL_WIDTH), heads[0]
 
 
-def _kind_text(head: HeadStatistics) -> Text:
-    """The sign and name of a kind, and how sure it is."""
+def _type_text(head: HeadStatistics) -> Text:
+    """The sign and name of a type, and its excess."""
     glyph, style = KIND_SIGNS[head.kind]
-    return Text(f"{glyph} {head.kind}", style=style).append(kind_strength(head), style="dim")
+    return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style="dim")
 
 
 def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:
-    """The number that gave the head its kind stands out."""
-    return f"bold {KIND_SIGNS[head.kind][1]}" if FIELD_OF.get(head.kind) == column.field else ""
+    """The number that gave the head its type stands out."""
+    return f"bold {KIND_SIGNS[head.kind][1]}" if column.field and HEAD_TYPES[head.kind].field == column.field else ""
 
 
 def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
-    """The share of the mass at each distance of a profile, over all sequences, relative to the largest."""
+    """The attention weight at each distance of a profile, over all sequences, relative to the largest."""
     prefix, place = at
     profiles = record.arrays[prefix + name]
     weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)

@@ -99,7 +99,7 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
 
 def sinks_are(least: float) -> str:
     """What a sink is, in words; `least` is the part of all attention that it must get."""
-    return f"sinks, keys with {percent_text(least)} of all attention or more, {SINK_LIFT:g} × uniform and from most queries"
+    return f"sinks (from {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform on, from most queries)"
 
 
 def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:

@@ -18,7 +18,7 @@ from mhacli.render.base.format import (
     number_text,
     percent_text,
     provenance,
-    weight_text,
+    type_text,
 )
 from mhacli.render.base.options import Rows, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, names_of, ranges
@@ -79,7 +79,7 @@ def page(record: Record, options: ViewOptions) -> str:
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
-    """Where the head stands whose kind is surest, of those with a kind that can be seen; the first where none has one."""
+    """Where the head stands whose type has the largest excess, uniform and mixed ones aside; the first where none has a type."""
     named = [
         (-head.statistics.certainty, place)
         for place, head in enumerate(heads)
@@ -240,7 +240,7 @@ def quantised_text(maps: PageMaps) -> str | None:
     blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
     kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
     return (
-        f"shares are {blocks}stored in 8 bits, {kept}: a number marked ≈ is stored at most "
+        f"attention weights are {blocks}stored in 8 bits, {kept}: a number marked ≈ is stored at most "
         f"{_rounded_up(maps.error)} off, and its ± counts what it was rounded by to be told. Where sinks are taken out, the "
         "error is that over what is left of its row. --full puts every cell in, exactly"
     )
@@ -257,7 +257,7 @@ def _cell(heads: Sequence[DrawableHead], encoding: CellEncoding) -> str:
         {encoding.factor if "pattern" in head.record.arrays else _block(head) * encoding.factor for head in heads}
     )
     if blocks == [1]:
-        return "a cell is the share of its attention that a query, a row, gives to a key, a column"
+        return "a cell is the attention weight that a query, a row, gives to a key, a column"
     sizes = " or ".join(f"{n} × {n}" for n in blocks)
     return f"a cell stands for {sizes} tokens: what the queries of a row give, on average, to all keys of a column together"
 
@@ -270,7 +270,7 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
     words = quantised_text(maps)
     if words is None:
         rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
-        return f"shares are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
+        return f"attention weights are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
     return words if maps.is_small else f"{words}. It is above {_LIMIT} all the same: there are too many heads or tokens"
 
 
@@ -300,15 +300,15 @@ def _first_look(view: PageView) -> str:
     head, known = view.heads[view.begin], view.heads[view.begin].statistics
     if known is None or known.certainty is None or not view.begin:
         return f"seen first: {head.label}"
-    return f"seen first: {head.label}, which is surest of its kind, {known.kind} {weight_text(known.certainty, 2)}"
+    return f"seen first: {head.label}, the head with the largest excess over uniform attention: {type_text(known)}"
 
 
 def _scale(view: PageView, maps: PageMaps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
     if view.scale == "rank":
-        return "scale at first: rank, the share of a head's open cells that are smaller"
+        return "scale at first: rank, the part of a head's visible cells that are smaller"
     words = range_text(view.scale, top, 0)
-    return f"scale at first: {view.scale}, {words}, the same for all heads; its top is the largest share of a row with a choice"
+    return f"scale at first: {view.scale}, {words}, the same for all heads; its top is the largest weight of a row with a choice"
 
 
 def _sinks(record: Record, view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
@@ -364,7 +364,7 @@ def _mean(masses: Sequence[tuple[float, float]]) -> float:
 def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
     """What cells without an attention weight mean, and which attention weights these are."""
     if any(one.n_forbidden for one in maps.facts):
-        yield "hatched cells may not be attended; that is another thing than a small share"
+        yield "hatched cells may not be attended; that is another thing than a small weight"
     missing = sum(one.n_missing for one in maps.facts)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"

@@ -33,6 +33,7 @@ from mhacli.render.page.maps import (
     with_rows,
 )
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.spec.tokens import TokenSequence
 
 # --------------------------------------------------------------------------------------- the JSON, schema `mha.page/1`
@@ -115,6 +116,7 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
         "label": head.label,
         "kv": kv_head_of(head.record, head.head),
         "kind": None if statistics is None else statistics.kind,
+        "type": None if statistics is None else HEAD_TYPES[statistics.kind].name,
         "sign": "" if statistics is None else KIND_SIGNS[statistics.kind][0],
         "certainty": None if statistics is None else statistics.certainty,
         "entropy": None if statistics is None else statistics.entropy,

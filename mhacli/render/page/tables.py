@@ -14,7 +14,7 @@ from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.render.heads.table import OF_KINDS, OverviewColumn, head_key, overview_cells
+from mhacli.render.heads.table import OverviewColumn, head_key, legend_parts, overview_cells
 from mhacli.render.heads.view import (
     CornerCells,
     corner_cells,
@@ -52,12 +52,12 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
         for row, head in zip(cells.heads, listed, strict=True)
     ]
     foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
-    headings = [column.page[0] if column.page else column.heading for column in cells.columns]
-    head = tag("thead", tag("tr", *(tag("th", text(heading), scope="col") for heading in headings)))
+    head = tag("thead", tag("tr", *(tag("th", text(column.heading), scope="col") for column in cells.columns)))
     caption = tag("caption", text("means over all queries that see a key, of all sequences"))
     whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
     title = tag("h2", text("statistics"))
-    return tag("section", title, tag("div", whole, class_="scroll"), _legend(cells.columns), id="statistics")
+    legend = tag("p", text(" · ".join(legend_parts(cells.columns, listed))), class_="dim")
+    return tag("section", title, tag("div", whole, class_="scroll"), legend, id="statistics")
 
 
 def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
@@ -80,12 +80,6 @@ def _cell(column: OverviewColumn, words: str) -> Html:
         return tag("td", text(words), class_="word")
     number = "" if words == NONE else words.replace(",", "").removesuffix("%")
     return tag("td", text(words), **({} if number == words else {"data_value": number}))
-
-
-def _legend(columns: Sequence[OverviewColumn]) -> Html:
-    """What the headings mean."""
-    meanings = [column.page[1] if column.page else column.legend for column in columns]
-    return tag("p", text(" · ".join([*filter(None, meanings), OF_KINDS])), class_="dim")
 
 
 # -------------------------------------------------------------------------------------------------------- single cells
@@ -300,11 +294,11 @@ def _corner_legend() -> Html:
     """What the shades mean; each table tells its own range."""
     ramp = tag("span", class_="ramp", role="img", aria_label="dark to bright")
     pairs = (
-        [text("0"), ramp, text(f"the largest share of the table, {N_SHADES} shades")],
+        [text("0"), ramp, text(f"the largest weight of the table, {N_SHADES} shades")],
         [tag("span", class_="swatch closed"), text("0 not allowed")],
     )
     what = text(
-        "the share of its attention that a query, a row, gives to a key, a column: rounded, but not taken from the maps"
+        "the attention weight that a query, a row, gives to a key, a column: rounded, but not taken from the maps"
     )
     return tag("p", tag("span", what), *(tag("span", *pair, class_="pair") for pair in pairs), class_="dim legend")
 

@@ -91,7 +91,7 @@ def _introduction(record: Record, decoding: DecodeSummary) -> Text:
     )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
     text.append(
-        "\nper head, the newest query's row: key, its position, its share; * the largest; of many keys the strongest",
+        "\nper head, the newest query's row: key, its position, its weight; * the largest; of many keys the strongest",
         style="not bold dim",
     )
     for kind in kinds:

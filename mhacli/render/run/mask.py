@@ -114,8 +114,8 @@ def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
         height = min(side, q_len - top * mask.block)
         for left in range(0, n_columns, merge):
             seen = sum(sum(row[left : left + merge]) for row in mask.block_counts[top : top + merge])
-            share = seen / (height * min(side, k_len - left * mask.block))
-            line.append(_mark(share), style=_ALLOWED if share else EMPTY)
+            part = seen / (height * min(side, k_len - left * mask.block))
+            line.append(_mark(part), style=_ALLOWED if part else EMPTY)
         lines.append(line)
     lines.append(Text(f"{_SEEN} all of a block is allowed, {_PARTLY} some of it, {_UNSEEN} nothing", style="dim"))
     return Text("\n").join(lines)
@@ -125,7 +125,7 @@ def _mean(number: float) -> str:
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
-def _mark(share: float) -> str:
-    if share in (0, 1):
-        return _SEEN if share else _UNSEEN
-    return _PARTLY[min(2, int(3 * share))]
+def _mark(part: float) -> str:
+    if part in (0, 1):
+        return _SEEN if part else _UNSEEN
+    return _PARTLY[min(2, int(3 * part))]

@@ -193,7 +193,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
 def _score_line(cell: Cell) -> str:
     if not cell.allowed:
         who = "score bias, −∞ here," if _is_forbidden_by_bias(cell) else "mask"
-        return f"the {who} forbids this cell: its score is −∞, its share exactly 0"
+        return f"the {who} forbids this cell: its score is −∞, its attention weight exactly 0"
     scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
     capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
     added = "".join(f", plus {visible(p.name)} = {number_text(p.value)}" for p in cell.parts if p.added)
@@ -271,8 +271,8 @@ def _part_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]
         if cell.share == cell.pattern_row[cell.key]
         else f" (after dropout; before it {number_text(cell.pattern_row[cell.key])})"
     )
-    yield Text(f"share × v, with share {number_text(cell.share)}{dropped}, is what {key} adds to z:")
-    yield _vector("share·v", tuple(None if x is None else weight * x for x in cell.v), screen)
+    yield Text(f"weight × v, with weight {number_text(cell.share)}{dropped}, is what {key} adds to z:")
+    yield _vector("weight·v", tuple(None if x is None else weight * x for x in cell.v), screen)
     yield _vector(f"z[{cell.query}]", cell.z, screen)
 
 

@@ -180,9 +180,9 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
         [after[b, :, HeadPattern(record, b, 0, "dropped").queries].sum(axis=-1).ravel() for b in sequences.shown]
     )
     cells = np.broadcast_to(allowed, before.shape) & (before > 0)
-    share = float((after[cells] == 0).mean()) if cells.any() else 0.0
+    part = float((after[cells] == 0).mean()) if cells.any() else 0.0
     return Text(
-        f"dropout {p:g}: every share became 0 with probability {p:g} (here {100 * share:.0f} % of them did), and the rest "
+        f"dropout {p:g}: every weight became 0 with probability {p:g} (here {100 * part:.0f} % of them did), and the rest "
         f"were multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average: over all heads from "
         f"{rows.min():.2f} to {rows.max():.2f}, mean {rows.mean():.2f}. Without --train nothing is dropped.",
         style="dim",

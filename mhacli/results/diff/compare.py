@@ -278,6 +278,7 @@ CHANGES = (
     *(row for row in STATISTICS if not row.is_change),
 )
 """The statistics in the order in which changes are listed: those that say how far a head changed come first."""
+NAMES = {row.field: row.name for row in STATISTICS}
 UNIT_OF = {row.field: row.unit for row in STATISTICS}
 SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
 """Statistics from 0 to 1, by which changes are ordered."""
@@ -303,7 +304,7 @@ def _changed(label: str, heads: _Heads, scales: Mapping[str, float], tolerance: 
 
 
 def by_size(changes: Sequence[HeadChange]) -> tuple[HeadChange, ...]:
-    """The largest changes first: those where a number is gone or new, then by their shares."""
+    """The largest changes first: those where a number is gone or new, then by their attention weights."""
     return tuple(sorted(changes, key=lambda change: -math.inf if change.size is None else -change.size))
 
 
@@ -324,7 +325,7 @@ def _scale(heads: _Heads, name: str) -> float:
 
 
 def _size(changes: Sequence[StatisticChange]) -> float | None:
-    """The largest change of a share."""
+    """The largest change of an attention weight."""
     if any((change.a is None) != (change.b is None) for change in changes):
         return None
     return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SIZES), default=0.0)

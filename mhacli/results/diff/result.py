@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from mhacli.results.record.head_statistics import Kind
+
 SiteStatus = Literal["identical", "within", "beyond", "shape", "skipped"]
 """Of what both records hold: the same numbers to the last bit, within the tolerance, beyond it, of another shape, or not
 comparable for a reason that is no fault of theirs (`why`)."""
@@ -183,13 +185,13 @@ class StatisticChange:
 
 @dataclass(frozen=True)
 class HeadChange:
-    """What changed in a head. `size` is the largest change among its shares, which run from 0 to 1; None where a number is gone
+    """What changed in a head. `size` is the largest change among its weights, which run from 0 to 1; None where a number is gone
     or new."""
 
     layer: str
     head: int
-    kind_a: str
-    kind_b: str
+    kind_a: Kind
+    kind_b: Kind
     size: float | None
     statistics: tuple[StatisticChange, ...]
 

@@ -24,9 +24,9 @@ ENTROPY_TOLERANCE = 1e-2
 """How far an entropy may be from that of its row, in nats: the last digit on the screen. It is computed from log-sum-exp in
 float32, where scores of a thousand cost a thousandth."""
 _IN_16_BITS = 10
-"""Nats that the rounding of a row's shares may cost, for each unit of it: the logarithm of a small share."""
+"""Nats that the rounding of a row's weights may cost, for each unit of it: the logarithm of a small weight."""
 MOST_OF_SUMS = 1e-2
-"""The largest tolerance that a look at heads gives a sum of shares, however large scores are."""
+"""The largest tolerance that a look at heads gives a sum of weights, however large scores are."""
 _SAID_ONCE = 6
 
 
@@ -130,7 +130,7 @@ _COUNT_ENDS = ("_len", "_bytes", "_s", "_flops", "_shape")
 
 def contradictions(record: Record) -> tuple[str, ...]:
     """What does not add up in a record, in words, nothing where all does: verdicts against their own numbers, means beyond their
-    range, and of the arrays, once they are read, rows that do not sum to 1, shares of keys that are masked, and entropies,
+    range, and of the arrays, once they are read, rows that do not sum to 1, weights of keys that are masked, and entropies,
     strongest keys and scores that are not those of their row."""
     of_arrays = are_read(record.arrays)
     views = {layer.label: record.of_layer(i) for i, layer in enumerate(record.layers)} or {"": record}
@@ -209,15 +209,15 @@ def _means(view: Record) -> Iterator[str]:
 
 
 def _strong(head: HeadStatistics, slack: float) -> Iterator[str]:
-    for share in (*(sink.share for sink in head.sinks), *(cell.share for cell in head.largest)):
-        if not -slack <= share <= 1 + slack:
-            yield f"a share of head {head.head} is {share:.6g}, which is not from 0 to 1"
+    for weight in (*(sink.share for sink in head.sinks), *(cell.share for cell in head.largest)):
+        if not -slack <= weight <= 1 + slack:
+            yield f"an attention weight of head {head.head} is {weight:.6g}, which is not from 0 to 1"
 
 
 def _of_arrays(view: Record) -> Iterator[str]:
     found = [*_sums(view), *_ranges(view)]
     if not found and "pattern" in view.arrays and not _has_learned_sink(view):
-        found = [*_rows(view)]  # one cause has one line: rows of shares that cannot be give nothing else
+        found = [*_rows(view)]  # one cause has one line: rows of weights that cannot be give nothing else
     yield from found
 
 
@@ -283,8 +283,8 @@ def _differs(pattern: Array, scores: Array, slack: float) -> Any:
     scores = np.where(pattern > 0, scores, -np.inf).astype(np.float64)
     top = scores.max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):  # infinities less infinities are NaN, and compare as no difference
-        shares = np.exp(scores - top)
-        return np.abs(shares / shares.sum(axis=-1, keepdims=True) - pattern).max(axis=-1) > slack
+        weights = np.exp(scores - top)
+        return np.abs(weights / weights.sum(axis=-1, keepdims=True) - pattern).max(axis=-1) > slack
 
 
 def _sums(view: Record) -> Iterator[str]:
@@ -299,7 +299,7 @@ def _sums(view: Record) -> Iterator[str]:
         pattern, allowed = arrays["pattern"], np.broadcast_to(arrays["allowed"], arrays["pattern"].shape)
         n_masked = int((~allowed & (pattern != 0)).sum())
         if n_masked:
-            yield f"{n_masked} keys that are masked get a share of attention"
+            yield f"{n_masked} keys that are masked get attention"
         yield from _off("rows of pattern", pattern.sum(axis=-1, dtype=np.float64), allowed.any(axis=-1), least, slack)
     if "visible" not in arrays:
         return

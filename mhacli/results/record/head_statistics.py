@@ -20,17 +20,19 @@ Kind = Literal[
 
 CERTAIN_ENOUGH = 0.4
 """The least excess over uniform attention that gives a head its name. Voita et al. 2019 call a head positional from 0.9 of
-its largest shares on, Clark et al. 2019 describe such heads from about half of all attention on."""
+its largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
 NEARLY_UNIFORM = 0.9
-"""The share of the largest possible entropy from which a head that has no other name is uniform."""
+"""H/max from which a head that has no other type is uniform."""
+WORTH_NAMING = 0.05
+"""The least excess with which a type is named that a mixed head comes near to."""
 NEAR = 8
 """Tokens to each side that count as near, for a local head."""
 SINK_TOKENS = 4
-"""The first tokens that are looked at together as sinks. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+"""How many first tokens `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
 SINK_SHARE, SINK_LIFT, SINK_PART, SINK_QUERIES = 0.1, 3.0, 0.5, 8
-"""What makes a key a sink, as `is_sink` says: the least share of all attention; so many times uniform attention; the part of the
+"""What makes a key a sink, as `is_sink` says: the least part of all attention; so many times uniform attention; the part of the
 queries that see it of which more must give it so much; and how many these must be, for what few do is no habit. Source: Gu et al.
-2024, "When Attention Sink Emerges in Language Models" (the mean share of a key over the queries that see it, above
+2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
 a threshold), here relative to uniform attention, of which early keys of a causal text get much; Xiao et al. 2023, section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 
@@ -41,11 +43,11 @@ class Averages:
 
     `entropy` is in nats, `entropy_share` divides it by the log of the visible keys, over the queries that see more than
     one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in tokens;
-    `window_50` … the least distance within which that percentage of all mass lies. The others are masses: on the first
+    `window_50` … the least distance within which that percentage of all attention lies. The others are weights: on the first
     token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on tokens
     that equal the query (`duplicate`), on tokens that follow such a one (`induction`), within `NEAR` tokens, and on each of
-    the user's patterns; `at_offset` is that at the signed distance, neither 0 nor −1, that has most beyond the uniform mass
-    (`offset`; both None where none has more). `learned_sink` is the share that no key gets, for a learned sink takes it;
+    the user's patterns; `at_offset` is that at the signed distance, neither 0 nor −1, that has most beyond the uniform weight
+    (`offset`; both None where none has more). `learned_sink` is the weight that a sink logit takes and no key gets;
     None where there is none.
     """
 
@@ -72,7 +74,7 @@ class Averages:
 
 @dataclass(frozen=True)
 class Sink:
-    """A key that receives much: its share of all attention of its sequence, and what it would get uniformly.
+    """A key that receives much: `share` is its part of all attention of its sequence, `uniform` what it would get uniformly.
 
     `n_queries` see it, and the part `often` of them give it at least `SINK_LIFT` times what they would uniformly; None in
     records that do not know.
@@ -87,10 +89,10 @@ class Sink:
 
 
 def is_sink(key: Sink, least: float = 0.0) -> bool:
-    """Whether a key is a sink: it gets the share `least` of all attention and `SINK_LIFT` times what uniform attention gives it,
-    and of the queries that see it, at least `SINK_QUERIES`, more than `SINK_PART` give it as many times their uniform share.
+    """Whether a key is a sink: it gets the part `least` of all attention and `SINK_LIFT` times what uniform attention gives it,
+    and of the queries that see it, at least `SINK_QUERIES`, more than `SINK_PART` give it as many times their uniform weight.
 
-    The one definition for every surface. Records hold keys beyond a least share of their own; what a record does not know of a
+    The one definition for every surface. Records hold keys beyond a least part of their own; what a record does not know of a
     key does not count against it.
     """
     is_led = key.share >= max(least, SINK_LIFT * key.uniform)
@@ -100,7 +102,7 @@ def is_sink(key: Sink, least: float = 0.0) -> bool:
 
 @dataclass(frozen=True)
 class StrongCell:
-    """A cell with its share, and how many times that of its query's uniform row it is."""
+    """A cell: `share` is its attention weight, `lift` the ratio to that of its query's uniform row."""
 
     sequence: int
     query: int
@@ -124,7 +126,7 @@ class HeadStatistics(Averages, _Named):
 
     `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at
     `max_score_at` (sequence, query, key). `sinks` are the keys that `is_sink` says are some; `largest` the
-    cells with the greatest lift, for the largest shares themselves stand in the first rows of any causal head. `uniform` are
+    cells with the greatest ratio, for the largest weights themselves stand in the first rows of any causal head. `uniform` are
     the same means if all visible keys got the same.
     """
 
@@ -136,7 +138,7 @@ class HeadStatistics(Averages, _Named):
 
     @property
     def sink_keys(self) -> tuple[Sink, ...]:
-        """Those of `sinks` that are sinks: older records named keys by their share alone."""
+        """Those of `sinks` that are sinks: older records named keys by their part of all attention alone."""
         return tuple(key for key in self.sinks if is_sink(key))
 
 
@@ -148,24 +150,24 @@ Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """One statistic of a head: a field of `HeadStatistics`, and what every surface needs to show it.
+    """One statistic of a head: a field of `HeadStatistics`, and what every surface needs to show and explain it.
 
-    `meaning` explains it below a comparison, under the name of the field. The overview gives it a column if it has a `heading`,
-    and explains that in its `legend`; both may contain `{sink_tokens}`. Where the screen is too narrow, columns with the largest
-    `priority` go first. `words` name it in the viewer, which leaves out statistics without them. `page` is the heading and the
-    legend on the HTML page, where the overview's would mislead. An `optional` column is shown only where a head has a value. A
-    column stands after the one above it in the table, or `beside` another field's. A statistic `of` another field can be compared
-    only where that field is the same.
+    `name` is its noun; `explanation` one to three sentences on what it says, with its `formula` and `source` where it has them.
+    The overview gives it a column if it has a `heading`, and explains that by its `legend`, by default the name. Both may contain
+    `{sink_tokens}`. Where the screen is too narrow, columns with the largest `priority` go first. An `optional`
+    column is shown only where a head has a value. A column stands after the one above it in the table, or `beside` another
+    field's. A statistic `of` another field can be compared only where that field is the same.
     """
 
     field: str
     unit: Unit
-    meaning: str = ""
+    name: str
+    explanation: str = ""
+    formula: str = ""
+    source: str = ""
     heading: str = ""
     legend: str = ""
     priority: int = 0
-    words: str = ""
-    page: tuple[str, str] | None = None
     optional: bool = False
     beside: str = ""
     of: str = ""
@@ -175,127 +177,224 @@ class Statistic:
         """Whether its difference between two heads says how far they changed: it is from 0 to 1 in any head."""
         return self.unit in ("weight", "fraction") and not self.of
 
+    @property
+    def is_main(self) -> bool:
+        """Whether it is among those that a screen for one head shows."""
+        return bool(self.heading) and self.priority < LEAST_PRIORITY
+
+
+LEAST_PRIORITY = 7
+"""The `priority` of columns that only a wide screen shows."""
 
 STATISTICS = (
     Statistic(
-        field="entropy", unit="nats", heading="H", priority=3, words="entropy (nats)",
-        legend="H entropy in nats", meaning="in nats (H)",
+        field="entropy", unit="nats", heading="H", priority=3, name="entropy", legend="entropy in nats",
+        explanation="The entropy of a query's attention weights in nats, averaged over the queries. 0 means that a query attends "
+        "to one key; ln n means that it attends to n keys equally.",
+        formula="H = −Σ p ln p", source="Shannon 1948, theorem 2",
     ),
     Statistic(
-        field="entropy_share", unit="fraction", heading="H/max", priority=1, words="of its maximum",
-        legend="H/max entropy relative to that of uniform attention",
-        meaning="entropy relative to that of uniform attention (H/max)",
+        field="entropy_share", unit="fraction", heading="H/max", priority=1, name="normalised entropy",
+        legend="entropy ÷ its maximum",
+        explanation="The entropy divided by its largest possible value, that of uniform attention over the visible keys. 0 % "
+        "means that one key gets everything, 100 % that all visible keys get the same. Queries that see one key only do not "
+        "count.",
+        formula="H / ln(number of visible keys)",
     ),
     Statistic(
-        field="effective_keys", unit="count", heading="keys", priority=2, words="keys, exp(entropy)",
-        legend="keys mean of exp H", meaning="mean of exp H (keys)",
-    ),
-    Statistic(field="participation", unit="count", heading="1/Σp²", priority=7, meaning="mean of 1/Σp²"),
-    Statistic(
-        field="distance", unit="tokens", heading="|i−j|", priority=1, words="distance |i−j|",
-        legend="|i−j| mean distance in tokens", meaning="mean of |i−j|",
+        field="effective_keys", unit="count", heading="eff.keys", priority=2, name="effective keys",
+        legend="effective keys, exp(H)",
+        explanation="How many keys a query attends to in effect: so many keys with equal weights would have the same entropy. "
+        "Averaged over the queries.",
+        formula="exp(H), the perplexity of the row", source="Hill 1973 (order 1)",
     ),
     Statistic(
-        field="window_50", unit="tokens", heading="50%", priority=6,
-        legend="50% 90% 99% of the mass lie within so many tokens", meaning="the distance within which 50 % lie",
+        field="participation", unit="count", heading="1/Σp²", priority=7, name="participation ratio",
+        explanation="Another effective number of keys, in which small weights count less than in exp(H). Averaged over the "
+        "queries.",
+        formula="1 / Σ p²", source="Hill 1973 (order 2)",
     ),
     Statistic(
-        field="window_90", unit="tokens", heading="90%", priority=5, words="90 % within",
-        meaning="the distance within which 90 % lie",
+        field="distance", unit="tokens", heading="|i−j|", priority=1, name="mean distance",
+        explanation="The mean distance in tokens between a query and the keys that it attends to, weighted by attention.",
+        formula="Σ p · |i − j|", source="Vig and Belinkov 2019, equation 2",
     ),
     Statistic(
-        field="window_99", unit="tokens", heading="99%", priority=7, meaning="the distance within which 99 % lie",
+        field="window_50", unit="tokens", heading="d50", priority=7, name="50 % distance quantile",
+        legend="distance within which 50 % lies",
+        explanation="The smallest distance within which 50 % of the attention lies, in tokens.",
     ),
     Statistic(
-        field="sink", unit="weight", heading="sink", priority=1, words="on the first token",
-        legend="mass on: sink the first token", page=("first token", "mass on: the first token"),
-        meaning="what the first token gets",
+        field="window_90", unit="tokens", heading="d90", priority=5, name="90 % distance quantile",
+        legend="distance within which 90 % lies",
+        explanation="The smallest distance within which 90 % of the attention lies, in tokens.",
     ),
     Statistic(
-        field="leading", unit="weight", heading="≤{sink_tokens}", priority=7,
-        legend="≤{sink_tokens} the first {sink_tokens}", meaning="the first few (≤)",
+        field="window_99", unit="tokens", heading="d99", priority=7, name="99 % distance quantile",
+        legend="distance within which 99 % lies",
+        explanation="The smallest distance within which 99 % of the attention lies, in tokens.",
     ),
     Statistic(
-        field="diagonal", unit="weight", heading="diag", priority=3, words="on the query itself",
-        legend="diag itself", meaning="the token itself (diag)",
+        field="sink", unit="weight", heading="first", priority=1, name="first-token weight",
+        legend="weight on the first token",
+        explanation="The attention weight on the first token of the text, or of the document, averaged over the queries. It says "
+        "nothing about sinks: in a short causal text the first token always gets much.",
+        formula="Σ_i p[i, 0] / n", source="Xiao et al. 2023, section 3.1",
     ),
     Statistic(
-        field="previous", unit="weight", heading="prev", priority=1, words="on the token before",
-        legend="prev the token before", meaning="the one before (prev)",
+        field="leading", unit="weight", heading="first {sink_tokens}", priority=7,
+        name="weight on the first few tokens", legend="on the first {sink_tokens} tokens",
+        explanation=f"The attention weight on the first {SINK_TOKENS} tokens of the text together, averaged over the queries. "
+        "--sink-tokens changes their number.",
+        source="Xiao et al. 2023, section 3.2",
     ),
     Statistic(
-        field="duplicate", unit="weight", heading="dup", priority=1, words="on equal tokens",
-        legend="dup the same token", meaning="the same token (dup)",
+        field="diagonal", unit="weight", heading="self", priority=3, name="self score", legend="weight on the token itself",
+        explanation="The attention weight of a token on itself, averaged over the queries.",
+        formula="Σ_i p[i, i] / n",
     ),
     Statistic(
-        field="induction", unit="weight", heading="ind", priority=1, words="on what followed them",
-        legend="ind the token after one like it", meaning="the one after one like it (ind)",
+        field="previous", unit="weight", heading="prev", priority=1, name="previous-token score",
+        legend="on the previous token",
+        explanation="The attention weight on the token directly before the query, averaged over the queries.",
+        formula="Σ_i p[i, i − 1] / n", source="Clark et al. 2019, section 3.1",
     ),
     Statistic(
-        field="near", unit="weight", heading=f"±{NEAR}", priority=6, words=f"within {NEAR} tokens",
-        legend=f"±{NEAR} near tokens", meaning=f"those within {NEAR} tokens (±{NEAR})",
+        field="duplicate", unit="weight", heading="dup", priority=1, name="duplicate-token score", legend="on equal tokens",
+        explanation="The attention weight on other tokens that equal the query, averaged over the queries.",
+        formula="mean over i of Σ p[i, j] over j ≠ i with token j = token i", source="Wang et al. 2022, section 3.1",
     ),
     Statistic(
-        field="offset", unit="tokens",
-        meaning="the distance that gets most beyond uniform attention, at_offset: what it gets",
-    ),
-    Statistic(field="at_offset", unit="weight", of="offset"),
-    Statistic(
-        field="learned_sink", unit="weight", heading="σ", beside="sink", optional=True, words="of a learned sink",
-        legend="σ learned sink: the share that no key gets, counted by H and keys as one more", meaning="what no key gets",
+        field="induction", unit="weight", heading="ind", priority=1, name="induction score",
+        legend="on tokens after an equal one",
+        explanation="The attention weight on tokens that follow an earlier occurrence of the query token, averaged over the "
+        "queries. A model that has seen 'A B … A' and attends from the second A to B can predict B.",
+        formula="mean over i of Σ p[i, j] over j with token j − 1 = token i", source="Olsson et al. 2022",
     ),
     Statistic(
-        field="max_score", unit="score", heading="max", priority=4, words="largest score",
-        legend="max the largest score", meaning="the largest score (max)",
+        field="near", unit="weight", heading=f"±{NEAR}", priority=6, name=f"weight within {NEAR} tokens",
+        explanation=f"The attention weight within {NEAR} tokens of the query, on both sides, averaged over the queries.",
+        formula=f"mean over i of Σ p[i, j] over j with |i − j| ≤ {NEAR}",
     ),
     Statistic(
-        field="certainty", unit="fraction", of="kind",
-        meaning="how far the mass of its kind exceeds uniform attention's",
+        field="offset", unit="tokens", name="strongest distance",
+        explanation="The signed distance, other than 0 and −1, that gets most attention beyond uniform attention.",
+        source="Voita et al. 2019",
+    ),
+    Statistic(
+        field="at_offset", unit="weight", of="offset", name="weight at the strongest distance",
+        explanation="The attention weight at the strongest distance, averaged over the queries.",
+    ),
+    Statistic(
+        field="learned_sink", unit="weight", heading="s_aux", beside="sink", optional=True, name="weight of the sink logit",
+        legend="weight of the sink logit, which no key gets",
+        explanation="The part of the attention that a sink logit takes, averaged over the queries. No key gets it, and H and "
+        "eff.keys count it as one more key.",
+        formula="exp(sink logit) / (exp(sink logit) + Σ_k exp(s[i, k]))", source="gpt-oss",
+    ),
+    Statistic(
+        field="max_score", unit="score", heading="max", priority=4, name="largest score",
+        explanation="The largest attention score that the softmax reads, of any query and key. Very large scores make the "
+        "weights insensitive to everything else.",
+    ),
+    Statistic(
+        field="certainty", unit="fraction", of="kind", name="excess over uniform",
+        explanation="How far the attention weight that defines the head's type exceeds that of uniform attention: 0 for "
+        f"uniform attention, 1 where nothing else gets any. A head has a type from {CERTAIN_ENOUGH} on. It stands beside the "
+        "type; beside 'uniform' stands H/max.",
+        formula="(w − u) / (1 − u), w the weight, u that of uniform attention",
     ),
 )  # fmt: skip
 """Every statistic of a head, in the order in which surfaces show them."""
 
-FIELD_OF: Mapping[Kind, str] = {
-    "sink": "sink",
-    "previous-token": "previous",
-    "diagonal": "diagonal",
-    "induction": "induction",
-    "duplicate-token": "duplicate",
-    "positional": "at_offset",
-    "local": "near",
-    "uniform": "entropy_share",
-}
-"""The statistic that gives a head its kind. Of equal ones the first decides."""
+# ------------------------------------------------------------------------------------------------------------------ head types
+
+
+@dataclass(frozen=True)
+class HeadType:
+    """A type of head: its name on screens, in a narrow column too, what it means, and the statistic that makes a head one."""
+
+    name: str
+    short: str
+    field: str
+    explanation: str
+
+
+HEAD_TYPES: Mapping[Kind, HeadType] = {
+    "sink": HeadType("first token", "first", "sink", "Much of the attention goes to the first token of the text."),
+    "previous-token": HeadType(
+        "previous token", "prev", "previous", "Much of the attention goes to the token directly before the query."
+    ),
+    "diagonal": HeadType("itself", "self", "diagonal", "Much of the attention of a token goes to itself."),
+    "induction": HeadType(
+        "induction", "ind", "induction",
+        "Much of the attention goes to tokens that follow an earlier occurrence of the query token.",
+    ),
+    "duplicate-token": HeadType(
+        "duplicate token", "dup", "duplicate", "Much of the attention goes to other tokens that equal the query."
+    ),
+    "positional": HeadType(
+        "positional", "pos", "at_offset",
+        "Much of the attention goes to one fixed distance other than 0 and −1, which JSON and CSV name as offset.",
+    ),
+    "local": HeadType(
+        "local", "local", "near",
+        f"Much of the attention stays within {NEAR} tokens of the query, without one distance that stands out.",
+    ),
+    "uniform": HeadType(
+        "uniform", "uniform", "entropy_share",
+        f"All visible keys get nearly the same weight: H/max is at least {100 * NEARLY_UNIFORM:.0f} %.",
+    ),
+    "mixed": HeadType(
+        "mixed", "mixed", "",
+        f"No single type: no attention weight exceeds that of uniform attention by {CERTAIN_ENOUGH} of what is possible. The "
+        "type that comes nearest is named, with its excess.",
+    ),
+}  # fmt: skip
+"""Every type of head, by its name in JSON. Where two exceed uniform attention equally, the first decides."""
 
 # --------------------------------------------------------------------------------------------------------------- kind and order
 
 
 def with_kind(head: HeadStatistics) -> HeadStatistics:
-    """The head with its kind: the name whose mass exceeds uniform attention most, if that is enough; else uniform or mixed.
+    """The head with its type: the one whose weight exceeds uniform attention most, if that is enough; else uniform or mixed.
 
-    The excess of a mass m over the uniform u is (m − u) / (1 − u): 0 for uniform attention, 1 where nothing else gets any.
+    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 where nothing else gets any.
     """
-    excess = {kind: _excess(head, FIELD_OF[kind]) for kind in FIELD_OF if kind not in ("local", "uniform")}
+    excess = _excesses(head)
+    near = excess.pop("local")
     strongest = max(excess, key=lambda kind: excess[kind])
-    if excess[strongest] < CERTAIN_ENOUGH:  # near holds the masses on single distances too: it comes into play last
-        strongest, excess["local"] = "local", _excess(head, FIELD_OF["local"])
+    if excess[strongest] < CERTAIN_ENOUGH:  # near holds the weights on single distances too: it comes into play last
+        strongest, excess["local"] = "local", near
     if excess[strongest] >= CERTAIN_ENOUGH:
         return replace(head, kind=strongest, certainty=excess[strongest])
-    share = head.entropy_share or 0.0
-    if share >= NEARLY_UNIFORM:
-        return replace(head, kind="uniform", certainty=share)
+    entropy = head.entropy_share or 0.0
+    if entropy >= NEARLY_UNIFORM:
+        return replace(head, kind="uniform", certainty=entropy)
     return replace(head, kind="mixed", certainty=1 - max(*excess.values(), 0.0))
+
+
+def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
+    """Of a mixed head the type that comes nearest, with its excess; None where none comes near."""
+    excess = _excesses(head)
+    nearest = max(excess, key=lambda kind: excess[kind])
+    return (nearest, excess[nearest]) if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING else None
+
+
+def _excesses(head: HeadStatistics) -> dict[Kind, float]:
+    """The excess of each type that is made by one weight."""
+    return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in ("uniform", "mixed")}
 
 
 _ROUNDING = 1e-5
 
 
 def _excess(head: HeadStatistics, name: str) -> float:
-    mass: float | None = getattr(head, name)
+    weight: float | None = getattr(head, name)
     uniform: float | None = getattr(head.uniform, name, None)
-    if mass is None or uniform is None or uniform > 1 - _ROUNDING:  # nothing is left to exceed it by
+    if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # nothing is left to exceed it by
         return 0.0
-    return min(1.0, (mass - uniform) / (1 - uniform))
+    return min(1.0, (weight - uniform) / (1 - uniform))
 
 
 SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
@@ -371,7 +470,7 @@ class Kept:
 @dataclass(frozen=True)
 class HeadsRequest:
     """What to find out beyond the config: which `heads` (None: all), the user's `patterns`, how many first tokens are
-    looked at as sinks and from which share any key is one, and what to keep cell by cell."""
+    counted together and from which part of all attention any key is a sink, and what to keep cell by cell."""
 
     heads: tuple[int, ...] | None = None
     patterns: tuple[Pattern, ...] = ()
@@ -408,11 +507,11 @@ def summary_shapes(
 ) -> Mapping[str, tuple[int, ...]]:
     """The arrays of a record of heads and their shapes; a head axis of 1 holds for all in `visible` and `uniform_…`.
 
-    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (share of the first token), `max_score`,
-    `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean share that the queries of a block give a block of
-    keys. `profile`: the share of all mass at distances up to each of `steps`. `corner` (NaN where not allowed), and the
+    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token), `max_score`,
+    `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean weight that the queries of a block give a block of
+    keys. `profile`: the part of all attention at distances up to each of `steps`. `corner` (NaN where not allowed), and the
     `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept. Of a
-    checkpoint also `span_mass`, the mean share that the queries of a span give another span, where there are spans, and the
+    checkpoint also `span_mass`, the mean weight that the queries of a span give another span, where there are spans, and the
     matrices and `strongest_key` of a run, with which mask they were `allowed`, where they were kept.
     """
     rows = (batch, n_heads, q_len)

@@ -202,7 +202,7 @@ class InspectedLayer:
     `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`InterceptionLevel` in
     `mhacli.adapters.hf.capture`).
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
-    take a share. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
+    take a part. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
     nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
     layer, `call` counts them from 1, and the later ones say it in their `name`. `extras` has what else changes the scores, by the
     keyword of the attention function, in words.
@@ -384,7 +384,7 @@ class ScorePart:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number followed all the way: how a query of a head came to give a key its share.
+    """One number followed all the way: how a query of a head came to give a key its weight.
 
     `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
     `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query. `qk` is the

@@ -276,13 +276,13 @@ def _require_meaning(arrays: Mapping[str, Array], facts: Facts, path: str) -> No
     import numpy as np
 
     last_key, most = facts.k_len - 1, facts.q_len * (1 + _ROUNDING)
-    keys, shares = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "shares from 0 to 1")
+    keys, weights = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "weights from 0 to 1")
     limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
     limits |= dict.fromkeys(
-        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), shares
+        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), weights
     )
-    limits |= dict.fromkeys(("uniform_map", "uniform_span_mass"), shares)
-    limits |= dict.fromkeys(("received", "uniform_received"), (0, most, f"sums of shares of {facts.q_len} queries"))
+    limits |= dict.fromkeys(("uniform_map", "uniform_span_mass"), weights)
+    limits |= dict.fromkeys(("received", "uniform_received"), (0, most, f"sums of weights of {facts.q_len} queries"))
     limits["visible"] = (0, facts.k_len, f"counts of keys from 0 to {facts.k_len}")
     limits["entropy"] = (-_ROUNDING, 1e3, "nats that are finite and not negative")
     limits["distance"] = (-_ROUNDING, 1.01 * max(facts.q_len, facts.k_len), "distances within the text")

@@ -264,7 +264,7 @@ def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_own: bo
     number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(weight, zoom.decimals)
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
-    text = f"{sign}{number:>{room - 1}}"[-room:]  # a share of 1 has no room for its sign
+    text = f"{sign}{number:>{room - 1}}"[-room:]  # a weight of 1 has no room for its sign
     style = EMPTY if level < 0 else shade(level) if colour else PLAIN
     if is_own:
         return segment(f"[{text}]", CURSOR if not colour or level < 0 else style)

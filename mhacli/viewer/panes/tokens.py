@@ -301,13 +301,13 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 _MOST_NAME = 18
 
 
-def bar(share: float, width: int) -> str:
-    """A bar as long as a share of `width` columns, in eighths of one.
+def bar(part: float, width: int) -> str:
+    """A bar as long as a part of `width` columns, in eighths of one.
 
     >>> bar(0.5, 3)
     '█▌'
     """
-    eighths = round(8 * width * min(1.0, max(0.0, share))) if share == share else 0
+    eighths = round(8 * width * min(1.0, max(0.0, part))) if part == part else 0
     return "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
 
 

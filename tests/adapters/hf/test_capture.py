@@ -341,7 +341,7 @@ def test_a_layer_that_returns_another_z_than_its_pattern_gives_is_told_with_the_
     assert not found.self_check.ok
     for layer in found.layers:
         check = layer.survey.checks[-1]
-        assert check.name == "z of the shares is the kernel's"
+        assert check.name == "z of the pattern is the kernel's"
         assert check.error is not None
         assert 100 * check.tolerance > check.error > 10 * check.tolerance
         assert layer.self_check.max_abs_error == check.error

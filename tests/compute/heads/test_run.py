@@ -604,7 +604,7 @@ def test_the_checks_hold_and_are_told_with_their_numbers():
     survey = looked(*small(causal=True)).survey
     assert [check.name for check in survey.checks] == [
         "each query gives 1", "keys receive one per query", "maps add up to one per query",
-        "z of the shares is the kernel's",
+        "z of the pattern is the kernel's",
     ]  # fmt: skip
     for check in survey.checks:
         assert check.ok

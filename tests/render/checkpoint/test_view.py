@@ -26,6 +26,7 @@ from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.patterns import in_words, words_with
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.results.record import storage
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import Generated, SpanTokens
 
 WIDTHS = [40, 80, 120, 200]
@@ -42,9 +43,11 @@ def table_rows(lines):
     """The rows of the table of heads as (layer, head, kind, the words behind)."""
     found = []
     for line in lines:
-        match = re.match(rf"\s*((?:encoder |decoder |cross )?\d+)\s+(\d+) ([{''.join(SIGNS)}]) ([a-z-]+)(.*)", line)
+        match = re.match(rf"\s*((?:encoder |decoder |cross )?\d+)\s+(\d+) ([{''.join(SIGNS)}]) (.*)", line)
         if match:
-            found.append((match[1], int(match[2]), match[4], match[5].split()))
+            kind = SIGNS[match[3]]
+            words = re.sub(r"^ \([a-z]+ \S+\)", "", match[4].removeprefix(HEAD_TYPES[kind].name))
+            found.append((match[1], int(match[2]), kind, words.split()))
     return found
 
 
@@ -152,7 +155,7 @@ def test_a_layer_seen_only_by_its_softmax_says_so_and_claims_no_keys():
     record = RECORDS["run"]
     seen = replace(record.layers[1], captured_by="softmax", scale=None)
     text = flat(view(replace(record, layers=(record.layers[0], seen, record.layers[2])), 200))
-    assert "seen by its softmax: shares and values, no queries and keys (layer 1)" in text
+    assert "seen by its softmax: weights and values, no queries and keys (layer 1)" in text
     assert "4 heads × d_v 5 (layer 1)" in text
     assert "kernel flash (layers 0, 2)" in text
 
@@ -161,12 +164,12 @@ def test_layers_that_are_not_verified_are_named_with_number_and_reason():
     lines = view(RECORDS["bad"], 200)
     (line,) = [line for line in lines if line.startswith("! ")]
     assert line == (
-        "! layer 1 NOT verified: 'z of the shares is the kernel's' is off by 0.125 (tolerance 2.00e-06); "
+        "! layer 1 NOT verified: 'z of the pattern is the kernel's' is off by 0.125 (tolerance 2.00e-06); "
         r"the keyword \x1b[2J[foo] is not understood"
     )
     assert any(re.match(r"\s+1! ", line) for line in lines)
     assert "self-check FAILED" in lines
-    assert "z of the shares is the kernel's within 0.125 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(
+    assert "z of the pattern is the kernel's within 0.125 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(
         lines
     )
     assert "layer 1 · head 0 · NOT verified" in flat(view(RECORDS["bad"], layers=((None, 1),)))
@@ -283,7 +286,7 @@ def test_kinds_are_counted_and_few_heads_of_a_kind_are_named():
     kinds = {(i, h): KINDS[(3 * i + h) % len(KINDS)] for i in range(3) for h in range(4)}
     for kind in set(kinds.values()):
         own = [f"{i}.{h}" for (i, h), k in kinds.items() if k == kind]
-        assert re.search(rf"{KIND_SIGNS[kind][0]} {kind} {len(own)}\b", text)
+        assert re.search(rf"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].name} {len(own)}\b", text)
         if kind not in ("mixed", "uniform"):
             assert f"{', '.join(own)})" in text
 
@@ -323,9 +326,9 @@ def test_every_number_of_a_head_is_in_its_row(name):
 
 def test_a_learned_sink_has_a_column_only_where_there_is_one():
     for name in RECORDS:
-        heading = next(line for line in view(RECORDS[name], 200) if re.search(r"head +kind", line))
-        assert ("σ" in heading.split()) == (name in ("sinks", "left"))
-    assert "σ learned sink: the share that no key gets" in flat(view(RECORDS["sinks"], 80))
+        heading = next(line for line in view(RECORDS[name], 200) if re.search(r"head +head type", line))
+        assert ("s_aux" in heading.split()) == (name in ("sinks", "left"))
+    assert "s_aux = weight of the sink logit, which no key gets" in flat(view(RECORDS["sinks"], 80))
 
 
 def test_of_many_heads_the_surest_are_listed_and_the_rest_counted():
@@ -335,7 +338,7 @@ def test_of_many_heads_the_surest_are_listed_and_the_rest_counted():
     expected = sorted(named, key=lambda head: -head.certainty)[:24]
     assert [(layer, h) for layer, h, _, _ in table_rows(lines)] == [(str(head.layer), head.head) for head in expected]
     assert (
-        "24 of 48 heads, the surest of their kind first, mixed and uniform ones left out (--all, --layer N, --sort)"
+        "24 of 48 heads, mixed and uniform ones left out, by their excess over uniform (--all, --layer N, --sort)"
         in flat(lines)
     )
     by_entropy = sorted(record.heads, key=lambda head: head.entropy)[:24]
@@ -402,7 +405,7 @@ def test_sinks_are_told_by_key_with_how_many_heads_have_them():
     noun = "head" if len(own) == 1 else "heads"
     name = record.sequences[0].tokens[key]
     expected = f"{name} {key} in {len(own)} {noun}, at most {100 * max(own)[0]:.0f} % (layer.head {max(own)[1]})"
-    meant = "sinks, keys with 10 % of all attention or more, 3 × uniform and from most queries"
+    meant = "sinks (from 10 % of all attention and 3 × uniform on, from most queries)"
     assert f"{meant}: {expected}" in text
 
 
@@ -444,7 +447,7 @@ def test_spans_give_each_other_what_the_patterns_say_beside_uniform_attention():
         assert row[4:6] == expected_span(record, index, 0, 0, [3])
     text = flat(view(record, 120))
     assert "attention is not causation" in text
-    assert "corrected for length" in text
+    assert "long spans are not favoured" in text
 
 
 def test_pairs_of_spans_that_do_not_fit_get_tables_of_their_own():
@@ -676,7 +679,8 @@ def test_words_are_drawn_with_what_was_done_to_them():
     assert words_with(RECORDS["run"].sequences[0], (5, 8)) == (4, 6)
     text = flat(lines)
     assert (
-        "shares summed over the tokens of a word that is looked at, averaged over those of the word that looks" in text
+        "attention weights summed over the tokens of the attended word, averaged over those of the attending word"
+        in text
     )
     assert "rows count words, not tokens" in text
     made = replace(KEPT, model=replace(KEPT.model, generated=Generated((8,), 7, 7)))

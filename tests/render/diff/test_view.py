@@ -173,8 +173,8 @@ def test_changed_heads_show_their_kind_and_what_changed_most() -> None:
     b = replace(a, heads=(heads[0], replace(heads[1], sink=0.75, kind="sink", entropy=0.5), heads[2]))
     lines = view(a, b, 120)
     row = next(line for line in lines if line.startswith("head 1  "))
-    assert "mixed → sink" in row
-    assert "sink .25 → .75 · entropy 0.80 → 0.50 nats" in row
+    assert "mixed → first token" in row
+    assert "first-token weight .25 → .75 · entropy 0.80 → 0.50 nats" in row
     assert not any(line.startswith(("head 0  ", "head 2  ")) for line in lines)
 
 
@@ -234,14 +234,13 @@ def test_maps_say_how_many_of_their_cells_were_compared() -> None:
     assert "; 36 of 196 cells compared: blocks of the same tokens in the same places" in row
 
 
-def test_a_change_too_small_for_its_decimals_is_told_in_words_and_statistics_are_explained() -> None:
+def test_a_change_too_small_for_its_decimals_is_written_out_and_statistics_have_their_names() -> None:
     heads = [replace(head, entropy=1.0, near=0.5) for head in A.heads]
     a = replace(A, heads=tuple(heads))
     b = replace(a, heads=(replace(heads[0], entropy=0.9975), replace(heads[1], near=0.75), heads[2]))
     lines = view(a, b, 120)
     assert next(line for line in lines if line.startswith("head 0  ")).endswith("entropy 1.00 nats, down by 0.0025")
-    assert "near: those within 8 tokens (±8) · entropy: in nats (H)" in lines
-    assert not any("leading: " in line for line in lines)
+    assert next(line for line in lines if line.startswith("head 1  ")).endswith("weight within 8 tokens .50 → .75")
 
 
 # -------------------------------------------------------------------------------------------------------------------- pictures

@@ -21,7 +21,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg import wrapped
 from mhacli.render.figures.trace import SITE_POSITIONS, sources_of
-from mhacli.results.record.head_statistics import HeadStatistics, Sink
+from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Step
 from mhacli.spec.sites import SITES
 
@@ -192,14 +192,14 @@ def test_the_scale_bar_tells_its_kind_and_range(scale, told):
     top = shares[1:].max()
     expected = told.format(top=f"{top:.4g}", low=f"{top / 1000:.4g}")
     svg = figure(record, replace(HEAD, map_scale=scale))
-    assert f"share: {expected}" + (" or more" if scale != "rank" else "") in texts(svg)
+    assert f"attention weight: {expected}" + (" or more" if scale != "rank" else "") in texts(svg)
     assert "not allowed" in texts(svg)
 
 
 def test_a_share_that_reads_like_the_top_of_the_scale_does_not_exceed_it():
     pattern = np.array([[[[1, 0, 0], [0.99999, 0.00001, 0], [0.2, 0.4, 0.4]]]], np.float32)
     record = with_arrays(make_record(THREE, n_heads=1), pattern=pattern, allowed=pattern > 0)
-    assert "share: linear, 0 … 1" in texts(figure(record, HEAD))
+    assert "attention weight: linear, 0 … 1" in texts(figure(record, HEAD))
 
 
 def test_the_bar_runs_through_the_points_of_viridis():
@@ -288,7 +288,7 @@ def test_cells_are_put_together_so_that_an_image_has_no_more_than_512_a_side():
     for row, column in [(1, 0), (3, 2), (100, 17), (257, 257), (257, 100)]:
         level = 1 + np.log10(max(block(row, column), top / 1000) / top) / 3
         assert tuple(image[row, column]) == viridis(level)
-    assert "the share of attention that 2 queries (rows) give on average to 2 keys (a column) together" in said(svg)
+    assert "the attention weight that 2 queries (rows) give on average to 2 keys (a column) together" in said(svg)
     assert {"0", "100", "500"} <= {*texts(svg)}
 
 
@@ -315,7 +315,7 @@ def test_a_grid_shows_every_head_on_the_same_scale():
             told.append((f"{FIVE[i]} → {FIVE[j]}: {share}", viridis(one[i, j] / top) if j <= i else BLANK))
         expected.add(tuple(sorted(told)))
     assert groups == expected
-    assert f"share, all heads: linear, 0 … {top:.4g} or more" in texts(svg)
+    assert f"attention weight, all heads: linear, 0 … {top:.4g} or more" in texts(svg)
     assert [text for text in texts(svg) if text.startswith("head ")] == [f"head {h}  ∗ mixed" for h in range(3)]
 
 
@@ -332,7 +332,7 @@ def test_ranks_in_a_grid_are_among_each_heads_own_cells():
     for part, head in zip(_thumbs(cells(svg), 2), range(2), strict=True):
         shares = drawn_shares(record, head)[0].ravel()
         assert [one.rgb for one in part] == [viridis(sorted(shares).index(share) / 8) for share in shares]
-    assert "share: rank, the smallest … the largest of each head's own cells" in texts(svg)
+    assert "attention weight: rank, the smallest … the largest of each head's own cells" in texts(svg)
 
 
 def test_what_was_taken_out_of_a_head_stands_above_its_map():
@@ -430,8 +430,8 @@ def test_a_checkpoint_has_a_row_for_each_layer_and_a_legend_of_kinds():
     assert [name[:6] for name in heads] == [f"head {h}" for h in range(4)] * 3
     assert "layers 0, 2, 3 · 12 heads" in texts(svg)
     assert "without an attention matrix: layer 1, mamba" in said(svg)
-    counted = re.findall(r"[◀┃╲≡↻▪⇠░∗] ([a-z-]+) (\d+)", said(svg))
-    assert {kind: int(n) for kind, n in counted} == Counter(head.kind for head in record.heads)
+    counted = re.findall(r"[◀┃╲≡↻▪⇠░∗] ([a-z ]+) (\d+)", said(svg))
+    assert {name: int(n) for name, n in counted} == Counter(HEAD_TYPES[head.kind].name for head in record.heads)
 
 
 def test_a_layer_that_is_not_verified_is_marked():
@@ -477,7 +477,7 @@ def test_words_take_the_place_of_their_tokens():
     told = [float(one.said.split(": ")[-1]) for one in cells(svg)]
     assert np.allclose(told, np.delete(merged, 3, axis=0).ravel(), atol=1e-6)
     assert "foxes" in texts(svg)
-    assert "words: shares are summed" in said(svg)
+    assert "words: attention weights are summed" in said(svg)
 
 
 def test_a_part_of_a_word_that_is_a_sink_makes_the_word_one():

@@ -30,7 +30,16 @@ from mhacli.render.heads.heatmap import renormalised
 from mhacli.render.heads.view import heads_view
 from mhacli.render.run.view import run_view
 from mhacli.requests.memory import BASE_BYTES
-from mhacli.results.record.head_statistics import SORTS, Averages, Corner, HeadsRequest, Kept, Sink, in_order
+from mhacli.results.record.head_statistics import (
+    HEAD_TYPES,
+    SORTS,
+    Averages,
+    Corner,
+    HeadsRequest,
+    Kept,
+    Sink,
+    in_order,
+)
 from mhacli.results.record.record import SelfCheck
 from mhacli.spec.conditions import parse_pattern
 
@@ -103,7 +112,7 @@ def test_every_head_has_a_row_with_its_kind(name, width, records):
     assert [head for head, _ in rows] == [head.head for head in record.heads]
     for (_, line), head in zip(rows, record.heads, strict=True):
         sure = "" if head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
-        assert f"{KIND_SIGNS[head.kind][0]} {head.kind}{sure}" in line
+        assert f"{KIND_SIGNS[head.kind][0]} {HEAD_TYPES[head.kind].name}{sure}" in line
 
 
 def test_markup_in_tokens_patterns_and_names_is_printed_as_it_is(records):
@@ -113,7 +122,7 @@ def test_markup_in_tokens_patterns_and_names_is_printed_as_it_is(records):
         r"\x1b[31mred",
         r"\u202eevil",
         r"\x1b[2J[red]",
-        "p2 [/b]",
+        "p2 = weight where [/b]",
         r"\x1b]0;each query gives 1",
     ):
         assert piece in text, piece
@@ -139,8 +148,8 @@ def expected_words(of, precision=2):
 def test_every_number_of_a_head_is_in_its_row_where_there_is_room(name, precision, records):
     record = records[name]
     for (_, line), head in zip(rows_of(view(record, 260, precision=precision)), record.heads, strict=True):
-        shown = line.split()
-        begin = shown.index(head.kind) + (1 if head.kind == "mixed" else 2)
+        shown = re.sub(r"\([a-z]+ \S+\)", "", line.partition(HEAD_TYPES[head.kind].name)[2]).split()
+        begin = 0 if head.kind == "mixed" else 1
         expected = [*expected_words(head, precision), *(weight_text(p, precision) for p in head.patterns)]
         assert shown[begin : begin + len(expected)] == expected
         assert shown[begin + len(expected)] == words(head.max_score, short_text)
@@ -163,8 +172,8 @@ def test_uniform_attention_stands_below_with_the_same_numbers(records):
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_what_names_kinds_stays_where_there_is_less_room(width, records):
     lines = view(records["small"], width)
-    heading = next(line for line in lines if line.startswith("head kind"))
-    for name in ("|i−j|", "sink", "prev", "dup", "ind"):
+    heading = next(line for line in lines if line.startswith("head head type"))
+    for name in ("|i−j|", "first", "prev", "dup", "ind"):
         assert name in heading.split()
 
 
@@ -184,12 +193,17 @@ def test_chosen_heads_are_listed_alone(records):
 
 def test_the_legend_explains_the_headings_and_the_patterns(records):
     text = " ".join(" ".join(view(records["small"], 200)).split())
-    for piece in ("H entropy in nats", "p1 k == q - 1", "±8 near tokens", "max the largest score", "≤4 the first 4"):
+    for piece in (
+        "H = entropy in nats",
+        "p1 = weight where k == q - 1",
+        "±8 = weight within",
+        "first 4 = on the first 4 tokens",
+    ):
         assert piece in text
     assert "not shown" not in text
     narrow = " ".join(" ".join(view(records["small"], 60)).split())
-    assert "p1 k == q - 1" in narrow
-    assert "±8 near tokens" not in narrow
+    assert "p1 = weight where k == q - 1" in narrow
+    assert "±8 = " not in narrow
     assert "not shown: H" in narrow
 
 

@@ -26,7 +26,7 @@ from mhacli.render.page.elements import tag, text
 from mhacli.render.page.maps import coded, decoded
 from mhacli.render.page.payload import CellEncoding, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
-from mhacli.results.record.head_statistics import HeadsRequest, HeadStatistics, Kept, Sink
+from mhacli.results.record.head_statistics import HEAD_TYPES, HeadsRequest, HeadStatistics, Kept, Sink
 from mhacli.results.record.record import Generated, NonAttentionLayer, UserModule
 from mhacli.spec.config import Config
 
@@ -531,7 +531,10 @@ def test_the_head_that_is_surest_of_its_kind_is_seen_first():
     record = sure(layered(text_of(WORDS), n_layers=2, n_heads=3), kinds)
     found, source = content(record)
     assert found["begin"] == 2
-    assert "seen first: layer 0 · head 2, which is surest of its kind, sink .70" in Parsed(source).texts["notes"]
+    assert (
+        "seen first: layer 0 · head 2, the head with the largest excess over uniform attention: first token .70"
+        in Parsed(source).texts["notes"]
+    )
     assert content(record, heads=(1, 0))[0]["begin"] == 0
     assert content(make_record(LONG))[0]["begin"] == 0
 
@@ -549,9 +552,8 @@ def test_long_texts_are_drawn_on_a_log_scale_unless_another_is_asked_for(n_token
 
 def test_what_the_first_token_gets_has_another_name_than_sinks():
     parsed = Parsed(page(layered(text_of(WORDS), n_layers=2, n_heads=3), ViewOptions()))
-    assert "first token" in parsed.rows["statistics"][0]
-    assert "sink" not in parsed.rows["statistics"][0]
-    assert "mass on: the first token" in parsed.texts["statistics"]
+    assert "first" in parsed.rows["statistics"][0]
+    assert "sink" not in parsed.texts["statistics"]
 
 
 def test_a_look_at_heads_tells_that_its_steps_leave_out_attention():
@@ -571,18 +573,18 @@ def test_statistics_can_be_read_without_a_script():
     source = page(record, ViewOptions())
     parsed = Parsed(source)
     headings, *rows = parsed.rows["statistics"]
-    assert headings[:4] == ["layer", "head", "kind", "H"]
+    assert headings[:4] == ["layer", "head", "head type", "H"]
     assert [row[:2] for row in rows[:6]] == [[str(i // 3), str(i % 3)] for i in range(6)]
     for row, head in zip(rows, record.heads, strict=False):
         assert row[3] == f"{head.entropy:.2f}"
         assert row[headings.index("prev")] == f"{head.previous:.3f}".removeprefix("0")
-        assert head.kind in row[2]
+        assert HEAD_TYPES[head.kind].name in row[2]
     assert rows[6][2].startswith("if uniform") or rows[6][2].startswith("uniform")
     assert [value for _, name, value in parsed.attributes if name == "data-head"] == list("012345")
     assert ("th", "scope", "col") in parsed.attributes
     shares = [value for _, name, value in parsed.attributes if name == "data-value"]
     assert shares[0] == f"{100 * record.heads[0].entropy_share:.0f}"
-    assert "H entropy in nats" in parsed.texts["statistics"]
+    assert "H = entropy in nats" in parsed.texts["statistics"]
 
 
 def test_statistics_follow_the_order_that_was_asked_for_and_name_the_head_that_they_are_of():

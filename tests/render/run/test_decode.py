@@ -106,7 +106,9 @@ def test_the_introduction_tells_how_the_past_is_kept(width):
     record = make_record(TEXT, causal=True)
     start = "cache concat: each step copies the kept keys and values into new tensors, with its own behind them "
     one_by_one = "one token at a time: its query meets the keys of all tokens so far "
-    legend = "per head, the newest query's row: key, its position, its share; * the largest; of many keys the strongest"
+    legend = (
+        "per head, the newest query's row: key, its position, its weight; * the largest; of many keys the strongest"
+    )
     assert sections(decoded(record, cache="concat"), width)[1] == start + one_by_one + legend
     with_prompt = sections(decoded(record, cache="concat", prompt_len=3), width)[1]
     assert with_prompt == start + "prefill of 3 tokens, then " + one_by_one + legend

@@ -175,8 +175,8 @@ def test_a_cell_is_followed_number_by_number():
     assert "q[1] 1 -2 0.5000" in text
     assert "k[0] 3 1 4" in text
     assert f"q · k = 3 + (-2) + 2 = 3 score = 3 × scale 0.5774 = {score:.4g}, and the mask allows it" in text
-    assert f"share × v, with share {share:.4g}, is what the 0 adds to z: share·v " in text
-    assert "share·v " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
+    assert f"weight × v, with weight {share:.4g}, is what the 0 adds to z: weight·v " in text
+    assert "weight·v " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
     assert "z[1] " + " ".join(f"{x:.4f}" for x in record.cell.z) in text
 
 
@@ -233,13 +233,13 @@ def test_a_forbidden_cell_says_so():
         record.cell, allowed=False, score=None, scores_row=(None, 1.0, 2.0), pattern_row=(0.0, 0.25, 0.75), share=0.0
     )
     text = said(close(replace(record, cell=cell)))
-    assert "the mask forbids this cell: its score is −∞, its share exactly 0" in text
+    assert "the mask forbids this cell: its score is −∞, its attention weight exactly 0" in text
 
 
 def test_a_cell_after_dropout_tells_both_shares():
     record = walked(make_record(dropout=0.5))
     before = record.arrays["pattern"][0, 0, 1, 0]
-    assert f"with share {2 * before:.4g} (after dropout; before it {before:.4g}), is what" in said(close(record))
+    assert f"with weight {2 * before:.4g} (after dropout; before it {before:.4g}), is what" in said(close(record))
 
 
 def test_a_bounded_score_tells_its_bound():

@@ -103,7 +103,7 @@ DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
     "no error": (lambda d, a: d["self_check"].update(max_abs_error=None), "the self-check is said to hold"),
     "a route": (lambda d, a: d["routes"][1].update(max_abs_difference=1.0), "the route fused is said to hold"),
     "rows": (halved, "1 of 12 rows of pattern do not sum to 1, the worst to 0.5"),
-    "a mask": (masked, "1 keys that are masked get a share of attention"),
+    "a mask": (masked, "1 keys that are masked get attention"),
     "entropy": (lambda d, a: d["heads"][0].update(entropy=9.0), "entropy of head 0 is 9"),
     "exchanged shares": (exchanged, "the scores of 1 of 12 rows do not give their pattern"),
     "a strongest key": (another, "the strongest key of 1 of 12 rows is not that of their pattern"),

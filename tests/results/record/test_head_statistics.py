@@ -375,11 +375,11 @@ ARRAY_FAULTS = {
     "fractions as counts": ("visible", lambda a: a.astype(np.float32), "visible must hold whole numbers, got float32"),
     "a key beyond the text": ("top_keys", lambda a: changed(a, (0, 0, 0, 0), 6), "top_keys must hold key positions from -1"),
     "a key before the text": ("top_keys", lambda a: changed(a, (0, 0, 0, 0), -2), "top_keys must hold key positions from -1"),
-    "a share above 1": ("map", lambda a: changed(a, (0, 0, 0, 0), 1.5), "map must hold shares from 0 to 1"),
-    "a share below 0": ("corner", lambda a: changed(a, (0, 0, 0, 0), -0.5), "corner must hold shares from 0 to 1"),
-    "a profile above 1": ("profile", lambda a: changed(a, (0, 0, 0), 2), "profile must hold shares from 0 to 1"),
-    "a sink above 1": ("sink", lambda a: changed(a, (0, 0, 1), np.inf), "sink must hold shares from 0 to 1"),
-    "a top share above 1": ("top_shares", lambda a: changed(a, (0, 0, 0, 0), 9), "top_shares must hold shares from 0 to 1"),
+    "a share above 1": ("map", lambda a: changed(a, (0, 0, 0, 0), 1.5), "map must hold weights from 0 to 1"),
+    "a share below 0": ("corner", lambda a: changed(a, (0, 0, 0, 0), -0.5), "corner must hold weights from 0 to 1"),
+    "a profile above 1": ("profile", lambda a: changed(a, (0, 0, 0), 2), "profile must hold weights from 0 to 1"),
+    "a sink above 1": ("sink", lambda a: changed(a, (0, 0, 1), np.inf), "sink must hold weights from 0 to 1"),
+    "a top share above 1": ("top_shares", lambda a: changed(a, (0, 0, 0, 0), 9), "top_shares must hold weights from 0 to 1"),
     "z of another width": ("z", lambda a: a[..., :-1], "z must have the shape [2, 4, 6, 16]"),
 }  # fmt: skip
 

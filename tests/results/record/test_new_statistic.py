@@ -34,7 +34,7 @@ REDUCER = '''class Cubes:
 class RowSquareSums:
 '''
 ROW = """    Statistic(
-        field="cubes", unit="weight", heading="Σp³", words="sum of cubes", legend="Σp³ sum of cubes", meaning="mean of Σp³",
+        field="cubes", unit="weight", heading="Σp³", name="sum of cubes", explanation="The sum of cubed weights.",
     ),
     Statistic(
         field="offset","""
@@ -121,7 +121,7 @@ def test_its_numbers_are_those_of_the_pattern(folder: Path) -> None:
 def test_it_is_in_the_overview_and_in_its_legend_and_orders_heads(folder: Path) -> None:
     shown = mha(folder, "heads", TEXT, "--heads", "2", "--sort", "cubes")
     assert "Σp³" in next(line for line in shown.split("\n") if "H/max" in line)
-    assert "Σp³ sum of cubes" in shown
+    assert "Σp³ = sum of cubes" in shown
 
 
 def test_it_is_in_csv_beside_that_of_uniform_attention(folder: Path) -> None:
@@ -134,7 +134,7 @@ def test_it_is_on_the_page(folder: Path) -> None:
     mha(folder, "show", "1.safetensors", "--html", "page.html", "--force")
     page = (folder / "page.html").read_text()
     assert '<th scope="col">Σp³</th>' in page
-    assert "Σp³ sum of cubes" in page
+    assert "Σp³ = sum of cubes" in page
 
 
 def test_it_is_among_the_numbers_of_the_viewer(folder: Path) -> None:

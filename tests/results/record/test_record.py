@@ -235,7 +235,7 @@ def test_a_pattern_that_holds_no_shares_is_refused(path, share):
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 0, 0] = share
     message = fault_of(path, record.document(), arrays_of(record) | {"pattern": pattern})
-    assert message == "pattern must hold shares from 0 to 1"
+    assert message == "pattern must hold weights from 0 to 1"
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(
     arrays = arrays_of(record) | {"pattern": np.full_like(record.arrays["pattern"], 1.5)}
     opened = storage.load_late(written(path, record.document(), arrays))
     for _ in range(2):
-        with pytest.raises(MhaError, match="pattern must hold shares from 0 to 1"):
+        with pytest.raises(MhaError, match="pattern must hold weights from 0 to 1"):
             opened.arrays["entropy"]
 
 

@@ -62,7 +62,7 @@ function buildTitle() {
 
 function drawTitle() {
   const head = HEADS[choice.head], facts = [];
-  if (head.kind) facts.push(make("span", { class: "chip" }, `${head.sign} ${head.kind}`.trim()));
+  if (head.type) facts.push(make("span", { class: "chip" }, `${head.sign} ${head.type}`.trim()));
   if (Number.isFinite(head.entropy)) facts.push(make("span", {}, `entropy ${head.entropy.toPrecision(3)} nats`));
   if (RECORD.layers[head.layer].verified === false) facts.push(make("span", { class: "chip warning" }, "NOT verified"));
   byId("chosen-title").textContent = head.label + (head.kv ?? "");

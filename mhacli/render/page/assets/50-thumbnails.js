@@ -28,7 +28,7 @@ function buildThumbnails() {
 function makeThumbnail(index, isTable) {
   const head = HEADS[index], canvas = make("canvas", { width: 1, height: 1 });
   const entropy = Number.isFinite(head.entropy) ? ` · entropy ${head.entropy.toPrecision(3)} nats` : "";
-  const label = `${head.label}${head.kind ? ` · ${head.kind}` : ""}${entropy}`;
+  const label = `${head.label}${head.type ? ` · ${head.type}` : ""}${entropy}`;
   const button = make("button", { type: "button", "data-head": index, "aria-label": label, title: label, tabindex: -1 }, canvas);
   const name = isTable ? head.sign : `head ${head.head} ${head.sign}`;
   button.append(make("span", { class: "name", "aria-hidden": "true" }, name));
@@ -100,8 +100,8 @@ function tellThumbnails(top) {
   const size = most > 1 ? ` · a cell is ${most} × ${most} tokens` : "";
   const common = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
   const scale = choice.scale === "rank" ? "rank among each head’s own cells" : common;
-  const kinds = new Map(HEADS.filter((head) => head.sign && head.kind).map((head) => [head.sign, head.kind]));
-  const signs = [...kinds].map(([sign, kind]) => make("span", { class: "pair" }, `${sign} ${kind}`));
+  const types = new Map(HEADS.filter((head) => head.sign && head.type).map((head) => [head.sign, head.type]));
+  const signs = [...types].map(([sign, type]) => make("span", { class: "pair" }, `${sign} ${type}`));
   byId("thumbnails-note").replaceChildren(make("span", {}, `${scale}${size}`), ...signs);
 }
 

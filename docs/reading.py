@@ -1,0 +1,69 @@
+"""Writes the tables and the glossary of READING.md anew, from the tables that the screens use.
+
+python docs/reading.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.results.record.head_statistics import HEAD_TYPES, SINK_TOKENS, STATISTICS
+
+PAGE = Path(__file__).parent / "READING.md"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") or "–" for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(words: str) -> str:
+    """Words as they stand on a screen; nothing for nothing."""
+    return f"`{words}`" if words else ""
+
+
+def columns() -> str:
+    """A row for each statistic of a head."""
+    rows = (
+        (
+            code(row.heading.format(sink_tokens=SINK_TOKENS)),
+            row.name,
+            code(row.field),
+            row.unit,
+            row.explanation,
+            code(row.formula),
+            row.source,
+        )
+        for row in STATISTICS
+    )
+    return table(("column", "name", "in JSON", "unit", "meaning", "formula", "source"), rows)
+
+
+def head_types() -> str:
+    """A row for each type of head."""
+    rows = (
+        (sign, HEAD_TYPES[kind].name, code(kind), HEAD_TYPES[kind].explanation)
+        for kind, (sign, _) in KIND_SIGNS.items()
+    )
+    return table(("sign", "type", "in JSON", "meaning"), rows)
+
+
+PARTS = {"columns": columns, "head types": head_types}
+"""What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
+
+
+def written(page: str) -> str:
+    """The page with its generated parts as they are now."""
+    for name, part in PARTS.items():
+        page = re.sub(
+            rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", part().replace("\\", r"\\"), page, flags=re.DOTALL
+        )
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
