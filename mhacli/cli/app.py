@@ -16,31 +16,30 @@ import typer
 import typer.core
 
 import mhacli
-from mhacli.cli.streams import flush, forget_stdout, require_stdout, wants_colour
+from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
+from mhacli.cli.streams import flush, forget_stdout, require_stdout, write
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
-    "run": "Show what every attention head does with a text: tokens, shapes, patterns, entropy, timings, self-check.",
-    "heads": "Say what every head of a long text does: exact statistics at the cost of fused attention, no T×T matrix.",
-    "trace": "Walk through the shapes of attention: every tensor with its axes, formula, meaning, layout, cost and time.",
-    "decode": "Decode token by token with a KV cache: what each step reads and appends, and what the ways of keeping it cost.",
-    "bench": "Time attention backends in turns: time, error, memory, share of the machine's peak. On CPU and CUDA alike.",
-    "doctor": "Examine this installation, or a checkpoint: what is wrong with it, with numbers, and what to do about it.",
-    "check": "Say whether somebody's attention is right, and if not, which mistake it makes, where, and what mends it.",
-    "vocab": "Count the tokens of a text and number them: token, id, count, bytes. Memory does not grow with the text.",
-    "weights": "Say what a checkpoint or a weights file holds, and convert one attention layer to a file of ours or back.",
-    "view": "Look at a record, a text or a checkpoint interactively: heads, matrix, tokens, by keys or mouse.",
-    "show": "Draw a saved record, with every view of run. Does not need torch.",
-    "diff": "Compare two saved records: where they first depart, what changes in each head. Does not need torch.",
+    "run": "Show the attention pattern of every head for a text, with a table of what each head does.",
+    "heads": "Compute exact statistics of every head for a long text, without a matrix of all queries and keys.",
+    "trace": "Show every step of attention with its shape and formula, or how one attention weight comes about.",
+    "decode": "Decode token by token with a KV cache, and compare each step with a full computation.",
+    "bench": "Measure the time, memory and numerical error of attention backends on this machine.",
+    "doctor": "Examine this installation or a checkpoint: what is wrong with it, and how to mend it.",
+    "check": "Check attention code: whether it is correct, and if not, which mistake it makes and how to correct it.",
+    "vocab": "Count the tokens of a text of any size, and number them.",
+    "weights": "List what a checkpoint or a weights file contains, or convert one attention layer of it.",
+    "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
+    "show": "Show a saved record in any view of run. Needs no torch.",
+    "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
 }
 """The commands with their help. `mhacli.cli.commands.NAME` holds each as a function, or a group of commands, of the same name."""
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-
-class LazyGroup(typer.core.TyperGroup):
+class LazyGroup(HelpGroup):
     """A group that imports the module of a command only when it is the one to run: a list needs names alone."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -65,17 +64,15 @@ def _load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         found.info.name, found.info.help = name, COMMANDS[name]
         return typer.main.get_command(found)
-    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, help=COMMANDS[name], context_settings=_SETTINGS)(found)
+    single = typer.Typer(add_completion=False)
+    single.command(name, cls=HelpCommand, help=COMMANDS[name])(found)
     return typer.main.get_command(single)
 
 
 app = typer.Typer(
     name="mha",
     cls=LazyGroup,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings=_SETTINGS,
 )
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
@@ -83,6 +80,11 @@ _CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ =
 
 
 @app.callback(invoke_without_command=True)
+@examples(
+    'mha run "the cat sat on the mat" --heads 4',
+    'mha run "the cat sat on the mat" --model MiniLM --layer 5',
+    "mha check my_attention.py:MultiHeadAttention",
+)
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
@@ -91,7 +93,7 @@ def _root(
     if version:
         print(f"mha {mhacli.__version__}")
     elif context.invoked_subcommand is None:
-        print(context.get_help())
+        write(help_text(context))
     else:
         return
     raise typer.Exit
@@ -108,16 +110,12 @@ def main() -> int:
 def _run_app() -> int:
     """The command that the arguments name. Typer's own `main` would answer a broken pipe with 1."""
     require_stdout()
-    if not wants_colour("auto", sys.stdout):  # Typer's help would colour a pipe on some build servers
-        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
     command = typer.main.get_command(app)
     try:
         with command.make_context("mha", sys.argv[1:]) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
-    except SystemExit:  # how rich ends where the reader of a help text has gone
-        raise BrokenPipeError from None
     return 0
 
 

@@ -59,7 +59,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters = [parameter for kind in groups.values() for parameter in _parameters(kind)]
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread.common_options = frozenset(filter(None, map(_common_name, parameters)))  # type: ignore[attr-defined]
     return spread
+
+
+def _common_name(parameter: inspect.Parameter) -> str | None:
+    """The name of an option of the short help, None for any other parameter."""
+    declared = getattr(parameter.annotation, "__metadata__", ())
+    return parameter.name if any(getattr(info, "common", False) for info in declared) else None
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
@@ -86,30 +93,27 @@ _TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and s
 _DEVICE, VIEW, OUTPUT = "Device", "View", "Output"
 
 
-def option(panel: str, text: str, *names: str, **how: Any) -> Any:
-    """An option in a panel of the help."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **how)
+def option(panel: str, text: str, *names: str, common: bool = False, **how: Any) -> Any:
+    """An option in a panel of the help; a `common` one is in the short help too."""
+    made = typer.Option(*names, help=text, rich_help_panel=panel, **how)
+    made.common = common
+    return made
 
 
-def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N") -> Any:
+def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N", **how: Any) -> Any:
     """An option whose word a parser of ours reads."""
-    return typer.Option(*names, parser=parser, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
-
-
-def switch(panel: str, names: str, text: str) -> Any:
-    """An option of two names, on and off, that may also be left open."""
-    return typer.Option(names, help=text, rich_help_panel=panel, show_default=False)
+    return option(panel, text, *names, parser=parser, metavar=metavar, **how)
 
 
 # ----------------------------------------------------------------------------------------- options of several commands
 
 Force = Annotated[bool, option(OUTPUT, "Overwrite files that exist.", "--force")]
 ForceOne = Annotated[bool, option(OUTPUT, "Overwrite a file that exists.", "--force")]
-SaveRecord = Annotated[str | None, option(OUTPUT, "Save the record.", metavar="FILE")]
+SaveRecord = Annotated[str | None, option(OUTPUT, "Save the record.", metavar="FILE", common=True)]
 HeadList = Annotated[
-    str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST")
+    str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST", common=True)
 ]
-Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of attention weights. (default: 2)")]
+Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of attention weights.")]
 Revision = Annotated[str | None, option("Checkpoint", "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")]
 MapScale = Annotated[
     Scale | None, option(VIEW, "Colour scale of attention weights. (default: linear, log for long texts)")
@@ -148,7 +152,7 @@ class SourceOptions:
     ] = None
     file: Annotated[
         list[str] | None,
-        option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f"),
+        option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f", common=True),
     ] = None
     lines: Annotated[bool, option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
     tokenizer: Annotated[
@@ -157,9 +161,10 @@ class SourceOptions:
             _TEXT,
             "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
             autocompletion=lambda: ["word", "char", "byte"],
+            common=True,
         ),
     ] = None
-    keep_case: Annotated[bool | None, switch(_TEXT, "--keep-case/--lower-case", "Do not lower-case words.")] = None
+    keep_case: Annotated[bool | None, option(_TEXT, "Do not lower-case words.", "--keep-case/--lower-case")] = None
     punctuation: Annotated[
         Punctuation | None, option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
     ] = None
@@ -176,9 +181,7 @@ class SourceOptions:
     ] = None
     max_token_len: Annotated[
         int,
-        number(
-            _TEXT, whole("max-token-len", 1, 10**9), f"Most characters in a word. (default: {DEFAULT_MAX_TOKEN_LEN})"
-        ),
+        number(_TEXT, whole("max-token-len", 1, 10**9), "Most characters in a word."),
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
@@ -216,9 +219,11 @@ class LayerOptions:
     """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
     d_model: Annotated[
-        int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)")
+        int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)", common=True)
     ] = None
-    heads: Annotated[int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)")] = None
+    heads: Annotated[
+        int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)", common=True)
+    ] = None
     kv_heads: Annotated[
         int | None,
         number(
@@ -242,7 +247,7 @@ class LayerOptions:
         int | None,
         number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
     ] = None
-    bias: Annotated[bool | None, switch(_LAYER, "--bias/--no-bias", "Projections add a bias. (default: bias)")] = None
+    bias: Annotated[bool | None, option(_LAYER, "Projections add a bias. (default: bias)", "--bias/--no-bias")] = None
     no_out_proj: Annotated[bool, option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
         False
     )
@@ -259,7 +264,7 @@ class LayerOptions:
     ] = False
     positions: Annotated[
         Positions | None,
-        option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)"),
+        option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)", common=True),
     ] = None
     rope_theta: Annotated[
         float | None,
@@ -273,7 +278,9 @@ class LayerOptions:
             "Rows in the table of learned positions. (default: 1024)",
         ),
     ] = None
-    causal: Annotated[bool | None, switch(_MASK, "--causal/--no-causal", "No token sees a later one.")] = None
+    causal: Annotated[bool | None, option(_MASK, "No token sees a later one.", "--causal/--no-causal", common=True)] = (
+        None
+    )
     window: Annotated[
         str | None,
         option(
@@ -330,14 +337,12 @@ class DeviceOptions:
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, option(VIEW, "How each head is drawn.")] = "matrix"
+    view: Annotated[View, option(VIEW, "How each head is drawn.", common=True)] = "matrix"
     head: HeadList = None
     sequence: Annotated[
         str | None, option(VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
     ] = None
-    top: Annotated[
-        int, number(VIEW, whole("top", 1, 1000), "Keys per query in --view top. (default: 3)", metavar="K")
-    ] = 3
+    top: Annotated[int, number(VIEW, whole("top", 1, 1000), "Keys per query in --view top.", metavar="K")] = 3
     precision: Precision = 2
     all: Annotated[bool, option(VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
 
@@ -347,7 +352,7 @@ class HeadsViewOptions:
     """How the overview of many heads is ordered, and which maps stand below it."""
 
     map: Annotated[
-        str | None, option(VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST")
+        str | None, option(VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST", common=True)
     ] = None
     sort: Annotated[
         str,
@@ -392,6 +397,7 @@ class SaveOptions:
             size("keep-limit"),
             f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
             metavar="SIZE",
+            show_default=False,
         ),
     ] = DEFAULT_KEEP_LIMIT
 

@@ -78,10 +78,10 @@ def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
 
 
 def screen(choice: ColourChoice) -> Screen:
-    """The width and colour of stdout: COLUMNS, else the terminal's own width, else 80, within reason."""
+    """The width and colour of stdout."""
     from mhacli.render.base.options import Screen
 
-    return Screen(_width(sys.stdout), wants_colour(choice, sys.stdout))
+    return Screen(stdout_width(), wants_colour(choice, sys.stdout))
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
@@ -243,14 +243,15 @@ def require_stdout() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def _width(stream: TextIO) -> int:
+def stdout_width() -> int:
+    """The columns of stdout: COLUMNS, else the terminal's own width, else 80, within reason."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
         columns = 0
     if columns <= 0:
         try:
-            columns = os.get_terminal_size(stream.fileno()).columns
+            columns = os.get_terminal_size(sys.stdout.fileno()).columns
         except (OSError, ValueError):
             columns = _PIPED_WIDTH
     return min(_MAX_WIDTH, max(_MIN_WIDTH, columns or _PIPED_WIDTH))

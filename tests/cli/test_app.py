@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 import typing
 from pathlib import Path
 
-import pytest
 from support import forks
 
 from mhacli.cli import options
@@ -45,52 +43,9 @@ def test_every_option_says_what_it_does() -> None:
             assert len(info.help or "") >= 6, f"{group.__name__}.{name} has no help text"
 
 
-@pytest.mark.parametrize(
-    ("command", "panels"),
-    [
-        ("run", ["Text", "Attention", "Positions", "Mask and scores", "Device", "View", "Output", "Pictures"]),
-        ("trace", ["Text", "Attention", "Positions", "Mask and scores", "Device", "Walkthrough", "Output", "Pictures"]),
-        (
-            "decode",
-            ["Text", "Attention", "Positions", "Mask and scores", "Device", "Decoding", "View", "Output", "Pictures"],
-        ),
-        ("bench", ["What", "Sizes", "How", "Against a baseline", "Output"]),
-        (
-            "heads",
-            ["Text", "Attention", "Positions", "Mask and scores", "Device", "Heads", "View", "Output", "Pictures"],
-        ),
-        ("check", ["What", "What its author meant", "How", "Output"]),
-        ("doctor", ["Checkpoint", "Device", "Output"]),
-        ("vocab", ["Text", "Output"]),
-        ("show", ["View", "Output", "Pictures"]),
-        ("view", ["Text", "Attention", "Positions", "Mask and scores", "Device"]),
-        ("diff", ["View", "Output"]),
-    ],
-)
-def test_help_groups_options_in_panels(command: str, panels: list[str]) -> None:
-    help_text = mha(command, "--help").stdout
-    places = [help_text.index(f"─ {panel} ─") for panel in panels]
-    assert places == sorted(places)
-    assert COMMANDS[command].split(":")[0] in " ".join(help_text.split())
-
-
 def test_every_command_is_looked_at() -> None:
     words = "run heads trace decode bench check doctor vocab weights show view diff"
     assert set(COMMANDS) == set(words.split())
-
-
-@pytest.mark.parametrize(
-    ("panel", "following", "named"),
-    [
-        ("Positions", "Mask and scores", "--positions --rope-theta --max-positions"),
-        ("Mask and scores", "Device", "--causal --window --prefix --sink --padding --score-bias --scale --softcap"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "trace", "decode"])
-def test_positions_and_masks_have_a_panel_of_their_own(command: str, panel: str, following: str, named: str) -> None:
-    help_text = mha(command, "--help").stdout
-    whole = help_text[help_text.index(f"─ {panel} ─") : help_text.index(f"─ {following} ─")]
-    assert set(named.split()) <= set(re.findall(r"--[a-z-]+", whole))
 
 
 def test_mha_alone_prints_its_help() -> None:

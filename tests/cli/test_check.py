@@ -212,10 +212,8 @@ def test_a_usage_error_or_a_missing_file_needs_no_torch(tmp_path, words, code, s
     assert mha(tmp_path, *words, code=code, form=form, says=(says,)).stdout == ""
 
 
-def test_help_needs_no_torch_and_has_its_panels_in_order(tmp_path):
-    help_text = mha(tmp_path, "--help").stdout
-    places = [help_text.index(f"─ {panel} ─") for panel in ("What", "What its author meant", "How", "Output")]
-    assert places == sorted(places)
+def test_help_needs_no_torch(tmp_path):
+    assert "mha check my_attention.py" in mha(tmp_path, "--help").stdout
 
 
 # ----------------------------------------------------------------------------------------------------------------- processes

@@ -67,9 +67,9 @@ def test_a_format_that_two_files_add_is_there_in_run_and_in_show(changed):
 
 
 def test_its_option_stands_in_the_help_and_excludes_the_others(changed):
-    assert "--madeup" in mha(changed, "show", "--help").stdout
-    assert "--madeup" in mha(changed, "heads", "--help").stdout
-    assert "--madeup" not in mha(changed, "trace", "--help").stdout
+    assert "--madeup" in mha(changed, "show", "--help-all").stdout
+    assert "--madeup" in mha(changed, "heads", "--help-all").stdout
+    assert "--madeup" not in mha(changed, "trace", "--help-all").stdout
     both = mha(changed, "show", "cat.safetensors", "--json", "--madeup")
     message = "json and madeup must not be given together: stdout holds one of them"
     assert (both.returncode, json.loads(both.stderr)["error"]["message"]) == (2, message)

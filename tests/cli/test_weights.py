@@ -410,8 +410,5 @@ def test_help_of_the_group_and_its_commands_needs_no_torch(tmp_path):
     group = mha(tmp_path).stdout
     assert "info" in group
     assert "convert" in group
-    for command, panels in (("info", ["What", "Output"]), ("convert", ["What", "Heads", "Output"])):
-        help_text = mha(tmp_path, command, "--help").stdout
-        places = [help_text.index(f"─ {panel} ─") for panel in panels]
-        assert places == sorted(places)
-        assert f"Usage: mha weights {command}" in help_text
+    for command in ("info", "convert"):
+        assert f"Usage: mha weights {command}" in mha(tmp_path, command, "--help").stdout

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, get_args
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     OUTPUT,
     ColourOptions,
@@ -17,7 +18,6 @@ from mhacli.cli.options import (
     option,
     option_group,
     seed_option,
-    switch,
 )
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
@@ -52,29 +52,40 @@ class SweepOptions:
             _WHAT,
             f"Among {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
             metavar="LIST",
+            common=True,
             autocompletion=lambda: [*BACKENDS, ALL],
         ),
     ] = None
     direction: Annotated[
         str | None,
-        option(_WHAT, "forward, backward, or both: forward, then backward. (default: forward)", metavar="LIST"),
+        option(
+            _WHAT, "forward, backward, or both: forward, then backward. (default: forward)", metavar="LIST", common=True
+        ),
     ] = None
-    causal: Annotated[bool | None, switch(_WHAT, "--causal/--no-causal", "No token sees a later one.")] = None
-    decode: Annotated[bool, option(_WHAT, "A step of decoding: one query, all keys.", "--decode")] = False
+    causal: Annotated[bool | None, option(_WHAT, "No token sees a later one.", "--causal/--no-causal", common=True)] = (
+        None
+    )
+    decode: Annotated[bool, option(_WHAT, "A step of decoding: one query, all keys.", "--decode", common=True)] = False
     lengths: Annotated[
-        str | None, option(_SIZES, "Tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST")
+        str | None, option(_SIZES, "Tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST", common=True)
     ] = None
     batch: Annotated[
         str | None,
-        option(_SIZES, "Sequences. (default: as many as make up the same tokens at every length)", metavar="LIST"),
+        option(
+            _SIZES,
+            "Sequences. (default: as many as make up the same tokens at every length)",
+            metavar="LIST",
+            common=True,
+        ),
     ] = None
-    heads: Annotated[str | None, option(_SIZES, "Query heads.", metavar="LIST")] = None
+    heads: Annotated[str | None, option(_SIZES, "Query heads.", metavar="LIST", common=True)] = None
     kv_heads: Annotated[
-        str | None, option(_SIZES, "Key and value heads, shared by query heads. (default: heads)", metavar="LIST")
+        str | None,
+        option(_SIZES, "Key and value heads, shared by query heads. (default: heads)", metavar="LIST", common=True),
     ] = None
-    d_head: Annotated[str | None, option(_SIZES, "Width of a head. (default: 64)", metavar="LIST")] = None
+    d_head: Annotated[str | None, option(_SIZES, "Width of a head. (default: 64)", metavar="LIST", common=True)] = None
     dtype: Annotated[
-        str | None, option(_SIZES, "Number formats. (default: float32, on CUDA bfloat16)", metavar="LIST")
+        str | None, option(_SIZES, "Number formats. (default: float32, on CUDA bfloat16)", metavar="LIST", common=True)
     ] = None
 
 
@@ -84,7 +95,7 @@ class MeasureOptions:
 
     device: Annotated[
         str,
-        device_option(_HOW, "auto, cpu, cuda, cuda:N or mps."),
+        device_option(_HOW, "auto, cpu, cuda, cuda:N or mps.", common=True),
     ] = "auto"
     threads: Annotated[
         int | None, number(_HOW, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
@@ -95,19 +106,17 @@ class MeasureOptions:
             _HOW, whole("repeat", 1, 100_000), "Rounds. (default: until medians are known to 1 %, or --budget ends)"
         ),
     ] = None
-    budget: Annotated[
-        float, number(_HOW, real("budget"), "Seconds of rounds for each size. (default: 3)", metavar="SECONDS")
-    ] = 3.0
+    budget: Annotated[float, number(_HOW, real("budget"), "Seconds of rounds for each size.", metavar="SECONDS")] = 3.0
     call_limit: Annotated[
         float,
         number(
             _HOW,
             real("call-limit"),
-            "Leave out what would take longer in one call, at the rate of a matrix product. (default: 5)",
+            "Leave out what would take longer in one call, at the rate of a matrix product.",
             metavar="SECONDS",
         ),
     ] = 5.0
-    seed: Annotated[int, seed_option(_HOW, "Seed of the inputs. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_HOW, "Seed of the inputs.")] = 0
 
 
 @option_group
@@ -116,7 +125,12 @@ class BaselineOptions:
 
     compare: Annotated[
         str | None,
-        option(_AGAINST, "Compare with this run; its sizes are measured unless others are named.", metavar="FILE"),
+        option(
+            _AGAINST,
+            "Compare with this run; its sizes are measured unless others are named.",
+            metavar="FILE",
+            common=True,
+        ),
     ] = None
     fail_if: Annotated[
         str | None,
@@ -124,9 +138,10 @@ class BaselineOptions:
             _AGAINST,
             "slower:1.10 ends with 3 where a time is surely above 1.10 × that; says where it cannot tell.",
             metavar="RULE",
+            common=True,
         ),
     ] = None
-    save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE")] = None
+    save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE", common=True)] = None
 
 
 @format_options(json="Print the run as one JSON document.", csv="Print one line per row, without samples.")
@@ -147,6 +162,12 @@ class ReportOutput:
     colour: ColourOptions
 
 
+@examples(
+    "mha bench --lengths 512,1k,2k",
+    "mha bench --decode --lengths 1k..8k --heads 32 --kv-heads 8",
+    "mha bench --lengths 1k --save-baseline before.json",
+    "mha bench --compare before.json --fail-if slower:1.10",
+)
 @command
 def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, output: ReportOutput) -> None:
     """Options in, the study `bench`, a table or a document out; then the verdict."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mhacli.adapters.usercode.target import require_readable
+from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, command, number, option, option_group, seed_option
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
@@ -41,7 +42,7 @@ _TARGET_HELP = (
 class SubjectOptions:
     """Which attention, and how to build and call it."""
 
-    target: Annotated[str, typer.Argument(help=_TARGET_HELP, show_default=False)] = ""
+    target: Annotated[str, typer.Argument(help=_TARGET_HELP, metavar="TARGET", show_default=False)] = ""
     arg: Annotated[
         list[str] | None,
         option(
@@ -101,13 +102,13 @@ class RunOptions:
     device: Annotated[str, option(_HOW, "cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["cpu", "cuda", "mps"])] = (
         "cpu"
     )
-    seed: Annotated[int, seed_option(_HOW, "Seed of its inputs. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_HOW, "Seed of its inputs.")] = 0
     time_limit: Annotated[
         float,
         number(
             _HOW,
             real("time-limit"),
-            f"Longest time of an import, and of a call. (default: {DEFAULT_TIME_LIMIT_S:g})",
+            "Longest time of an import, and of a call.",
             metavar="SECONDS",
         ),
     ] = DEFAULT_TIME_LIMIT_S
@@ -118,6 +119,11 @@ class CheckFormats(Formats):
     """Formats of an examination."""
 
 
+@examples(
+    "mha check my_attention.py:MultiHeadAttention",
+    "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
+    "mha check my_attention.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
+)
 @command
 def check(
     subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, formats: CheckFormats, colour: ColourOptions

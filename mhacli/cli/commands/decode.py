@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     VIEW,
     DeviceOptions,
@@ -47,28 +48,35 @@ class DecodeOptions:
         number(
             _DECODING,
             whole("prompt-len", 0, 10**9),
-            "Read the first N tokens at once (prefill), then decode. (default: 0)",
+            "Read the first N tokens at once (prefill), then decode.",
+            common=True,
         ),
     ] = 0
-    cache: Annotated[CacheKind, option(_DECODING, "How the steps keep the past; all three are compared.")] = (
-        "preallocated"
-    )
+    cache: Annotated[
+        CacheKind, option(_DECODING, "How the steps keep the past; all three are compared.", common=True)
+    ] = "preallocated"
     lengths: Annotated[
         str | None,
         option(
             _DECODING,
             "Lengths at which the three are compared, such as 64,256,1024. (default: that of the text)",
+            common=True,
             metavar="LIST",
         ),
     ] = None
-    head: Annotated[str | None, option(VIEW, "Heads to draw, such as 0,2. (default: all that fit)", metavar="LIST")] = (
-        None
-    )
+    head: Annotated[
+        str | None, option(VIEW, "Heads to draw, such as 0,2. (default: all that fit)", metavar="LIST", common=True)
+    ] = None
     sequence: Annotated[str | None, option(VIEW, "Sequences to draw. (default: all that fit)", metavar="LIST")] = None
     precision: Precision = 2
     all: Annotated[bool, option(VIEW, "Draw every step and every key.", "--all")] = False
 
 
+@examples(
+    'mha decode "the cat sat on the mat"',
+    'mha decode "the cat sat on the mat" --prompt-len 3 --kv-heads 2',
+    'mha decode "the cat sat on the mat" --lengths 64,256,1k',
+)
 @command
 def decode(
     source: SourceOptions,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, MapScale, Precision, command, number, option, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import Formats, format_options, print_report
@@ -32,8 +33,10 @@ _COMPARISON, _VIEW = "Comparison", "View"
 class PairOptions:
     """The two files, and what counts as the same."""
 
-    a: Annotated[str, typer.Argument(help="A record that --save wrote: the reference.", show_default=False)] = ""
-    b: Annotated[str, typer.Argument(help="The record that is compared with it.", show_default=False)] = ""
+    a: Annotated[
+        str, typer.Argument(help="A record that --save wrote: the reference.", metavar="A", show_default=False)
+    ] = ""
+    b: Annotated[str, typer.Argument(help="The record that is compared with it.", metavar="B", show_default=False)] = ""
     tolerance: Annotated[
         float | None,
         number(
@@ -70,6 +73,10 @@ class DiffFormats(Formats):
     """Formats of a comparison."""
 
 
+@examples(
+    "mha diff before.safetensors after.safetensors",
+    "mha diff before.safetensors after.safetensors --tolerance 1e-3",
+)
 @command
 def diff(
     pair: PairOptions,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, Revision, command, device_option, option, option_group, seed_option
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
@@ -72,7 +73,7 @@ class DoctorDeviceOptions:
     compile: Annotated[
         bool, option(_DEVICE, "Try the backends too that torch compiles, which may take minutes.", "--compile")
     ] = False
-    seed: Annotated[int, seed_option(_DEVICE, "Seed of everything random. (default: 0)")] = 0
+    seed: Annotated[int, seed_option(_DEVICE, "Seed of everything random.")] = 0
 
 
 @format_options(json="Print the report as one JSON document.")
@@ -80,6 +81,10 @@ class DoctorFormats(Formats):
     """Formats of a report."""
 
 
+@examples(
+    "mha doctor",
+    "mha doctor --model MiniLM",
+)
 @command
 def doctor(
     patient: ExaminedModelOptions, place: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions

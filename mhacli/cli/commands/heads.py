@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     OUTPUT,
     ColourOptions,
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import Record
 
 _HEADS, _VIEW = "Heads", "View"
-_EXAMPLE = INDUCTION.replace("[", r"\[")  # help texts are rich markup
 _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 
 
@@ -71,32 +71,38 @@ _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 class HeadsOptions:
     """What to find out about the heads."""
 
-    head: Annotated[str | None, option(_HEADS, "Look at these heads only, such as 0,2 or 0-3.", metavar="LIST")] = None
+    head: Annotated[
+        str | None, option(_HEADS, "Look at these heads only, such as 0,2 or 0-3.", metavar="LIST", common=True)
+    ] = None
     pattern: Annotated[
         list[str] | None,
         option(
             _HEADS,
-            f"Mass on the cells where a condition holds, such as '{_EXAMPLE}'; repeatable.",
+            f"Mass on the cells where a condition holds, such as '{INDUCTION}'; repeatable.",
             metavar="CONDITION",
+            common=True,
         ),
     ] = None
     sink_tokens: Annotated[
         int,
-        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), f"First tokens counted as sinks. (default: {SINK_TOKENS})"),
+        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), "First tokens counted as sinks."),
     ] = SINK_TOKENS
     sink_share: Annotated[
         float,
         number(
             _HEADS,
             real("sink-share"),
-            f"The least share of all attention of a key that is a sink. (default: {SINK_SHARE})",
+            "The least share of all attention of a key that is a sink.",
             metavar="P",
         ),
     ] = SINK_SHARE
     query: Annotated[
-        str | None, option(_HEADS, "What these tokens looked at, in every head, such as 1000 or 0,5-7.", metavar="LIST")
+        str | None,
+        option(
+            _HEADS, "What these tokens looked at, in every head, such as 1000 or 0,5-7.", metavar="LIST", common=True
+        ),
     ] = None
-    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query. (default: 10)", metavar="K")] = 10
+    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query.", metavar="K")] = 10
     rows: Annotated[str | None, option(_HEADS, "Show the cells of these queries; B is left out.", metavar="A:B")] = None
     keys: Annotated[str | None, option(_HEADS, "Show the cells of these keys.", metavar="C:D")] = None
 
@@ -134,6 +140,11 @@ class HeadsDrawing:
     all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column and sequence.", "--all")] = False
 
 
+@examples(
+    "mha heads --file poem.txt --heads 8 --map 0-3",
+    "mha heads --file poem.txt --model MiniLM",
+    "mha heads --random 1,4096 --causal --sort entropy",
+)
 @command
 def heads(
     source: SourceOptions,

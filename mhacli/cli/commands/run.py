@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     DeviceOptions,
     DrawingOptions,
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import Record
 
 
+@examples(
+    'mha run "the cat sat on the mat" --heads 4',
+    "mha run --file poem.txt --view heatmap",
+    'mha run "the cat sat on the mat" --causal --save cat.safetensors',
+    'mha run "the cat sat on the mat" --model MiniLM --layer 5',
+)
 @command
 def run(
     source: SourceOptions,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import DrawingOptions, HeadsViewOptions, command, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.cli.shared.output import ShownOutput, print_record, tell_notes, view_options, with_output, write_pictures
@@ -24,9 +25,16 @@ if TYPE_CHECKING:
 class RecordOptions:
     """The file to show."""
 
-    record: Annotated[str, typer.Argument(help="A record that --save wrote.", show_default=False)] = ""
+    record: Annotated[str, typer.Argument(help="A record that --save wrote.", metavar="RECORD", show_default=False)] = (
+        ""
+    )
 
 
+@examples(
+    "mha show cat.safetensors",
+    "mha show cat.safetensors --view heatmap --head 0",
+    "mha show cat.safetensors --html cat.html",
+)
 @command
 def show(
     file: RecordOptions,

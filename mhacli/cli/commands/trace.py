@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
@@ -66,13 +67,18 @@ class WalkOptions:
         option(_WALK, "Which of the three ways to write it is walked; all three are compared."),
     ] = "separate"
     values: Annotated[
-        bool, option(_WALK, "Each tensor's extremes, distribution and moments; small ones whole.", "--values")
+        bool,
+        option(_WALK, "Each tensor's extremes, distribution and moments; small ones whole.", "--values", common=True),
     ] = False
-    cell: Annotated[str | None, option(_WALK, "Follow one number all the way.", metavar="HEAD,QUERY,KEY")] = None
+    cell: Annotated[
+        str | None, option(_WALK, "Follow one number all the way.", metavar="HEAD,QUERY,KEY", common=True)
+    ] = None
     sequence: Annotated[
         int, option(_WALK, "The sequence of the cell.", parser=whole("sequence", 0, 10**9), metavar="N")
     ] = 0
-    mask: Annotated[bool, option(_WALK, "Draw the mask alone, with its density; no layer is made.", "--mask")] = False
+    mask: Annotated[
+        bool, option(_WALK, "Draw the mask alone, with its density; no layer is made.", "--mask", common=True)
+    ] = False
     step: Annotated[bool, option(_WALK, "Stop at each site until a key is pressed; q ends.", "--step")] = False
 
 
@@ -87,6 +93,7 @@ class UserModuleOptions:
             "An argument of the constructor, where TEXT is FILE.py:CLASS or package.module:CLASS.",
             "--arg",
             metavar="NAME=VALUE",
+            common=True,
         ),
     ] = None
     call_arg: Annotated[
@@ -111,6 +118,12 @@ class _Presentation(NamedTuple):
     output: StepsOutput
 
 
+@examples(
+    'mha trace "the cat sat on the mat"',
+    'mha trace "the cat sat on the mat" --cell 0,5,2',
+    'mha trace "the cat sat on the mat" --model MiniLM --layer 5',
+    "mha trace my_attention.py:MultiHeadAttention",
+)
 @command
 def trace(
     source: SourceOptions,

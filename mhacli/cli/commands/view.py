@@ -8,6 +8,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
@@ -42,13 +43,23 @@ class StartOptions:
     """What the viewer shows first."""
 
     head: Annotated[
-        int | None, number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)")
+        int | None,
+        number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)", common=True),
     ] = None
-    sequence: Annotated[int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.")] = 0
+    sequence: Annotated[
+        int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.", common=True)
+    ] = 0
     map_scale: MapScale = None
-    hide_sinks: Annotated[bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks")] = False
+    hide_sinks: Annotated[
+        bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks", common=True)
+    ] = False
 
 
+@examples(
+    'mha view "the cat sat on the mat"',
+    "mha view cat.safetensors",
+    'mha view "the cat sat on the mat" --model MiniLM',
+)
 @command
 def view(
     source: SourceOptions,

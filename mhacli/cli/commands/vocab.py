@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.help import examples
 from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option, option_group
 from mhacli.cli.shared.output import Formats, format_options, print_report
 from mhacli.cli.streams import show_activity
@@ -36,16 +37,26 @@ class VocabularyOptions:
 
     top: Annotated[
         int | None,
-        option(OUTPUT, "Only the K most frequent, most frequent first.", parser=whole("top", 1, 10**9), metavar="K"),
+        option(
+            OUTPUT,
+            "Only the K most frequent, most frequent first.",
+            parser=whole("top", 1, 10**9),
+            metavar="K",
+            common=True,
+        ),
     ] = None
-    all: Annotated[bool, option(OUTPUT, "Hide nothing: every row.", "--all")] = False
+    all: Annotated[bool, option(OUTPUT, "Hide nothing: every row.", "--all", common=True)] = False
     formats: VocabularyFormats
-    save: Annotated[str | None, option(OUTPUT, "Save the whole vocabulary as JSON, for --vocab.", metavar="FILE")] = (
-        None
-    )
+    save: Annotated[
+        str | None, option(OUTPUT, "Save the whole vocabulary as JSON, for --vocab.", metavar="FILE", common=True)
+    ] = None
     force: ForceOne = False
 
 
+@examples(
+    "mha vocab --file poem.txt --top 20",
+    "mha vocab --file poem.txt --save vocabulary.json",
+)
 @command
 def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOptions) -> None:
     """Options in, counts over the streamed text, a table or JSON out."""

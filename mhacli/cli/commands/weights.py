@@ -10,6 +10,7 @@ from mhacli.checkpoints.families import LAYOUTS, TOWERS, layout_named
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.head_counts import MAX_LAYERS
 from mhacli.checkpoints.mha_weights import FORMAT, read_layer_file
+from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, command, number, option, option_group
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.streams import loading_torch, note, show_activity, write
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _WHAT, _HEADS = "What", "Heads"
 _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file."
 
-weights = typer.Typer(rich_markup_mode="rich", add_completion=False, context_settings=_SETTINGS)
+_EXAMPLES = "mha weights info MiniLM", "mha weights convert MiniLM --layer 5 -o layer.safetensors"
+
+weights = typer.Typer(cls=HelpGroup, add_completion=False)
 """The group of both commands."""
 
 
@@ -52,7 +54,7 @@ class ConvertFormats(Formats):
 class InfoOptions:
     """What to look at, and how much of it to print."""
 
-    path: Annotated[str, typer.Argument(help=_PATH_HELP, show_default=False)] = ""
+    path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layout: Annotated[str | None, _layout_option("How the tensors lie, where no config.json says it.", "--layout")] = (
         None
     )
@@ -64,7 +66,7 @@ class InfoOptions:
 class ConvertOptions:
     """Which attention to take out of what, and into which file."""
 
-    path: Annotated[str, typer.Argument(help=_PATH_HELP, show_default=False)] = ""
+    path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layer: Annotated[
         int | None, number(_WHAT, whole("layer", 0, MAX_LAYERS), "The layer, 0 the first. (default: 0)", "--layer")
     ] = None
@@ -102,21 +104,18 @@ class ConvertOptions:
 
 
 @weights.callback(invoke_without_command=True)
+@examples(*_EXAMPLES)
 def _group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        write(context.get_help() + "\n")
+        write(help_text(context))
 
 
-_INFO_HELP = (
-    "Say what is in a checkpoint or a weights file: tensors, dtypes, heads, bytes per token. Reads headers only."
-)
-_CONVERT_HELP = (
-    "Write one attention layer of a checkpoint as a weights file for run, trace, decode and heads; or back with --to. "
-    "Checked against the source's own formula in float64."
-)
+_INFO_HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
+_CONVERT_HELP = "Write one attention layer of a checkpoint as a weights file for --weights, or with --to the other way."
 
 
-@weights.command("info", help=_INFO_HELP, context_settings=_SETTINGS)
+@weights.command("info", cls=HelpCommand, help=_INFO_HELP)
+@examples(*_EXAMPLES[:1], "mha weights info MiniLM --tensors")
 @command
 def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
     """A path in, what its headers say out. Needs no torch."""
@@ -135,7 +134,8 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
         note(text)
 
 
-@weights.command("convert", help=_CONVERT_HELP, context_settings=_SETTINGS)
+@weights.command("convert", cls=HelpCommand, help=_CONVERT_HELP)
+@examples(*_EXAMPLES[1:], 'mha run "the cat sat on the mat" --weights layer.safetensors')
 @command
 def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
     """A path in, a file with one layer out, and how far it is from its source."""

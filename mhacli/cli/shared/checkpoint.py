@@ -40,7 +40,12 @@ class LayerChoiceOptions:
 
     layer: Annotated[
         str | None,
-        option(_MODEL, "Layers of the model, such as 5 or 0,8-10; decoder.5 or cross.5 in a pair.", metavar="LIST"),
+        option(
+            _MODEL,
+            "Layers of the model, such as 5 or 0,8-10; decoder.5 or cross.5 in a pair.",
+            metavar="LIST",
+            common=True,
+        ),
     ] = None
 
 
@@ -50,7 +55,9 @@ class ModelOptions(LayerChoiceOptions):
 
     model: Annotated[
         str | None,
-        option(_MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
+        option(
+            _MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR", common=True
+        ),
     ] = None
     revision: Revision = None
 

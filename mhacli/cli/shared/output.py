@@ -84,7 +84,8 @@ def format_options(**texts: str) -> Callable[[type[G]], type[G]]:
 
     def made(group: type[G]) -> type[G]:
         group.__annotations__ = {
-            name: Annotated[bool, option(OUTPUT, text, f"--{name}")] for name, text in texts.items()
+            name: Annotated[bool, option(OUTPUT, text, f"--{name}", common=name == "json")]
+            for name, text in texts.items()
         }
         for name in texts:
             setattr(group, name, False)
@@ -119,7 +120,8 @@ class PictureOptions:
     """Files to draw into, and how."""
 
     html: Annotated[
-        str | None, option(_PICTURES, "One page that needs no network: every head, to explore.", metavar="FILE")
+        str | None,
+        option(_PICTURES, "One page that needs no network: every head, to explore.", metavar="FILE", common=True),
     ] = None
     svg: Annotated[
         str | None, option(_PICTURES, "A picture of a head, a grid of heads, or the walkthrough.", metavar="FILE")

@@ -1,0 +1,163 @@
+"""The help of a command: a sentence, examples and the most common options; with `--help-all` every option in its panel."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+import typer
+import typer.core
+
+from mhacli.cli.streams import stdout_width, wants_colour, write
+
+F = TypeVar("F", bound=Callable[..., None])
+SHORT_LIST = 15
+"""The most options that the short help lists. A command with no more lists them all."""
+_MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH, _INDENT = 40, 100, 26, "  "
+
+
+# ------------------------------------------------------------------------------------------------ what has such a help
+
+
+def _help_option(name: str, *names: str, everything: bool) -> typer.core.TyperOption:
+    def show(context: Any, option: Any, is_given: bool) -> None:
+        if is_given and not context.resilient_parsing:
+            write(help_text(context, everything=everything))
+            raise typer.Exit
+
+    return typer.core.TyperOption(
+        param_decls=[name, *names], is_flag=True, is_eager=True, expose_value=False, callback=show, default=False,
+        help="List every option." if everything else "Show examples and the most common options.",
+    )  # fmt: skip
+
+
+_HELP_OPTIONS = (_help_option("--help", "-h", everything=False), _help_option("--help-all", everything=True))
+
+
+class HelpCommand(typer.core.TyperCommand):
+    """A command with this help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own parameters, then the two options of help."""
+        return [*self.params, *_HELP_OPTIONS]
+
+
+class HelpGroup(typer.core.TyperGroup):
+    """A group of commands with this help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own parameters, then the two options of help."""
+        return [*self.params, *_HELP_OPTIONS]
+
+
+# ------------------------------------------------------------------------------------------------------------ the text
+
+
+def examples(*lines: str) -> Callable[[F], F]:
+    """Leaves on the function of a command the lines that its help shows first. Each can be typed as it is."""
+
+    def noted(function: F) -> F:
+        function.examples = lines  # type: ignore[attr-defined]
+        return function
+
+    return noted
+
+
+def help_text(context: Any, *, everything: bool = False) -> str:
+    """The help of the command of a context, as wide as stdout and in colour where that has colour."""
+    width = max(_MIN_WIDTH, min(_MAX_WIDTH, stdout_width()))
+    head = _heading if wants_colour("auto", sys.stdout) else _plain
+    command = context.command
+    blocks = [head("Usage:") + f" {context.command_path} {' '.join(command.collect_usage_pieces(context))}"]
+    blocks.append("\n".join(textwrap.wrap(command.help or "", width)))
+    examples = _left_on(command, "examples")
+    if examples:
+        blocks.append("\n".join([head("Examples:"), *(_INDENT + line for line in examples)]))
+    for title, rows in _sections(context, everything=everything):
+        blocks.append("\n".join([head(f"{title}:"), *_table(rows, width)]))
+    blocks.append("\n".join(textwrap.wrap(_footer(context, everything=everything), width)))
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _plain(text: str) -> str:
+    return text
+
+
+def _heading(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m"
+
+
+Row = tuple[str, str]
+"""The names of an option, argument or command, and what it does."""
+
+
+def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[Row]]]:
+    """The titles of the lists of a help, each with its rows."""
+    command = context.command
+    if isinstance(command, typer.core.TyperGroup):
+        names = command.list_commands(context)
+        commands = [(name, command.get_command(context, name)) for name in names]
+        yield "Commands", [(name, found.help or "") for name, found in commands if found is not None]
+    arguments = [parameter for parameter in command.params if isinstance(parameter, typer.core.TyperArgument)]
+    if arguments:
+        yield "Arguments", [(argument.make_metavar(ctx=context), argument.help or "") for argument in arguments]
+    options = _options(command)
+    if not everything:
+        common = [option for option in options if option.name in _left_on(command, "common_options")]
+        rows = [_row(option, context) for option in (options if len(options) <= SHORT_LIST else common)]
+        if rows:
+            yield "Options", rows
+        return
+    for panel in dict.fromkeys(option.rich_help_panel or "Options" for option in options):
+        yield panel, [_row(option, context) for option in options if (option.rich_help_panel or "Options") == panel]
+
+
+def _options(command: Any) -> list[typer.core.TyperOption]:
+    options = (parameter for parameter in command.params if isinstance(parameter, typer.core.TyperOption))
+    return [option for option in options if not option.hidden]
+
+
+def _left_on(command: Any, name: str) -> Collection[str]:
+    """What decorators have left on the function of a command: `examples` its lines, `mhacli.cli.options.command` the names of its
+    common options."""
+    return getattr(command.callback, name, ())
+
+
+def _row(option: typer.core.TyperOption, context: Any) -> Row:
+    """The names of an option with its value, and its words with its default."""
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += " / " + ", ".join(option.secondary_opts)
+    if not option.is_flag:
+        value = option.make_metavar(ctx=context).strip("<>")
+        names += f" {'TEXT' if value == 'str' else value}"
+    default = option.default
+    if not option.show_default or default is None or default is False:
+        return names, option.help or ""
+    return names, f"{option.help} (default: {f'{default:g}' if isinstance(default, float) else default})"
+
+
+def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
+    """The rows in two columns. Where the names are too long for the first, what they do begins on the next line."""
+    column = min(_NAME_WIDTH, max(len(names) for names, _ in rows)) + len(_INDENT) + 2
+    for names, words in rows:
+        lines = textwrap.wrap(words, max(20, width - column)) or [""]
+        first = _INDENT + names
+        if len(first) + 2 > column:
+            yield first
+            first = ""
+        yield (first.ljust(column) + lines[0]).rstrip()
+        yield from (" " * column + line for line in lines[1:])
+
+
+def _footer(context: Any, *, everything: bool) -> str:
+    """Where the rest is to be found."""
+    command = context.command
+    if isinstance(command, typer.core.TyperGroup):
+        return f"{context.command_path} COMMAND --help shows the examples and options of a command."
+    count = len(_options(command))
+    if everything or count <= SHORT_LIST:
+        return ""
+    return f"{context.command_path} --help-all lists all {count} options."
