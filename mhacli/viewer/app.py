@@ -61,7 +61,7 @@ class Viewer(App[None]):
     #body { height: 1fr; layout: grid; grid-size: 2 2; grid-columns: 1fr 31; grid-rows: 1fr 6; grid-gutter: 0 1; }
     #keys, #queries, #matrix, #top-keys, #heads, #numbers, #page { width: 100%; height: 100%; }
     .small #body { grid-columns: 1fr 26; grid-rows: 1fr 4; }
-    .wide #body { grid-size: 2 3; grid-columns: 1fr 68; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
+    .wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .wide #matrix { row-span: 3; }
     Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 6; }
     Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }

@@ -246,8 +246,8 @@ def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> lis
 # ---------------------------------------------------------------------------------------------------------------- zoom
 
 
-SHADED, SQUARE, NUMBERS, DECIMALS = 1, 2, 6, 8
-"""Columns of a cell: shaded alone, as wide as high, with two decimals, with four."""
+SHADED, SQUARE, TIGHT, NUMBERS, DECIMALS = 1, 2, 4, 6, 8
+"""Columns of a cell: shaded alone, as wide as high, with two decimals and no more, with two, with four."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Zoom:
     @property
     def decimals(self) -> int:
         """How many decimals of an attention weight stand in a cell; 0 for a shade alone."""
-        return {NUMBERS: 2, DECIMALS: 4}.get(self.width, 0)
+        return {TIGHT: 2, NUMBERS: 2, DECIMALS: 4}.get(self.width, 0)
 
     def lines(self, n_rows: int) -> int:
         """How many lines so many rows of the map take."""
@@ -292,7 +292,7 @@ def zoom_levels(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) 
         blocks = [two if two.columns(shape[1]) <= room[1] else one for one, two in zip(blocks, wide, strict=True)]
     return (
         *(zoom for zoom in blocks if zoom != Zoom(1, SQUARE)),
-        *(Zoom(1, width) for width in (SQUARE, NUMBERS, DECIMALS)),
+        *(Zoom(1, width) for width in (SQUARE, TIGHT, NUMBERS, DECIMALS)),
     )
 
 

@@ -314,7 +314,7 @@ def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() ->
     assert "top 4 of 4 keys" in shown
     assert "key 0 the is taken out" in shown
     assert "0 the " not in "".join(line[50:] for line in shown.split("\n")[:7]), "it is not in the list"
-    _, shown = drive(record, "enter", "x", "minus")
+    _, shown = drive(record, "enter", "x", "minus", "minus")
     assert "blank: not allowed or taken out" in " ".join(shown.split())
     _, shown = drive(record, "enter", "x", "ctrl+home")
     assert "no key but sinks" in shown
@@ -324,7 +324,7 @@ def test_the_legend_tells_how_this_zoom_shows_what_is_not_allowed() -> None:
     for colour in (True, False):
         _, shown = drive(make_record(MAT, causal=True), "enter", colour=colour)
         assert "0: not allowed" in shown
-        _, shown = drive(make_record(MAT, causal=True), "enter", "minus", colour=colour)
+        _, shown = drive(make_record(MAT, causal=True), "enter", "minus", "minus", colour=colour)
         assert "blank: not allowed" in shown
 
 
@@ -366,7 +366,24 @@ def test_signs_follow_the_linear_scale_where_there_is_no_colour() -> None:
             expected = "".join(2 * "·░▒▓█"[min(4, level * 5 // 256)] for level in levels)
             assert lines[row][7 : 7 + 2 * (row + 1)] == expected
 
-    drive(record, "enter", act=look)
+    drive(record, "enter", "minus", act=look)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_cell_of_four_columns_has_a_number_with_a_blank_before_it(colour: bool) -> None:
+    record = make_record(tuple(f"w{i}" for i in range(9)), causal=True)
+    pattern = record.arrays["pattern"][0, 0].astype(float)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        assert head_of(app).matrix.zoom() == Zoom(1, 4)
+        lines = [line for line in seen(app).split("\n") if re.match(r"\d w\d ", line)]
+        for row in range(9):
+            cells = [lines[row].ljust(50)[7 + 4 * column : 11 + 4 * column] for column in range(9)]
+            assert cells == [
+                f"{short(pattern[row, column], 2)[:3] if column <= row else '0':>4}" for column in range(9)
+            ]
+
+    drive(record, "enter", act=look, colour=colour)
 
 
 def test_blocks_are_means_of_sums_where_not_all_cells_fit() -> None:
@@ -451,7 +468,7 @@ def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:
 
 def test_a_window_of_large_cells_follows_the_cursor() -> None:
     record = make_record(tuple(f"w{i}" for i in range(40)), n_heads=2)
-    _, shown = drive(record, "enter", *["plus"] * 5, "slash", "2", "0", "enter", "slash", "tab", "2", "5", "enter")
+    _, shown = drive(record, "enter", *["plus"] * 6, "slash", "2", "0", "enter", "slash", "tab", "2", "5", "enter")
     share = record.arrays["pattern"][0, 0, 20, 25]
     assert re.search(r"rows \d+–\d+ of 40", shown)
     assert f"{short(share, 4)}]" in shown
@@ -702,9 +719,9 @@ def test_nan_is_a_question_mark_and_null() -> None:
     assert json.loads(end.app.clipboard)["keys"][0]["share"] is None
     bad = replace(record, arrays={**record.arrays, "pattern": pattern})
     for keys, colour in (
-        (("minus",), False),
-        (("minus",), True),
+        (("minus", "minus"), False),
         (("minus", "minus"), True),
+        (("minus", "minus", "minus"), True),
     ):  # two columns, and half lines
         _, shown = drive(bad, "enter", *keys, colour=colour)
         assert re.search(r"^[45] \w+ +▸\s?(\[\])?\?+", shown, re.MULTILINE), shown

@@ -15,7 +15,7 @@ from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, cell, half_cells, 
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, picked, ramp_paint, shade
 from mhacli.render.base.format import fitted, weight_text
 from mhacli.viewer.lines import ACCENT, BROKEN, CURSOR, DIM, PLAIN, Line, Pane, ruled, segment, segments
-from mhacli.viewer.picture import SHADED, TAKEN_SIGN, Picture, Shades, Zoom, fitting, nearest, zoom_levels
+from mhacli.viewer.picture import SHADED, TAKEN_SIGN, TIGHT, Picture, Shades, Zoom, fitting, nearest, zoom_levels
 
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
@@ -148,7 +148,7 @@ class Matrix(Pane, can_focus=True):
     def _axis(self, shades: Shades, zoom: Zoom, window: Window, column: int, label: int) -> Line:
         """The keys: their tokens where a cell has room for one, else every so many places."""
         shown = range(window.left, window.left + window.n_columns)
-        if zoom.decimals and shades.map.block == 1:
+        if zoom.width > TIGHT and shades.map.block == 1:
             names = [(set_cell_size(fitted(shades.map.key_name(c), zoom.width - 1), zoom.width - 1), c) for c in shown]
             styled = [(f"{name} ", ACCENT if c == column else PLAIN) for name, c in names]
             return segments([(f"{'query':<{label + 2}}", DIM), *styled])
@@ -258,14 +258,16 @@ def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
 
 
 def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    """An attention weight with a sign of its shade where there is no colour; `0` where it is not allowed, `–` where it was
-    taken out. Brackets are the cursor."""
+    """An attention weight, with a sign of its shade where there is room and no colour; `0` where it is not allowed, `–` where it
+    was taken out. Brackets are the cursor, or where there is no room for them its style."""
     nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
     number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(weight, zoom.decimals)
+    style = EMPTY if level < 0 else shade(level) if colour else PLAIN
+    if zoom.width == TIGHT:
+        return segment(f"{number[: TIGHT - 1]:>{TIGHT}}", CURSOR if is_own else style)  # 1.0: a blank between numbers
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
     text = f"{sign}{number:>{room - 1}}"[-room:]  # a weight of 1 has no room for its sign
-    style = EMPTY if level < 0 else shade(level) if colour else PLAIN
     if is_own:
         return segment(f"[{text}]", CURSOR if not colour or level < 0 else style)
     return segment(f" {text} ", style)
