@@ -293,7 +293,7 @@ def second_pass(
     is_lost = (head_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
     if not wanted.allow_nonfinite and bool(is_lost.any()):
         raise _overflow(heads, is_lost, axes)
-    of_all = lse if sink_mass is None else lse - torch.log1p(-sink_mass)  # the learned sink's score among them
+    of_all = lse if sink_mass is None else lse - torch.log1p(-sink_mass)  # the sink logit among them
     top_score = torch.where(seen, statistics.peak + of_all, -torch.inf)
     arrays = {
         "lse": torch.where(seen, lse, torch.nan),
@@ -456,7 +456,7 @@ def check_statistics(
 ) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
-    Every query gives 1 in all, a learned sink's share among it, so that what the keys receive and the maps add up to the
+    Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
     rest; and z of some queries, from their weights, is what was computed. The tolerance is that of weights whose scores are
     rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
     passed over.

@@ -372,7 +372,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
         numbers[0] = f"{numbers[0][0]} with sinks", numbers[0][1]
         numbers.append(("taken out", weight_text(float(picture.base.sink_weights[row]), 4)))
     if picture.base.learned is not None:
-        numbers.append(("learned sink", weight_text(float(picture.base.learned[row]), 4)))
+        numbers.append(("sink logit", weight_text(float(picture.base.learned[row]), 4)))
     numbers.append(("row sum", weight_text(picture.row_sum(row), 4)))
     second = [piece for word, number in numbers for piece in ((f"{word} ", DIM), (f"{number}  ", BOLD))]
     return [segments(first), segments(second)]

@@ -216,7 +216,7 @@ def sink_words(picture: Picture) -> str:
     if not places and base.learned_mass is None:
         return "no sink in blocks" if base.block > 1 else "no sink"
     named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
-    learned = "" if base.learned_mass is None else f" and the learned sink {percent_text(base.learned_mass)}"
+    learned = "" if base.learned_mass is None else f" and the sink logit {percent_text(base.learned_mass)}"
     if picture.hides_sinks:
         return f"{named} {percent_text(base.sink_mass)}{learned} taken out, rows renormalised"
     return f"{named} shown: {percent_text(base.sink_mass)}{learned} of a row on average"

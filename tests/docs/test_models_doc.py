@@ -38,7 +38,7 @@ def row(name: str) -> str:
         notes.append("windows" if n == len(windows) else f"windows in {n} of {len(windows)} layers")
     scored = [call for call in calls if isinstance(call, ScoredCall)]
     notes += ["softcap"] * any(call.softcap is not None for call in scored)
-    notes += ["learned sinks"] * any(call.sinks is not None for call in scored)
+    notes += ["sink logits"] * any(call.sinks is not None for call in scored)
     notes += ["position bias"] * any(call.bias is not None for call in scored)
     notes += [family.note] if family.note else []
     seen = "q, k, v, z" if scored else "scores, pattern, v, z"

@@ -746,8 +746,8 @@ def test_a_learned_sink_is_told_beside_the_row() -> None:
     heads = tuple(replace(head, learned_sink=0.25) for head in record.heads)
     arrays = {**record.arrays, "pattern": (record.arrays["pattern"] * 0.75).astype(np.float32)}
     _, shown = drive(replace(record, heads=heads, arrays=arrays), "enter")
-    assert "learned sink .2500  row sum .7500" in shown
-    assert "learned sink .25000" in shown
+    assert "sink logit .2500  row sum .7500" in shown
+    assert "sink logit .25000" in shown
 
 
 def test_a_record_without_patterns_says_how_to_keep_them() -> None:

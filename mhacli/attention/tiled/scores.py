@@ -241,7 +241,7 @@ class AttentionResult:
 
     @property
     def sink_mass(self) -> Float[Tensor, "batch head query"] | None:
-        """The weight that a learned sink takes of each query, which no key gets."""
+        """The weight that a sink logit takes of each query, which no key gets."""
         if self.sink_logits is None:
             return None
         assert isinstance(self.pattern, VirtualPattern)

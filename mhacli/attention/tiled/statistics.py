@@ -144,10 +144,10 @@ def summarise(
 
 
 def with_sink(statistics: Statistics, sink_mass: PerQuery) -> Statistics:
-    """The statistics of queries that give `sink_mass` to a learned sink, which is no key, and the rest to keys.
+    """The statistics of queries that give `sink_mass` to a sink logit, which is no key, and the rest to keys.
 
     The sink is one more outcome of entropy and squares; the distance is the mean over what keys get. The other masses stay
-    what was computed: with the sink's they add up to 1. Source: Xiao et al. 2023; the learned sinks of gpt-oss.
+    what was computed: with the sink's they add up to 1. Source: Xiao et al. 2023; the sink logits of gpt-oss.
     """
     keys = torch.where(statistics.mass > 0, statistics.mass, 1.0)
     return replace(

@@ -139,7 +139,7 @@ def head_statistics(
     """What a record holds of each of the heads, its kind among it.
 
     The `baseline` is that of these heads, `top_score` the largest score of each query, and `sink_mass` the weight that a
-    learned sink takes of it, where there is one.
+    sink logit takes of it, where there is one.
     """
     zero = axes.q_len - 1
     offsets = _offsets(statistics, baseline.statistics, zero)
@@ -163,7 +163,7 @@ def head_statistics(
 
 
 def _learned_sink(sink_mass: Tensor | None, statistics: Statistics, index: int) -> float | None:
-    """The mean share of a learned sink, over the queries that see a key."""
+    """The mean weight of a sink logit, over the queries that see a key."""
     if sink_mass is None:
         return None
     return finite(sink_mass[:, index].double()[has_keys(statistics)[:, index]].mean().item())

@@ -392,7 +392,7 @@ def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
 
 
 def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide, pad_id: int) -> HealthCheck:
-    """Whether each query's shares add up to 1, a learned sink's among them: by the log-sum-exp that the kernel used, where it
+    """Whether each query's shares add up to 1, a sink logit's among them: by the log-sum-exp that the kernel used, where it
     tells it, and by the shares themselves where attention is written out."""
     base = replace(loaded, model=loaded.model.base_model)
     context = [row.context for row in rows if row.context is not None] or None

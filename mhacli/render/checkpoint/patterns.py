@@ -101,13 +101,13 @@ def _title(head: HeadPattern) -> Rule:
 
 
 def _captions(heads: Sequence[HeadPattern], scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[Text]:
-    """The common scale, what a learned sink took, what the names of rows mean, and what words are."""
+    """The common scale, what a sink logit took, what the names of rows mean, and what words are."""
     if options.view == "matrix":
         yield matrix_caption(heads, scale.largest, options)
     if options.view == "heatmap":
         yield scale_caption(heads, scale, screen, options.precision)
     if options.view != "matrix" and any(head.has_learned_sink for head in heads):
-        yield Text("rows sum to less than 1: a learned sink, which is no key, takes the rest, σ", style="dim")
+        yield Text("rows sum to less than 1: the sink logit, which is no key, takes the rest, s_aux", style="dim")
     if any(head.is_followed(row) for head in heads for row in range(len(head.weights))):
         yield Text("a → b: the query a, of which the model made the next token b", style="dim")
     if options.words:
@@ -177,7 +177,7 @@ def in_words(view: Record) -> Record:
     """The record of one layer with a word where it had tokens: its `pattern`, `allowed`, `entropy` and `strongest_key`.
 
     Weights are summed over the keys of a word and averaged over its queries that see a key, so rows sum to what they did. A
-    pair of words is allowed where any pair of their tokens is. What a row lacks to 1, for a learned sink, counts in its entropy.
+    pair of words is allowed where any pair of their tokens is. What a row lacks to 1, for a sink logit, counts in its entropy.
     """
     queries = [words_of(sequence) for sequence in view.sequences]
     keys = queries if view.context is None else [words_of(sequence) for sequence in view.context]

@@ -456,9 +456,7 @@ def _remarks(drawn: Sequence[_HeadPanels], records: tuple[Record, Record], *, ha
         ]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
     remarks += [f"{' and '.join(trained)} before dropout"] if trained else []
-    return remarks + (
-        ["what learned sinks take is not drawn"] if any(each.learned is not None for each in maps) else []
-    )
+    return remarks + (["what sink logits take is not drawn"] if any(each.learned is not None for each in maps) else [])
 
 
 def _caption(maps: Sequence[HeadMap], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:

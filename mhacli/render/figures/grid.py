@@ -120,13 +120,13 @@ def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[
         yield "no key is a sink of these heads, so none is taken out"
     elif options.hide_sinks:
         mass = sink_text(pictures, options.precision)
-        also = f", and learned sinks with {taken}," if taken else ""
+        also = f", and sink logits with {taken}," if taken else ""
         yield (
             f"sinks are hidden: {mass} of these heads{also} taken out (each head's own stands above its map); "
             "the rest of each row is renormalised"
         )
     elif taken:
-        yield f"learned sinks take {taken}: no key gets it, so rows sum to less than 1"
+        yield f"sink logits take {taken}: no key gets it, so rows sum to less than 1"
 
 
 def _of_layers(record: Record, pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:

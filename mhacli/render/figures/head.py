@@ -210,7 +210,7 @@ def _has_strip(picture: HeadPicture) -> bool:
 
 
 def _strips(picture: HeadPicture, layout: CellLayout, options: ViewOptions) -> Piece:
-    """The columns to the right of the map: the weight of sinks in each row, that of a learned sink, and the sum of the cells."""
+    """The columns to the right of the map: the weight of sinks in each row, that of a sink logit, and the sum of the cells."""
     columns: list[tuple[str, Array, bool]] = []
     if picture.shown.taken is not None:
         columns.append(("sinks", picture.shown.taken, True))

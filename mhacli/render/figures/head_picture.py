@@ -130,7 +130,7 @@ def _sinks_in_words(head: DrawableHead, view: Record) -> HeadStatistics | None:
     if head.statistics is None:
         return None
     sinks = []
-    for sink in head.statistics.sinks:
+    for sink in head.statistics.sink_keys:
         words = words_of(head.record.keys[sink.sequence])
         sinks += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
     return replace(head.statistics, sinks=tuple(sinks))
@@ -247,18 +247,18 @@ def unverified(layer: InspectedLayer) -> str:
 
 
 def removed_note(picture: HeadPicture, precision: int, *, is_hidden: bool) -> Iterator[str]:
-    """The weight of a head's sinks, where they are hidden; and that of a learned sink, where there is
+    """The weight of a head's sinks, where they are hidden; and that of a sink logit, where there is
     one."""
     learned = picture.whole.learned_mass
     if is_hidden and not picture.whole.sinks and learned is None:
         yield "no key is a sink here, so none is taken out"
     elif is_hidden:
         mass, names = sink_text([picture], precision), _sink_names(picture)
-        also = "" if learned is None else f", and the learned sink with {weight_text(learned, precision)}"
+        also = "" if learned is None else f", and the sink logit with {weight_text(learned, precision)}"
         yield (f"sinks are hidden: {names} with {mass}{also} taken out; the rest of each row is renormalised")
     elif learned is not None:
         mass = weight_text(learned, precision)
-        yield f"a learned sink takes {mass} of all attention: no key gets it, so rows sum to less than 1"
+        yield f"a sink logit takes {mass} of all attention: no key gets it, so rows sum to less than 1"
 
 
 def sink_text(pictures: Sequence[HeadPicture], precision: int) -> str:
@@ -276,7 +276,7 @@ def sink_mass(pictures: Sequence[HeadPicture]) -> float | None:
 
 
 def learned_mass(pictures: Sequence[HeadPicture]) -> float | None:
-    """What learned sinks take on average over all queries of those heads that have one; None where none has."""
+    """What sink logits take on average over all queries of those heads that have one; None where none has."""
     maps = [picture.whole for picture in pictures]
     return _mean(
         [(m.learned_mass, m.learned, m.n_queries) for m in maps if m.learned is not None and m.learned_mass is not None]

@@ -50,7 +50,7 @@ class HeadPattern:
 
     @property
     def has_learned_sink(self) -> bool:
-        """Whether a learned sink takes what a row lacks to 1."""
+        """Whether a sink logit takes what a row lacks to 1."""
         return self.layer is not None and self.layer.sinks
 
     @property
@@ -157,7 +157,7 @@ class HeadMap:
     where no cell may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the
     places `first` on, which are negative for padding.
 
-    `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a learned sink takes and no
+    `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a sink logit takes and no
     key gets, None where there is none; `n_queries` `[row]` are those that see a key. `taken` `[row]` is what was taken out of
     rows that were renormalised, None where nothing was.
     """
@@ -202,7 +202,7 @@ class HeadMap:
 
     @property
     def learned_mass(self) -> float | None:
-        """The mean attention weight that a learned sink takes; None where there is none."""
+        """The mean attention weight that a sink logit takes; None where there is none."""
         return None if self.learned is None else self._mean(self.learned)
 
     def _mean(self, rows: Array) -> float:
@@ -232,7 +232,7 @@ class HeadMap:
         )
 
     def without_sinks(self) -> HeadMap:
-        """The rest of each row beside sinks, learned ones too, renormalised: what was taken out stands in `taken`. The rest is
+        """The rest of each row beside sinks and the sink logit, renormalised: what was taken out stands in `taken`. The rest is
         divided by its own sum: where little is left, one less what was taken is rounded too much."""
         rest = np.clip(self.weights - self.of_sinks, 0, None)
         left = rest.sum(axis=1, keepdims=True)

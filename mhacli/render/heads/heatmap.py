@@ -160,7 +160,8 @@ def pooled_map(
     scale = options.map_scale or "log"
     width = 2 if is_roomy else 1
     places = [column * head_map.block + head_map.first[1] for column in range(head_map.weights.shape[1])]
-    axis = Text(f"{'query':>{_PLACE_WIDTH - 1}} {'sink':<{_SINK_WIDTH + 1}}{ticks(places, width)}", style="dim")
+    of_sink = f"{'sink':<{_SINK_WIDTH + 1}}" if head_map.sinks else ""
+    axis = Text(f"{'query':>{_PLACE_WIDTH - 1}} {of_sink}{ticks(places, width)}", style="dim")
     cells = levels(head_map.weights, scale).astype(int).tolist()
     body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
@@ -177,15 +178,16 @@ def renormalised(record: Record, place: int, sequence: int, *, rows: int, column
 def _map_lines(
     head_map: HeadMap, cells: Sequence[Sequence[int]], width: int, *, is_halved: bool, colour: bool
 ) -> Iterator[Text]:
-    """A line for each row, or where it `is_halved` for two: the first query, what the sink gets, and the cells."""
+    """A line for each row, or where it `is_halved` for two: the first query, what the sink gets if there is one, and the
+    cells."""
     for row in range(0, len(cells), 2 if is_halved else 1):
         index = row * head_map.block + head_map.first[0]
         line = Text().append(f"{index if index >= 0 else '':>{_PLACE_WIDTH - 1}} ", style="dim")
         lower = row + 1 if is_halved and row + 1 < len(cells) else row
-        if colour:
+        if head_map.sinks and colour:
             level = (_sink_level(head_map, row) + _sink_level(head_map, lower)) // 2
             line.append(" " * _SINK_WIDTH, style=sink_shade(level)).append(" ")
-        else:
+        elif head_map.sinks:
             line.append(_sink_percent(head_map, row))
         yield line.append_tokens(_line(cells, row, width, colour=colour, is_halved=is_halved))
 
@@ -205,19 +207,27 @@ def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Scre
     """What was taken out, and the scale: its kind and range, and what the signs mean."""
     sink, learned = head_map.sink_mass, head_map.learned_mass or 0.0
     largest = float(head_map.weights.max(initial=0.0, where=head_map.is_open))
-    masses = f"sink {weight_text(sink, options.precision)}"
-    masses += "" if head_map.learned is None else f" · learned sink {weight_text(learned, options.precision)}"
-    text = Text().append(f"{masses} · shown {weight_text(1 - sink - learned, options.precision)}", style="bold")
+    taken = [f"sink {weight_text(sink, options.precision)}"] if head_map.sinks else []
+    taken += [] if head_map.learned is None else [f"sink logit {weight_text(learned, options.precision)}"]
+    text = Text().append(
+        " · ".join([*taken, f"shown {weight_text(1 - sink - learned, options.precision)}"]), style="bold"
+    )
     if head_map.sinks:
         text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
+    elif taken:
+        text.append(": the first token is no sink of this head; the rest beside the sink logit is renormalised\n")
     else:
-        text.append(": the first token is no sink of this head, so nothing is taken out\n")
+        text.append(": the first token is no sink of this head, and nothing is taken out\n")
     if largest <= 0:
         return text.append("nothing is left beside it")
     text.append(f"scale {scale}, {range_text(scale, largest, int(head_map.is_open.sum()))}: ", style="dim")
     if screen.colour:
-        text.append_tokens(WEIGHTS.swatches(colour=True)).append(" sink 0 … 1: ", style="dim")
-        text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))
+        text.append_tokens(WEIGHTS.swatches(colour=True))
     else:
-        text.append(f"{WEIGHTS.signs}; sink in %")
+        text.append(WEIGHTS.signs)
+    if head_map.sinks and screen.colour:
+        text.append(" sink 0 … 1: ", style="dim")
+        text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))
+    elif head_map.sinks:
+        text.append("; sink in %")
     return text.append("; a blank is not allowed", style="dim")

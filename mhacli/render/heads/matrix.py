@@ -59,7 +59,7 @@ def kv_head_of(record: Record, head: int) -> str:
 
 
 def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
-    """For each query its strongest keys with their attention weights, the strongest first; behind them what a learned sink
+    """For each query its strongest keys with their attention weights, the strongest first; behind them what a sink logit
     took."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -77,7 +77,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
             for k in keys
         )
         sink = (
-            f" · σ {weight_text(head.learned_weight(query), options.precision)}"
+            f" · s_aux {weight_text(head.learned_weight(query), options.precision)}"
             if head.has_learned_sink and keys
             else ""
         )
@@ -109,7 +109,7 @@ def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOp
     has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
     sums = "Σ sum of the row"
     if any(head.has_learned_sink for head in heads):
-        sums += ", less than 1 where a learned sink, which is no key, takes the rest: σ"
+        sums += ", less than 1 where the sink logit, which is no key, takes the rest: s_aux"
     return Text(
         f"shade linear, 0 … {weight_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
         f"0 not allowed, {small} small · {sums} · H its entropy in nats"
@@ -188,7 +188,7 @@ def _table(
         table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
     table.add_column(Text("Σ", style="dim"), justify="right", no_wrap=True)
     if head.has_learned_sink:
-        table.add_column(Text("σ", style="dim"), justify="right", no_wrap=True)
+        table.add_column(Text("s_aux", style="dim"), justify="right", no_wrap=True)
     table.add_column(Text("H", style="dim"), justify="right", no_wrap=True)
     strongest = "strongest" if layout.strongest >= len("strongest") else "max"
     table.add_column(Text(strongest, style="dim"), no_wrap=True)

@@ -343,7 +343,7 @@ def strongest_of(record: Record, place: int, sequence: int, number: int) -> Stro
 
 def rest_name(head: HeadStatistics) -> str:
     """What the strongest keys leave."""
-    return "the rest" if head.learned_sink is None else "the rest and the learned sink"
+    return "the rest" if head.learned_sink is None else "the rest and the sink logit"
 
 
 def strongest_keys(

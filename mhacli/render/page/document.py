@@ -352,8 +352,8 @@ def _learned(maps: PageMaps) -> Iterator[str]:
         if one.learned_mass is not None and facts.n_queries and not facts.n_missing
     ]
     if masses:
-        taken = f"learned sinks, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
-        yield f"{taken}: such rows sum to less than 1, and entropy counts the sink as one more key"
+        taken = f"sink logits, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
+        yield f"{taken}: such rows sum to less than 1, and entropy counts them as one more key"
 
 
 def _mean(masses: Sequence[tuple[float, float]]) -> float:

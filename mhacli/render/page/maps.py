@@ -61,7 +61,7 @@ class KeptRows:
 @dataclass(frozen=True)
 class EncodedMap:
     """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
-    what sinks get of all its attention, `uniform` what uniform attention would give them, `learned_mass` what a learned sink
+    what sinks get of all its attention, `uniform` what uniform attention would give them, `learned_mass` what a sink logit
     takes. `first_tokens` are those of the sinks that begin a text or document."""
 
     mask: int

@@ -188,7 +188,7 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
 
 def _means(view: Record) -> Iterator[str]:
     """Means of heads that are beyond what they can be."""
-    longest, n_keys = max(view.facts.q_len, view.facts.k_len), view.facts.k_len + 1  # a learned sink counts as a key
+    longest, n_keys = max(view.facts.q_len, view.facts.k_len), view.facts.k_len + 1  # a sink logit counts as a key
     limits: dict[str, tuple[float, float]] = {
         "weight": (0.0, 1.0),
         "fraction": (0.0, 1.0),
@@ -226,7 +226,7 @@ def _has_learned_sink(view: Record) -> bool:
 
 
 def _ranges(view: Record) -> Iterator[str]:
-    """Entropies and effective keys of queries beyond what the keys that they see allow. A learned sink counts as a key."""
+    """Entropies and effective keys of queries beyond what the keys that they see allow. A sink logit counts as a key."""
     import numpy as np
 
     arrays = view.arrays
@@ -288,7 +288,7 @@ def _differs(pattern: Array, scores: Array, slack: float) -> Any:
 
 
 def _sums(view: Record) -> Iterator[str]:
-    """What rows of patterns and maps sum to, and what masked keys get. A learned sink takes a part of every row."""
+    """What rows of patterns and maps sum to, and what masked keys get. A sink logit takes a part of every row."""
     import numpy as np
 
     arrays, least = view.arrays, 0.0 if _has_learned_sink(view) else 1.0

@@ -201,7 +201,7 @@ class InspectedLayer:
 
     `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`InterceptionLevel` in
     `mhacli.adapters.hf.capture`).
-    `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether learned sinks
+    `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether sink logits
     take a part. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
     nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
     layer, `call` counts them from 1, and the later ones say it in their `name`. `extras` has what else changes the scores, by the
@@ -235,7 +235,7 @@ class InspectedLayer:
         known = {
             "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
             "bias": "a bias on the scores" if self.bias else "",
-            "sinks": "learned sinks, which entropy counts as one more key" if self.sinks else "",
+            "sinks": "sink logits (s_aux), which entropy counts as one more key" if self.sinks else "",
         }
         return known | dict(self.extras)
 

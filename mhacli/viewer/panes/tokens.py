@@ -390,14 +390,14 @@ class TopKeys(ScrolledPane):
         )
 
     def _below(self) -> list[Line]:
-        """What keys get that are not listed, and what a learned sink takes."""
+        """What keys get that are not listed, and what a sink logit takes."""
         assert self.picture is not None
         rest, lines = self._listed[len(self.shown_keys) :], []
         if rest:
             lines.append(segments([(f"  {len(rest)} more get {weight_text(sum(s for _, s in rest), DECIMALS)}", DIM)]))
         learned = self.picture.base.learned
         if learned is not None and not self.picture.hides_sinks:
-            lines.append(segments([(f"  learned sink {weight_text(float(learned[self.row]), DECIMALS)}", DIM)]))
+            lines.append(segments([(f"  sink logit {weight_text(float(learned[self.row]), DECIMALS)}", DIM)]))
         return lines
 
     def on_click(self, event: events.Click) -> None:

@@ -118,7 +118,7 @@ def test_the_header_says_what_the_model_is():
     for piece in (
         "./tiny · revision 1a2b3c", "tinybert · TinyModel · 22.7 M parameters · 3 layers · 4 heads × d_head 5, 2 kv heads",
         "positions learned, 512 at most", "float32", "cpu", "torch 2.6.0",
-        "learned sinks, which entropy counts as one more key", "took 219 ms",
+        "sink logits (s_aux), which entropy counts as one more key", "took 219 ms",
         "seen in transformers' attention registry", "kernel flash",
         "mask: causal (layers 0, 2) · mask: causal, window 3 (layer 1)",
     ):  # fmt: skip
@@ -590,7 +590,7 @@ def test_the_strongest_keys_of_a_row_come_with_what_a_learned_sink_took():
     tokens = record.sequences[0].tokens
     keys = np.argsort(-pattern)[:2]
     said = ", ".join(f"{tokens[k]} {k} {weight_text(pattern[k], 2)}" for k in keys)
-    assert f"jump 6 → {said} · σ {weight_text(1 - pattern.sum(), 2)}" in flat(lines)
+    assert f"jump 6 → {said} · s_aux {weight_text(1 - pattern.sum(), 2)}" in flat(lines)
     assert "rows sum to less than 1" in flat(lines)
 
 
@@ -623,7 +623,7 @@ def test_maps_corners_and_queries_are_those_of_their_layer(colour):
 
 def test_a_map_tells_the_learned_sink_apart_from_what_is_shown():
     record = RECORDS["sinks"]
-    (line,) = [line for line in view(record, 120, layers=((None, 0),), maps=(1,)) if "learned sink ." in line]
+    (line,) = [line for line in view(record, 120, layers=((None, 0),), maps=(1,)) if "sink logit ." in line]
     p = record.of_layer(0).arrays["pattern"][0, 1].astype(float)
     sink, learned = p[:, 0].mean(), (1 - p.sum(-1)).mean()
     found = [float(word) for word in re.findall(r"\.\d\d", line)[:3]]

@@ -549,7 +549,7 @@ def test_what_pictures_leave_out_is_said() -> None:
         line.endswith("; B before dropout") for line in view(replace(a, config=replace(a.config, train=False)), b)
     )
     a, b = (layered(text_of(TEXT), sinks=True, seed=seed) for seed in (0, 1))
-    assert "what learned sinks take is not drawn" in " ".join(view(a, b))
+    assert "what sink logits take is not drawn" in " ".join(view(a, b))
 
 
 def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> None:

@@ -241,7 +241,7 @@ def test_a_learned_sink_has_a_strip_and_rows_that_sum_to_less():
     record = with_arrays(record, pattern=(record.arrays["pattern"] * left).astype(np.float32))
     record = replace(record, heads=(HeadStatistics(head=0, learned_sink=0.25), *record.heads[1:]))
     svg = figure(record, HEAD)
-    assert "a learned sink takes .25 of all attention" in said(svg)
+    assert "a sink logit takes .25 of all attention" in said(svg)
     strip = [one for one in shapes(svg) if one.tag == "rect" and one.said and " → " not in one.said]
     assert [one.said for one in strip] == ["a: 0.5", "dog: 0.25", "ran: 0"]
     assert [one.rgb for one in strip] == [(128, 32, 100), (64, 16, 50), (0, 0, 0)]
@@ -367,7 +367,7 @@ def test_learned_sinks_take_of_the_heads_that_have_one():
     pattern[0, 0] *= 0.75
     heads = (HeadStatistics(head=0, learned_sink=0.25), *record.heads[1:])
     svg = figure(replace(with_arrays(record, pattern=pattern), heads=heads), ViewOptions())
-    assert "learned sinks take .25 of the attention of their heads" in said(svg)
+    assert "sink logits take .25 of the attention of their heads" in said(svg)
 
 
 @pytest.mark.parametrize("options", [HEAD, ViewOptions()])

@@ -498,7 +498,7 @@ def test_a_map_says_where_the_first_token_is_no_sink_and_takes_nothing_out(recor
     assert np.abs(found.weights - whole)[is_open].max() <= 2e-6
     assert not found.sink_weights.any()
     text = " ".join(" ".join(view(record, 80, maps=(1,))).split())
-    assert "sink .00 · shown 1.00: the first token is no sink of this head, so nothing is taken out" in text
+    assert "shown 1.00: the first token is no sink of this head, and nothing is taken out" in text
 
 
 def test_the_lines_of_a_map_are_its_rows(records):

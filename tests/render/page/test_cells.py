@@ -196,7 +196,7 @@ def test_the_strongest_keys_are_those_of_the_record_with_their_shares_and_the_re
 def test_the_terminal_says_the_same_in_one_line(sinks):
     record = layered(text_of(LONG.split()), n_layers=2, n_heads=3, sinks=sinks, kept=Kept(queries=(2, 5), top=4))
     made = tables(record, "asked")
-    rest = "the rest and the learned sink" if sinks else "the rest"
+    rest = "the rest and the sink logit" if sinks else "the rest"
     assert [words_of(table["rows"][0])[-1] for table in made] == [rest] * 2
     for layer in range(2):
         view = record.of_layer(layer)

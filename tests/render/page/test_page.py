@@ -252,7 +252,7 @@ def test_a_learned_sink_takes_what_no_key_gets():
     found, source = content(record)
     pattern = record.arrays["layers.0.pattern"][0, 1].astype(float)
     assert unpacked(found["maps"][1]["learned"], "<f4") == pytest.approx(1 - pattern.sum(axis=1), abs=1e-6)
-    assert "learned sinks, which are no keys, take" in Parsed(source).texts["notes"]
+    assert "sink logits, which are no keys, take" in Parsed(source).texts["notes"]
 
 
 def test_a_pair_of_texts_gives_each_kind_of_layer_its_own():

@@ -27,7 +27,7 @@ function meansOf(numbers, weights, seen, { perRow, down, across }) {
   return means.map((sum, cell) => (sum === FORBIDDEN ? sum : sum / Math.max(1, seen[Math.floor(cell / columns)])));
 }
 
-// The rest of each row beside sinks, learned ones too, renormalised by its own sum; what sinks got stands in `taken`.
+// The rest of each row beside sinks and the sink logit, renormalised by its own sum; what sinks got stands in `taken`.
 function withoutSinks(map) {
   const taken = new Float64Array(map.rows), cells = Float64Array.from(map.cells);
   for (let row = 0; row < map.rows; row++) {

@@ -29,7 +29,7 @@ function scaleTop(drawn) {
   return (drawn.block === chosen.map.block ? common : Math.max(common, largestOf(drawn))) || 1;
 }
 
-// What no key of the plot gets of a row stands beside it: what sinks had that were taken out, and what a learned sink takes.
+// What no key of the plot gets of a row stands beside it: what sinks had that were taken out, and what a sink logit takes.
 function stripNames(map) {
   return [...(choice.hideSinks && map.sinks.length ? ["sinks"] : []), ...(map.learned ? ["learned"] : [])];
 }
@@ -179,7 +179,7 @@ function drawCells(pen, layout, sight) {
   for (let i = 0; i <= sight.rows; i++) pen.fillRect(left, yOf(layout, sight.row + i) - 1, plot.width, 1);
 }
 
-// A cell that was taken out is not one with a small share: it has no colour of the scale, and a dash where numbers are.
+// A cell that was taken out is not one with a small weight: it has no colour of the scale, and a dash where numbers are.
 const isTakenOut = (layout, column) =>
   choice.hideSinks && layout.drawn.block === 1 && hasSink(placesOf(layout.drawn, "key", column));
 

@@ -163,7 +163,7 @@ function blockError(shown, row, column) {
 
 function partsOfStrip({ row, strip }) {
   const { layout } = matrix, shares = stripShares(layout, strip.name);
-  const words = strip.name === "sinks" ? "sinks, taken out" : "the learned sink, which is no key";
+  const words = strip.name === "sinks" ? "sinks, taken out" : "the sink logit, which is no key";
   const names = [...named("query", placesOf(layout.shown, "query", row)), ` → ${words}: `];
   return [names, [value(shares[row], layout.shown.block === 1)]];
 }

@@ -9,7 +9,7 @@ function drawLegend() {
   const what = choice.scale === "rank" ? "rank among this head’s cells" : `${choice.scale}, one scale for all heads`;
   const parts = [
     make("span", { class: "pair" }, least, make("span", { class: "ramp", role: "img", "aria-label": "dark to bright" }), most),
-    make("span", {}, `share of a query’s attention · ${what}`),
+    make("span", {}, `attention weight · ${what}`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
   if (blocks.hasClosed) parts.push(swatch("closed", "not allowed"));
@@ -36,7 +36,7 @@ function sinkWords() {
   names.forEach((name, i) => parts.push(i ? ", " : "", ...name));
   parts.push(choice.hideSinks ? ", taken out · had " : " · ");
   parts.push(`${tickText(removed)} of all attention, ${tickText(uniform)} if uniform`);
-  if (learned !== null) parts.push(` · a learned sink, no key: ${tickText(learned)}`);
+  if (learned !== null) parts.push(` · the sink logit, no key: ${tickText(learned)}`);
   return make("span", { class: "sink" }, ...parts);
 }
 

@@ -205,8 +205,8 @@ function tellTokens(focus, found, open) {
     parts.push(`, its ${open.length} strongest, ${shareText(open.reduce((sum, entry) => sum + entry.share, 0))} together`);
   } else if (found.isPart) parts.push(", by queries that have it among their strongest keys");
   if (found.isBlock) parts.push(", in means of blocks");
-  parts.push(". Widths follow shares, from the largest down.");
-  if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; shares are of all attention.");
+  parts.push(". Widths follow attention weights, from the largest down.");
+  if (choice.hideSinks) parts.push(" Lines to what is taken out are thin and broken; weights are of all attention.");
   byId("tokens-note").replaceChildren(...parts);
   byId("tokens-exact").replaceChildren(...(found.isBlock && isQuery ? strongestInBlock(focus.item) : []));
 }
