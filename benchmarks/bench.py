@@ -26,7 +26,8 @@ import torch
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
 from mhacli.compute.bench.timing import Timed, clock_for, time_in_turns
-from mhacli.results.bench.result import Benchmark, BenchRow, Interval, read_benchmark
+from mhacli.results.bench.intervals import Interval
+from mhacli.results.bench.result import Benchmark, BenchRow, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)

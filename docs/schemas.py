@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mhacli.checkpoints.contents import Contents
-from mhacli.results.bench.result import BaselineComparison, Benchmark, BenchRow
+from mhacli.results.bench.comparison import BaselineComparison
+from mhacli.results.bench.result import Benchmark, BenchRow
 from mhacli.results.check import Examination
 from mhacli.results.diff.result import (
     HeadChange,
@@ -183,7 +184,13 @@ def _doctor() -> Schema:
 def _bench() -> Schema:
     derived = {"n_samples": INTEGER, "flops": INTEGER, "bytes": INTEGER, "flops_per_byte": NUMBER}
     row = of(BenchRow, **derived, tflops=nullable(NUMBER))
-    return changed(of(Benchmark), optional=("comparison",), rows=array(row), comparison=of(BaselineComparison))
+    return changed(
+        of(Benchmark),
+        optional=("comparison",),
+        rows=array(row),
+        summary=TEXTS,
+        comparison=of(BaselineComparison, summary=TEXT),
+    )
 
 
 def _diff() -> Schema:

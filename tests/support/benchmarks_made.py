@@ -6,15 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.bench.result import (
-    BenchEnvironment,
-    Benchmark,
-    BenchRow,
-    MachinePeak,
-    NoiseBaseline,
-    median_interval,
-    quartiles,
-)
+from mhacli.results.bench.intervals import median_interval, quartiles
+from mhacli.results.bench.result import BenchEnvironment, Benchmark, BenchRow, MachinePeak, NoiseBaseline
 from mhacli.results.bench.workload import Sweep, Workload
 
 SIZE = Workload(2, 9, 3, 11, 5, 5, "float32", False, "forward")

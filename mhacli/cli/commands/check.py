@@ -15,7 +15,7 @@ from mhacli.cli.options import ColourOptions, command, number, option, option_gr
 from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
-from mhacli.cli.values import pairs, real, whole
+from mhacli.cli.values import pairs, real, seconds, whole
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.json_schema import decode, load_json
 from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
 _JOB = "mhacli.compute.check.examine:examine_request"
-_MOST_SECONDS = 86_400.0
 _NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
 """What to do where there is no verdict; a report that is drawn says it itself."""
 _TARGET_HELP = (
@@ -107,7 +106,7 @@ class RunOptions:
         float,
         number(
             _HOW,
-            real("time-limit"),
+            seconds("time-limit"),
             "Longest time of an import, and of a call.",
             metavar="SECONDS",
         ),
@@ -130,8 +129,6 @@ def check(
 ) -> None:
     """A target in, what is right or wrong with it out; then the verdict."""
     request = _request(subject, meaning, how)
-    if not 0 < how.time_limit <= _MOST_SECONDS:
-        raise UsageError(f"time-limit must be seconds above 0 and at most {_MOST_SECONDS:.0f}, got {how.time_limit:g}")
     leave_deleted_folder()
     examination = _examined(request, how.time_limit)
     name = formats.chosen()

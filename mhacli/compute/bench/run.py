@@ -49,19 +49,8 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.results.bench.result import (
-    BackendStatus,
-    BenchEnvironment,
-    Benchmark,
-    BenchRow,
-    Interval,
-    MachinePeak,
-    NoiseBaseline,
-    is_known,
-    median_interval,
-    paired_ratio,
-    quartiles,
-)
+from mhacli.results.bench.intervals import Interval, is_known, median_interval, paired_ratio, quartiles
+from mhacli.results.bench.result import BackendStatus, BenchEnvironment, Benchmark, BenchRow, MachinePeak, NoiseBaseline
 from mhacli.results.bench.workload import BACKENDS, Sweep, Workload, exact_bytes, expected_extra_bytes
 from mhacli.spec.config import Dtype
 
@@ -175,7 +164,7 @@ def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
 MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
 """Of the exact answer in float64; a longer one is found for some of the queries."""
 _UNFUSED = ("math", "unfused")
-_NO_ROOM = "no room for the exact answer"
+_NO_ROOM = "not enough memory to measure the error"
 
 
 @dataclass
@@ -273,7 +262,7 @@ class SizeBenchmark:
             return replace(row, status="too-large", reason=reason)
         if row.flops > self._most_flops:
             longer = row.flops / self._most_flops
-            reason = f"a call would take at least {longer:.3g} × --call-limit at the rate of a matrix product here"
+            reason = f"a call would take {longer:.3g} × --call-limit or more, at the rate of a matrix product"
             return replace(row, status="too-slow", reason=reason)
         return row
 

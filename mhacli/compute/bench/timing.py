@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 
 from mhacli.compute.base.devices import free_bytes
-from mhacli.results.bench.result import MachinePeak, median_interval
+from mhacli.results.bench.intervals import MIN_ROUNDS, median_interval
+from mhacli.results.bench.result import MachinePeak
 from mhacli.spec.config import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01
 """Enough rounds: the interval of every median lies within this share of it."""
-MIN_ROUNDS, MAX_ROUNDS = 6, 384
-"""Six are the fewest whose interval can hold the median with 95 %."""
+MAX_ROUNDS = 384
 MIN_SAMPLE_S = 2e-3
 """Shorter calls are repeated within a sample, so that the clock and the loop do not count."""
 L2_BYTES = 256 << 20

@@ -23,18 +23,14 @@ from rich.text import Text
 from mhacli.errors import MhaError, installing
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
-from mhacli.results.bench.result import (
-    CONFIDENCE,
-    BaselineComparison,
-    Benchmark,
-    BenchRow,
-    NoiseBaseline,
-    reached_confidence,
-)
+from mhacli.results.bench.comparison import BaselineComparison
+from mhacli.results.bench.intervals import CONFIDENCE, reached_confidence
+from mhacli.results.bench.result import Benchmark, BenchRow, NoiseBaseline
 from mhacli.results.bench.workload import BACKENDS, Workload
 from mhacli.text.escape import visible
 
 _BAR = 8
+_SHORT_S = 1e-3
 _ALONE_SHOWN = 3
 """Rows without a counterpart that are named; the others are counted."""
 _COLUMNS = {
@@ -73,29 +69,21 @@ def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, scre
     parts: list[RenderableType] = [_machine(benchmark, screen.width)]
     for family, rows in families(benchmark.rows):
         parts += [Text(), _family(family, rows, benchmark, screen)]
-    parts += [Text(), _legend(benchmark, screen)]
+    rounds = [row for row in benchmark.rows if row.samples_s]
+    parts += [Text(), _legend(benchmark, rounds, screen)] if rounds else []
+    parts.append(Text())
+    parts += [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
     if comparison is not None:
-        parts += [Text(), _changes(comparison, screen)]
+        parts += [Text(), _changes(comparison, screen), Text(), _conclusion(comparison)]
     return Group(*parts)
 
 
 def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
     """Rows that differ in batch, length and backend only, under the words that they share, in order of measuring."""
-    found: dict[str, list[BenchRow]] = {}
+    by_family: dict[str, list[BenchRow]] = {}
     for row in rows:
-        found.setdefault(family_name(row), []).append(row)
-    return list(found.items())
-
-
-def family_name(work: Workload) -> str:
-    """What the sizes of a family have in common."""
-    kv_heads = [] if work.n_heads == work.n_kv_heads else [count_of(work.n_kv_heads, "kv head")]
-    mask = "one query, all keys" if work.q_len < work.k_len else "causal" if work.causal else "full"
-    heads = f"{count_of(work.n_heads, 'head')} × {work.d_head}"
-    direction = (
-        [] if work.q_len < work.k_len else ["forward and backward" if work.direction == "both" else work.direction]
-    )
-    return " · ".join([heads, *kv_heads, work.dtype, mask, *direction])
+        by_family.setdefault(row.family, []).append(row)
+    return list(by_family.items())
 
 
 def _machine(benchmark: Benchmark, width: int) -> Text:
@@ -123,6 +111,8 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
         control = benchmark.control(ranked[0])
         for place, row in enumerate(ranked):
             cells = _cells(row, ranked[0].ratio, in_tera) | ({} if place == 0 else {"size": ""})
+            if _is_short(row.median_s, benchmark):
+                cells["median"] = f"~{cells['median']}"
             lines.append((cells, "bold" if row.is_fastest else None))
         if control is not None:
             lines.append((_control_cells(control), "dim"))
@@ -242,43 +232,55 @@ def _error(error: float | None) -> str:
     return "–" if error is None else f"{error:.0e}" if error else "0"
 
 
-def _legend(benchmark: Benchmark, screen: Screen) -> Text:
-    rounds = [row for row in benchmark.rows if row.samples_s]
-    if not rounds:
-        return Text("nothing could be timed", style="dim")
-    said = [
-        "median of the times of a call, backends timed in turns in shuffled rounds",
-        "ratio: median of the ratios round by round to the one timed twice (again)",
-        "≈ within the noise that it shows, * surely the fastest",
-        "peak: the least time for the work here, as a share; c: a matrix product sets it, m: a copy",
-        "memory beyond the inputs at its largest"
-        + (" in a fresh process" if benchmark.environment.device == "cpu" else ""),
-        "error: the largest, against float64",
-    ]
-    if benchmark.environment.device == "cpu":
-        said.append("caches are as warm as the call before left them")
+def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) -> Text:
+    """What columns and signs mean, for rows that were timed."""
     hidden = [heading for heading, least in _COLUMNS.values() if heading and screen.width < least]
-    if hidden:
-        said.append(f"{max(least for _, least in _COLUMNS.values())} columns show {', '.join(hidden)} too")
-    if any(row.is_fallback for row in rounds):
-        said.append("! not a fused kernel")
-    if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
-        said.append("torch-mha projects its inputs and its result too")
-    sampled = [row for row in rounds if 0 < row.n_error_queries < row.q_len]
-    if sampled:
-        fewest = min(row.n_error_queries for row in sampled)
-        said.append(f"error of {fewest} queries or more, and of their gradients, where all would take too long")
-    if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
-        said.append("above 100 %: faster than this machine's best at the start and the end, as from a cache")
-    if any(not row.is_sure for row in rounds):
-        others = max((control.foreign_load or 0.0 for control in benchmark.controls), default=0.0)
-        said.append(f"? not ranked: too few rounds, or others on the same CPUs (they kept up to {others:.1f} busy)")
+    lines = [
+        "median time of a call; the backends take turns in shuffled rounds",
+        "ratio: median of the ratios, round by round, to the backend that is timed twice (again)",
+        "≈ within the noise that its two times show, * certainly the fastest",
+        "peak: the least time for the work on this machine, in percent of the time taken; c: limited by a matrix product, "
+        "m: by a copy",
+        "memory: the most beyond the inputs"
+        + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
+        "error: the largest difference from float64",
+        *(["caches stay as warm as the call before left them"] if benchmark.environment.device == "cpu" else []),
+        *([f"{max(least for _, least in _COLUMNS.values())} columns show {', '.join(hidden)} too"] if hidden else []),
+        *_doubts(benchmark, rounds),
+        *_remarks(rounds),
+    ]
+    return Text("\n".join(filled(lines, screen.width)), style="dim")
+
+
+def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
+    """What to beware of in the times."""
+    if any(_is_short(row.median_s, benchmark) for row in rounds):
+        yield "~ less than a millisecond: mostly the cost of calling torch, not of attention"
+    unsure = [row for row in rounds if not row.is_sure]
+    if unsure:
+        yield f"? not ranked: {benchmark.doubt(unsure[-1])}"
     least = min(len(row.samples_s) for row in rounds)
     if reached_confidence(least) < CONFIDENCE:
-        said.append(
-            f"with {count_of(least, 'round')} an interval holds the median with {reached_confidence(least) * 100:.0f} %"
-        )
-    return Text("\n".join(filled(said, screen.width)), style="dim")
+        confidence = f"{reached_confidence(least) * 100:.0f} %"
+        yield f"with {count_of(least, 'round')} an interval contains the true median with a probability of {confidence}"
+
+
+def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
+    """What some of the rows need to be understood."""
+    if any(row.is_fallback for row in rounds):
+        yield "! not a fused kernel"
+    if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
+        yield "torch-mha computes the projections too"
+    sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
+    if sampled:
+        yield f"error: of {min(sampled)} queries or more, and of their gradients, where all would take too long"
+    if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
+        yield "above 100 %: faster than this machine's best at the start and the end, as from a cache"
+
+
+def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
+    """Whether a time is less than a millisecond; CUDA's own clock does not count what the call costs."""
+    return seconds is not None and seconds < _SHORT_S and not benchmark.environment.device.startswith("cuda")
 
 
 def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
@@ -306,6 +308,14 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
     said = [*comparison.warnings, *comparison.broken, *alone[:_ALONE_SHOWN], *rest]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in said))
+
+
+_OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
+
+
+def _conclusion(comparison: BaselineComparison) -> Text:
+    style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule.outcome]
+    return Text(visible(comparison.summary), style=style)
 
 
 def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
@@ -387,7 +397,7 @@ def require_plots() -> None:
     """Raises `MhaError` where the extra is missing: asked before anything is measured."""
     if find_spec("matplotlib") is None:
         raise MhaError(
-            "matplotlib must be installed to draw a plot, got none",
+            "--svg and --html need matplotlib, which is not installed",
             hint=f"{installing('matplotlib')} installs it",
             code="missing-extra",
         )
@@ -403,7 +413,9 @@ def svg(benchmark: Benchmark) -> str:
     drawn = _series([row for row in benchmark.rows if row.median_s is not None])
     if not 1 <= len(drawn) <= MAX_FAMILIES:
         raise MhaError(
-            f"a plot must show from 1 to {MAX_FAMILIES} families of sizes, got {len(drawn)}",
+            f"a plot has room for {MAX_FAMILIES} families of sizes, and this run has {len(drawn)}"
+            if drawn
+            else "there is nothing to plot: no backend was timed",
             hint="name fewer heads, widths, dtypes or directions" if drawn else None,
             code="nothing-to-plot",
         )

@@ -1,19 +1,17 @@
-"""What `mha bench` found, as data (`mha.bench/1`), and its comparison with an earlier result."""
+"""What `mha bench` measured, as data (`mha.bench/1`), and in a sentence."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import decode, load_json
+from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 from mhacli.results.record.record import Environment
 from mhacli.spec.config import Dtype
@@ -181,10 +179,46 @@ class Benchmark:
         """The control of a size; None where nothing could be timed."""
         return next((c for c in self.controls if workload_of(c) == workload_of(workload)), None)
 
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Which backend is the fastest, by how much, and whether that is certain: a sentence for each family of sizes."""
+        families: dict[str, list[_Ranked]] = {}
+        for row in self.rows:
+            if row.ratio_interval is not None:
+                families.setdefault(row.family, []).append(_Ranked(row, row.ratio_interval))
+        sentences = {family: self._sentence(_longest(rows)) for family, rows in families.items()}
+        if len(sentences) < 2:
+            return tuple(sentences.values()) or ("nothing could be timed",)
+        return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
+
+    def _sentence(self, rows: Sequence[_Ranked]) -> str:
+        """How the fastest backend of a size compares with `explicit`, which is the plain formula, or else with the slowest."""
+        (first, ratio), *others = sorted(rows, key=lambda ranked: ranked.ratio.median)
+        size = first.length_text
+        if not others:
+            return f"{first.backend} takes {(first.median_s or 0.0) * 1e3:.3g} ms at {size}; no other backend was timed"
+        other, other_ratio = next((ranked for ranked in others if ranked.row.backend == "explicit"), others[-1])
+        factor = _factor_text(other_ratio.median / ratio.median)
+        if not first.is_sure:
+            measured = f"{first.backend} was {factor} × faster than {other.backend} at {size}"
+            return f"{measured}, but that is not certain: {self.doubt(first)}"
+        if ratio.overlaps(other_ratio):
+            return f"{first.backend} and {other.backend} are equally fast at {size}: the difference is within the noise"
+        return f"{first.backend} is {factor} × faster than {other.backend} at {size}, beyond noise"
+
+    def doubt(self, row: BenchRow) -> str:
+        """Why a row that is not `is_sure` cannot be ranked."""
+        if not is_known(len(row.samples_s)):
+            return f"it needs {MIN_ROUNDS} rounds or more, and this run has {len(row.samples_s)}"
+        control = self.control(row)
+        n_cpus = 0.0 if control is None else control.foreign_load or 0.0
+        return f"the machine was busy, other processes used {n_cpus:.1f} of its CPUs"
+
     def document(self) -> dict[str, Any]:
         """The run as JSON values; non-finite numbers do not occur."""
+        fields = dataclasses.asdict(dataclasses.replace(self, rows=()))
         rows = [row.document() for row in self.rows]
-        return {"schema": SCHEMA} | dataclasses.asdict(dataclasses.replace(self, rows=())) | {"rows": rows}
+        return {"schema": SCHEMA, "summary": list(self.summary)} | fields | {"rows": rows}
 
     def to_json(self) -> str:
         """The document, a row per line."""
@@ -203,8 +237,9 @@ def read_benchmark(path: str) -> Benchmark:
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
+        has = "no schema" if schema is None else f"the schema {repr(schema)[:80]}"
         raise MhaError(
-            f"{path} must be a benchmark (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)[:80]}",
+            f"{path} is not a benchmark: it has {has}, not {SCHEMA!r}",
             hint="mha bench --save-baseline FILE writes one",
             code="bad-file",
             path=path,
@@ -214,14 +249,14 @@ def read_benchmark(path: str) -> Benchmark:
         times = (row.median_s, row.median_low_s, row.median_high_s)
         is_timed = row.status == "ok" or row.interval is not None
         if is_timed and not all(time is not None and _LEAST <= time <= _MOST for time in times):
-            raise _refusal(path, f"rows[{place}] must have times from {_LEAST:g} to {_MOST:g} s", times)
+            raise _out_of_range(path, f"a time of rows[{place}]", f"{_MOST:g} s", times)
         if row.samples_s and not _LEAST <= min(row.samples_s) <= max(row.samples_s) <= _MOST:
             extremes = min(row.samples_s), max(row.samples_s)
-            raise _refusal(path, f"rows[{place}] must have samples from {_LEAST:g} to {_MOST:g} s", extremes)
+            raise _out_of_range(path, f"a sample of rows[{place}]", f"{_MOST:g} s", extremes)
     for place, ceiling in enumerate(benchmark.ceilings):
         rates = (ceiling.matmul_tflops, ceiling.copy_gb_per_s)
         if not all(_LEAST <= rate <= _MOST for rate in rates):
-            raise _refusal(path, f"ceilings[{place}] must have rates from {_LEAST:g} to {_MOST:g}", rates)
+            raise _out_of_range(path, f"a rate of ceilings[{place}]", f"{_MOST:g}", rates)
     return benchmark
 
 
@@ -230,266 +265,34 @@ def workload_of(row: Workload) -> Workload:
     return Workload(**{f.name: getattr(row, f.name) for f in dataclasses.fields(Workload)})
 
 
+class _Ranked(NamedTuple):
+    """A row that was timed, with its ratio to the control's backend."""
+
+    row: BenchRow
+    ratio: Interval
+
+
+def _longest(rows: Sequence[_Ranked]) -> list[_Ranked]:
+    """The rows of the longest size at which two backends or more were timed; of the longest one where there is none."""
+    by_size: dict[Workload, list[_Ranked]] = {}
+    for ranked in rows:
+        by_size.setdefault(workload_of(ranked.row), []).append(ranked)
+    size = max(by_size, key=lambda size: (len(by_size[size]) > 1, size.k_len, size.batch))
+    return by_size[size]
+
+
+def _factor_text(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 1.995 else f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
+
+
 def _interval(median: float | None, low: float | None, high: float | None) -> Interval | None:
     return None if median is None or low is None or high is None else Interval(median, low, high)
 
 
-def _refusal(path: str, rule: str, got: tuple[float | None, ...]) -> MhaError:
-    return MhaError(f"{path}: {rule}, got {', '.join(map(str, got))}", code="bad-file", path=path)
+def _out_of_range(path: str, name: str, most: str, values: tuple[float | None, ...]) -> MhaError:
+    message = f"{path}: {name} is not between {_LEAST:g} and {most}: {', '.join(map(str, values))}"
+    return MhaError(message, code="bad-file", path=path)
 
 
 def _dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-# ------------------------------------------------------------------------------------ how far a median can be believed
-
-
-CONFIDENCE = 0.95
-"""The probability that an interval holds the true median; fewer than six samples cannot reach it."""
-
-
-class Interval(NamedTuple):
-    """A median, and between which numbers it lies."""
-
-    median: float
-    low: float
-    high: float
-
-    def overlaps(self, other: Interval) -> bool:
-        """Whether both may mean the same number."""
-        return self.low <= other.high and other.low <= self.high
-
-    @property
-    def relative_width(self) -> float:
-        """The larger of the two distances from the median to the ends, as a share of the median."""
-        return max(self.high - self.median, self.median - self.low) / self.median if self.median else 0.0
-
-
-def median_interval(samples: Sequence[float]) -> Interval:
-    """The median and its interval of 95 %, whatever the distribution: from the k-th smallest to the k-th largest sample.
-
-    With fewer than six samples, the smallest and the largest (`reached_confidence` says what that is worth). Source:
-    David and Nagaraja 2003, "Order Statistics", section 7.1.
-
-    >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
-    Interval(median=3.5, low=1.0, high=9.0)
-    """
-    ordered = sorted(samples)
-    k, _ = _rank(len(ordered))
-    return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
-
-
-def reached_confidence(n_samples: int) -> float:
-    """The probability that the interval of so many samples holds the true median: at most `CONFIDENCE` is asked for."""
-    return _rank(n_samples)[1]
-
-
-def is_known(n_samples: int) -> bool:
-    """Whether so many samples are enough to tell two medians apart with the confidence that intervals promise."""
-    return reached_confidence(n_samples) >= CONFIDENCE
-
-
-def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
-    """The median of the ratios, round by round, and its interval: what slows a whole round down cancels."""
-    return median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
-
-
-def quartiles(samples: Sequence[float]) -> tuple[float, float]:
-    """The 25th and 75th percentile, inclusive; the sample itself where there is one."""
-    if len(samples) == 1:
-        return samples[0], samples[0]
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return low, high
-
-
-@cache
-def _rank(n: int) -> tuple[int, float]:
-    """How many samples to leave out at each end, the most that keep the confidence, and the confidence that is left."""
-    k, half = 0, 2 ** (n - 1)
-    exactly = at_most = 1  # ways in which so many samples fall below the median: k of them, and k or fewer
-    while k + 1 <= (n - 1) // 2:
-        exactly = exactly * (n - k) // (k + 1)
-        if 1 - (at_most + exactly) / half < CONFIDENCE:
-            break
-        k, at_most = k + 1, at_most + exactly
-    return k, 1 - at_most / half
-
-
-# ------------------------------------------------------------------------------------------- against an earlier result
-
-
-SpeedVerdict = Literal["slower", "faster", "similar"]
-FailIfOutcome = Literal["slower", "inconclusive", "passed"]
-_SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
-_SAME_RATE = 1.1
-"""Machines whose matrix products or copies differ by more than this factor are told apart."""
-
-
-@dataclass(frozen=True)
-class TimeChange(Workload):
-    """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals. Ratios up to
-    `noise_high` are what the machine's own noise makes of 1."""
-
-    backend: str
-    baseline_s: float
-    median_s: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    verdict: SpeedVerdict
-    noise_high: float = 1.0
-
-    def shows_from(self, limit: float) -> float:
-        """The smallest true ratio at which an interval as wide as this one would lie above a limit, and above the noise."""
-        return max(limit, self.noise_high if limit >= 1 else 0.0) * self.ratio / self.ratio_low
-
-
-@dataclass(frozen=True)
-class UndecidedRow:
-    """A row whose interval holds the limit: it may be slower, and may be not. `shows_from` as of `TimeChange`."""
-
-    backend: str
-    name: str
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    shows_from: float
-
-
-@dataclass(frozen=True)
-class FailIfResult:
-    """What the rule `slower:LIMIT` says: `slower` where a time is surely above it, `passed` where each is surely at most that,
-    else `inconclusive`."""
-
-    limit: float
-    outcome: FailIfOutcome
-    undecided: tuple[UndecidedRow, ...]
-
-
-@dataclass(frozen=True)
-class BaselineComparison:
-    """What changed, what cannot be compared, and what to beware of; and what the rule says, where there is one."""
-
-    baseline: str
-    changes: tuple[TimeChange, ...]
-    broken: tuple[str, ...]
-    unmatched: tuple[str, ...]
-    warnings: tuple[str, ...]
-    rule: FailIfResult | None = None
-
-    def ruled(self, limit: float) -> BaselineComparison:
-        """The same with what the rule `slower:LIMIT` says of it."""
-        slow = too_slow(self, limit)
-        undecided = tuple(
-            UndecidedRow(c.backend, c.name, c.ratio, c.ratio_low, c.ratio_high, c.shows_from(limit))
-            for c in self.changes
-            if c not in slow and c.ratio_high > limit
-        )
-        outcome: FailIfOutcome = "slower" if slow or self.broken else "inconclusive" if undecided else "passed"
-        return dataclasses.replace(self, rule=FailIfResult(limit, outcome, undecided))
-
-    def milder(self, again: BaselineComparison) -> BaselineComparison:
-        """The same, with each change that was measured again replaced by the smaller ratio of the two."""
-        seconds = {(change.backend, workload_of(change)): change for change in again.changes}
-        both = [(change, seconds.get((change.backend, workload_of(change)), change)) for change in self.changes]
-        return dataclasses.replace(self, changes=tuple(min(pair, key=lambda change: change.ratio) for pair in both))
-
-    def document(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dataclasses.asdict(self)
-
-
-def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineComparison:
-    """Every row of `now` beside the same row of the baseline.
-
-    The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse. It holds the
-    noise within each run; that between them is in the verdict: a change is `similar` where it overlaps what the controls of
-    both runs, and the rates of the machine's own matrix product and copy then and now, show to be noise.
-    """
-    then = {row.key: row for row in baseline.rows}
-    changes, broken, unmatched = [], [], []
-    for row in now.rows:
-        before = then.pop(row.key, None)
-        if before is None:
-            unmatched.append(f"{row.backend}, {row.name}: not in {path}")
-        elif row.interval is not None and before.interval is not None:
-            changes.append(_change(row, row.interval, _timed(before), _noise(row, now, baseline)))
-        elif before.interval is not None:
-            broken.append(f"{row.backend}, {row.name}: {row.status} now ({row.reason})")
-    unmatched += [f"{row.backend}, {row.name}: not measured now" for row in then.values()]
-    return BaselineComparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
-
-
-def parse_rule(word: str) -> float:
-    """The ratio of `slower:RATIO`. Raises `UsageError` with the form."""
-    match = re.fullmatch(r"slower:([0-9]{1,6}(?:\.[0-9]{1,9})?)", word.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"fail-if must be slower:RATIO such as slower:1.10, got {word[:40]!r}")
-    return float(match[1])
-
-
-def too_slow(comparison: BaselineComparison, ratio: float) -> tuple[TimeChange, ...]:
-    """The changes whose whole interval lies above a ratio, less those that are like the noise where the ratio is not below 1."""
-    above = (change for change in comparison.changes if change.ratio_low > ratio)
-    return tuple(change for change in above if ratio < 1 or change.verdict == "slower")
-
-
-def _change(row: BenchRow, now: Interval, then: Interval, noise: Interval) -> TimeChange:
-    ratio = Interval(now.median / then.median, now.low / then.high, now.high / then.low)
-    verdict: SpeedVerdict = "similar" if ratio.overlaps(noise) else "slower" if ratio.median > 1 else "faster"
-    return TimeChange(
-        **dataclasses.asdict(workload_of(row)), backend=row.backend, baseline_s=then.median, median_s=now.median,
-        ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high, verdict=verdict,
-        noise_high=noise.high,
-    )  # fmt: skip
-
-
-def _timed(row: BenchRow) -> Interval:
-    """The median that a file states, with the relative width that its samples have."""
-    stated = row.interval
-    assert stated is not None  # the caller asked
-    if not row.samples_s:
-        return stated
-    recomputed = median_interval(row.samples_s)
-    factor = stated.median / recomputed.median
-    return Interval(stated.median, recomputed.low * factor, recomputed.high * factor)
-
-
-def _noise(row: BenchRow, now: Benchmark, baseline: Benchmark) -> Interval:
-    """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
-    ratios = [1.0]
-    for control in (now.control(row), baseline.control(row)):
-        ratios += [] if control is None else [control.interval.low, control.interval.high]
-    ours, theirs = ({c.dtype: c for c in run.ceilings}.get(row.dtype) for run in (now, baseline))
-    if ours is not None and theirs is not None:
-        ratios += [theirs.matmul_tflops / ours.matmul_tflops, theirs.copy_gb_per_s / ours.copy_gb_per_s]
-    return Interval(1.0, min(ratios), max(ratios))
-
-
-def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
-    warnings = []
-    for name in _SAME:
-        ours, theirs = getattr(now.environment, name), getattr(baseline.environment, name)
-        if ours != theirs:
-            warnings.append(f"{name} differs: {theirs} then, {ours} now")
-    if now.seed != baseline.seed:
-        warnings.append(f"seed differs: {baseline.seed} then, {now.seed} now")
-    fewest = min((len(row.samples_s) for run in (now, baseline) for row in run.rows if row.samples_s), default=0)
-    if fewest and not is_known(fewest):
-        warnings.append(
-            f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range"
-        )
-    then = {ceiling.dtype: ceiling for ceiling in baseline.ceilings}
-    for ceiling in now.ceilings:
-        if ceiling.dtype in then:
-            other = then[ceiling.dtype]
-            warnings += _rate("matrix product", ceiling.matmul_tflops / other.matmul_tflops, ceiling.dtype)
-            warnings += _rate("copy", ceiling.copy_gb_per_s / other.copy_gb_per_s, ceiling.dtype)
-    return warnings
-
-
-def _rate(what: str, ratio: float, dtype: str) -> list[str]:
-    if 1 / _SAME_RATE <= ratio <= _SAME_RATE:
-        return []
-    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: a busier or other machine"]

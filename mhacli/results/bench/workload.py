@@ -46,6 +46,24 @@ class Workload:
         )
 
     @property
+    def family(self) -> str:
+        """What the size shares with those that differ in batch and length alone, in words."""
+        parts = [f"{self.n_heads} head{'s' * (self.n_heads != 1)} × {self.d_head}"]
+        if self.n_kv_heads != self.n_heads:
+            parts.append(f"{self.n_kv_heads} kv head{'s' * (self.n_kv_heads != 1)}")
+        parts.append(self.dtype)
+        if self.q_len < self.k_len:
+            return " · ".join([*parts, "one query, all keys"])
+        direction = "forward and backward" if self.direction == "both" else self.direction
+        return " · ".join([*parts, "causal" if self.causal else "full", direction])
+
+    @property
+    def length_text(self) -> str:
+        """Batch and length: `1,024 tokens`, `4 × 256 tokens`, `8,192 keys` of a single query."""
+        batch = "" if self.batch == 1 else f"{self.batch} × "
+        return f"{batch}{self.k_len:,} {'keys' if self.q_len < self.k_len else 'tokens'}"
+
+    @property
     def offset(self) -> int:
         """The key that is the first query's own token."""
         return self.k_len - self.q_len
@@ -192,20 +210,23 @@ class Sweep:
         """The sweep itself. Raises `UsageError` for a backend that does not exist, and for sizes that cannot be."""
         for name in self.backends:
             if name not in BACKENDS:
-                raise UsageError(f"backends must be among {', '.join(BACKENDS)} or {ALL}, got {name!r}")
+                raise UsageError(f"there is no backend {name!r}: choose from {', '.join([*BACKENDS, ALL])}")
         for name in ("batch", "lengths"):
             low = min(getattr(self, name), default=1)
             if low < 1:
-                raise UsageError(f"{name} must be counts from 1 up, got {low}")
+                raise UsageError(f"--{name} {low} is too small: the least is 1")
         if not self.directions:
-            raise UsageError("directions must name one at least, got none")
+            raise UsageError("--direction names none: choose from forward, backward, both")
         if self.decode and self.directions != ("forward",):
-            raise UsageError("direction must be forward with decode: a step of decoding has no backward pass")
+            directions = ",".join(self.directions)
+            raise UsageError(
+                f"--direction {directions} does not go with --decode: a decoding step has no backward pass"
+            )
         for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
             _require_sizes(n_heads, n_kv_heads, d_head)
         for length in self.lengths:
             if length > MAX_LENGTH:
-                raise UsageError(f"lengths must be at most {MAX_LENGTH}, got {length}")
+                raise UsageError(f"--lengths {length} is too long: the most is {MAX_LENGTH}")
         return self
 
     def on(self, kind: str) -> Sweep:
@@ -233,7 +254,10 @@ class Sweep:
                             Workload(batch, n_heads, n_kv_heads, d_head, q_len, length, dtype, full.causal, direction)
                         )
         if len(found) > MAX_WORKLOADS:
-            raise UsageError(f"the sweep must have at most {MAX_WORKLOADS} sizes, got {len(found)}")
+            raise UsageError(
+                f"these options combine to {len(found)} sizes: the most for a run is {MAX_WORKLOADS}",
+                hint="shorten one of the lists",
+            )
         return tuple(dict.fromkeys(found))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.results.bench.result import (
+from mhacli.results.bench.intervals import (
     CONFIDENCE,
     Interval,
     median_interval,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import MhaError
-from mhacli.results.bench.result import Benchmark, BenchRow, MachinePeak, compare, read_benchmark, workload_of
+from mhacli.results.bench.comparison import compare
+from mhacli.results.bench.result import Benchmark, BenchRow, MachinePeak, read_benchmark, workload_of
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 
 FULL = made_benchmark(
@@ -91,7 +92,7 @@ def test_the_json_has_a_row_per_line_and_a_name_for_each_number() -> None:
     text = FULL.to_json()
     document = json.loads(text)
     assert list(document) == [
-        "schema", "command", "seed", "environment", "sweep", "ceilings", "rows", "controls",
+        "schema", "summary", "command", "seed", "environment", "sweep", "ceilings", "rows", "controls",
     ]  # fmt: skip
     assert document["schema"] == "mha.bench/1"
     assert sum(line.startswith('{"batch":') for line in text.splitlines()) == len(FULL.rows) + len(FULL.controls)
@@ -210,15 +211,15 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: str, message: str)
         (7, "no schema"),
         ({}, "no schema"),
         ({"schema": None}, "no schema"),
-        ({"schema": "mha.record/1"}, "'mha.record/1'"),
-        ({"schema": "mha.bench/2", "rows": []}, "'mha.bench/2'"),
-        ({"schema": ["mha.bench/1"]}, "['mha.bench/1']"),
-        ({"schema": "x" * 500}, "'" + 79 * "x"),
+        ({"schema": "mha.record/1"}, "the schema 'mha.record/1'"),
+        ({"schema": "mha.bench/2", "rows": []}, "the schema 'mha.bench/2'"),
+        ({"schema": ["mha.bench/1"]}, "the schema ['mha.bench/1']"),
+        ({"schema": "x" * 500}, "the schema '" + 79 * "x"),
     ],
     ids=str,
 )
 def test_what_is_no_benchmark_is_refused_by_its_schema(tmp_path: Path, document: Any, got: str) -> None:
-    message = f"FILE must be a benchmark (schema mha.bench/1), got {got}"
+    message = f"FILE is not a benchmark: it has {got}, not 'mha.bench/1'"
     assert refusal(written(tmp_path, document)) == (message, "mha bench --save-baseline FILE writes one")
 
 
@@ -230,10 +231,10 @@ def test_what_is_no_benchmark_is_refused_by_its_schema(tmp_path: Path, document:
             {"backend": ..., "status": ..., "predicted_bytes": ...},
             "FILE.rows[0] must have the fields backend, predicted_bytes, status, got none of that name",
         ),
-        ({"median_s": -0.5}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got -0.5, 0.125, 0.5"),
-        ({"median_s": 0}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got 0.0, 0.125, 0.5"),
-        ({"median_s": None}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got None, 0.125, 0.5"),
-        ({"median_s": ...}, "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got None, 0.125, 0.5"),
+        ({"median_s": -0.5}, "FILE: a time of rows[0] is not between 1e-12 and 1e+12 s: -0.5, 0.125, 0.5"),
+        ({"median_s": 0}, "FILE: a time of rows[0] is not between 1e-12 and 1e+12 s: 0.0, 0.125, 0.5"),
+        ({"median_s": None}, "FILE: a time of rows[0] is not between 1e-12 and 1e+12 s: None, 0.125, 0.5"),
+        ({"median_s": ...}, "FILE: a time of rows[0] is not between 1e-12 and 1e+12 s: None, 0.125, 0.5"),
         ({"status": "fine"}, "FILE.rows[0].status must be one of ok, unsupported, "
          "out-of-memory, too-large, too-slow, failed, got 'fine'"),
         ({"dtype": "int8"}, "FILE.rows[0].dtype must be one of float32, float64, bfloat16, float16, got 'int8'"),
@@ -267,7 +268,7 @@ def test_a_number_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, None, 1e-300, 1e300])
 def test_the_ends_of_an_interval_must_be_times_too(tmp_path: Path, value: float | None) -> None:
-    rule = "FILE: rows[0] must have times from 1e-12 to 1e+12 s, got"
+    rule = "FILE: a time of rows[0] is not between 1e-12 and 1e+12 s:"
     assert refusal(written(tmp_path, changed({"median_low_s": value})))[0] == f"{rule} 0.25, {value}, 0.5"
     assert refusal(written(tmp_path, changed({"median_high_s": value})))[0] == f"{rule} 0.25, 0.125, {value}"
 
@@ -276,7 +277,7 @@ def test_the_ends_of_an_interval_must_be_times_too(tmp_path: Path, value: float 
 def test_a_machine_without_a_rate_is_refused(tmp_path: Path, value: float) -> None:
     document = changed({})
     document["ceilings"][1]["matmul_tflops"] = value
-    message = f"FILE: ceilings[1] must have rates from 1e-12 to 1e+12, got {value}, 0.001"
+    message = f"FILE: a rate of ceilings[1] is not between 1e-12 and 1e+12: {value}, 0.001"
     assert refusal(written(tmp_path, document)) == (message, None)
 
 
@@ -303,3 +304,64 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_a_row_that_did_not_run_needs_no_times(tmp_path: Path) -> None:
     kept: BenchRow = read_benchmark(written(tmp_path, FULL.to_json())).rows[2]
     assert (kept.status, kept.median_s, kept.samples_s) == ("unsupported", None, ())
+
+
+# ---------------------------------------------------------------------------------------------------- the run in a sentence
+
+
+LONG, SHORT = size(batch=1, q_len=1024, k_len=1024), size(batch=1, q_len=64, k_len=64)
+
+
+def ranked(backend: str, ratio: float, *, workload: Workload = LONG, n: int = 6, **fields: Any) -> BenchRow:
+    """A row whose ratio is known to 1 %."""
+    bounds = {"ratio": ratio, "ratio_low": 0.99 * ratio, "ratio_high": 1.01 * ratio}
+    return made_row(backend, [0.01 * ratio] * n, workload=workload, **bounds | fields)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], "nothing could be timed"),
+        ([made_row("cudnn")], "nothing could be timed"),
+        ([ranked("flash", 1.0)], "flash takes 10 ms at 1,024 tokens; no other backend was timed"),
+        (
+            [ranked("explicit", 3.4), ranked("flash", 1.0), ranked("math", 5.0)],
+            "flash is 3.4 × faster than explicit at 1,024 tokens, beyond noise",
+        ),
+        (
+            [ranked("math", 1.04), ranked("efficient", 1.2), ranked("flash", 0.8)],
+            "flash is 1.50 × faster than efficient at 1,024 tokens, beyond noise",
+        ),
+        (
+            [ranked("explicit", 1.01), ranked("flash", 1.0)],
+            "flash and explicit are equally fast at 1,024 tokens: the difference is within the noise",
+        ),
+        (
+            [ranked("explicit", 24.6, n=3, is_sure=False), ranked("flash", 1.0, n=3, is_sure=False)],
+            "flash was 25 × faster than explicit at 1,024 tokens, but that is not certain: it needs 6 rounds or more, and this "
+            "run has 3",
+        ),
+        (
+            [ranked("explicit", 2.0, is_sure=False), ranked("flash", 1.0, is_sure=False)],
+            "flash was 2.0 × faster than explicit at 1,024 tokens, but that is not certain: the machine was busy, other "
+            "processes used 1.2 of its CPUs",
+        ),
+        (
+            [ranked("explicit", 9.0, workload=SHORT), ranked("flash", 1.0, workload=SHORT), ranked("flash", 1.0)],
+            "flash is 9.0 × faster than explicit at 64 tokens, beyond noise",
+        ),
+    ],
+)
+def test_a_run_in_a_sentence(rows: list[BenchRow], sentence: str) -> None:
+    control = replace(made_control(workload=LONG), foreign_load=1.24)
+    run = made_benchmark(*rows, controls=[control])
+    assert run.summary == (sentence,)
+    assert run.document()["summary"] == [sentence]
+
+
+def test_each_family_of_sizes_has_a_sentence_under_its_name() -> None:
+    causal = replace(LONG, causal=True)
+    rows = [ranked("explicit", 2.0), ranked("sdpa", 1.0), ranked("sdpa", 1.0, workload=causal)]
+    first, second = made_benchmark(*rows).summary
+    assert first.startswith(f"{LONG.family}: sdpa is 2.0 × faster")
+    assert second.startswith(f"{causal.family}: sdpa takes 10 ms")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.benchmarks_made import size
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -169,3 +170,35 @@ def test_the_newest_token_of_a_decoding_step_sees_every_key() -> None:
     step = replace(GROUPED, q_len=1, k_len=13, causal=True)
     assert step.pairs == 13
     assert step.attention_flops == replace(step, causal=False).attention_flops
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "9 heads × 11 · 3 kv heads · float32 · full · forward"),
+        ({"n_kv_heads": 9}, "9 heads × 11 · float32 · full · forward"),
+        ({"n_kv_heads": 1}, "9 heads × 11 · 1 kv head · float32 · full · forward"),
+        ({"n_heads": 1, "n_kv_heads": 1}, "1 head × 11 · float32 · full · forward"),
+        ({"d_head": 13}, "9 heads × 13 · 3 kv heads · float32 · full · forward"),
+        ({"dtype": "bfloat16"}, "9 heads × 11 · 3 kv heads · bfloat16 · full · forward"),
+        ({"causal": True}, "9 heads × 11 · 3 kv heads · float32 · causal · forward"),
+        ({"direction": "backward"}, "9 heads × 11 · 3 kv heads · float32 · full · backward"),
+        ({"direction": "both"}, "9 heads × 11 · 3 kv heads · float32 · full · forward and backward"),
+        ({"q_len": 1}, "9 heads × 11 · 3 kv heads · float32 · one query, all keys"),
+        ({"q_len": 1, "causal": True}, "9 heads × 11 · 3 kv heads · float32 · one query, all keys"),
+    ],
+)
+def test_a_family_is_named_by_what_its_sizes_share(changes: dict[str, Any], name: str) -> None:
+    assert size(**changes).family == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "2 × 5 tokens"),
+        ({"batch": 1, "q_len": 1024, "k_len": 1024}, "1,024 tokens"),
+        ({"batch": 1, "q_len": 1, "k_len": 8192}, "8,192 keys"),
+    ],
+)
+def test_a_length_in_a_sentence_has_its_unit(changes: dict[str, Any], text: str) -> None:
+    assert size(**changes).length_text == text

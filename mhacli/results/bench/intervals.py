@@ -1,0 +1,80 @@
+"""How far a median can be believed: the interval in which it lies, whatever the distribution of the samples."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+CONFIDENCE = 0.95
+"""The probability that an interval holds the true median."""
+MIN_ROUNDS = 6
+"""The fewest samples whose interval can hold the median with that probability."""
+
+
+class Interval(NamedTuple):
+    """A median, and between which numbers it lies."""
+
+    median: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether both may mean the same number."""
+        return self.low <= other.high and other.low <= self.high
+
+    @property
+    def relative_width(self) -> float:
+        """The larger of the two distances from the median to the ends, as a share of the median."""
+        return max(self.high - self.median, self.median - self.low) / self.median if self.median else 0.0
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """The median and its interval of 95 %, whatever the distribution: from the k-th smallest to the k-th largest sample.
+
+    With fewer than six samples, the smallest and the largest (`reached_confidence` says what that is worth). Source:
+    David and Nagaraja 2003, "Order Statistics", section 7.1.
+
+    >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
+    Interval(median=3.5, low=1.0, high=9.0)
+    """
+    ordered = sorted(samples)
+    k, _ = _rank(len(ordered))
+    return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
+
+
+def reached_confidence(n_samples: int) -> float:
+    """The probability that the interval of so many samples holds the true median: at most `CONFIDENCE` is asked for."""
+    return _rank(n_samples)[1]
+
+
+def is_known(n_samples: int) -> bool:
+    """Whether so many samples are enough to tell two medians apart with the confidence that intervals promise."""
+    return reached_confidence(n_samples) >= CONFIDENCE
+
+
+def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
+    """The median of the ratios, round by round, and its interval: what slows a whole round down cancels."""
+    return median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float]:
+    """The 25th and 75th percentile, inclusive; the sample itself where there is one."""
+    if len(samples) == 1:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+@cache
+def _rank(n: int) -> tuple[int, float]:
+    """How many samples to leave out at each end, the most that keep the confidence, and the confidence that is left."""
+    k, half = 0, 2 ** (n - 1)
+    exactly = at_most = 1  # ways in which so many samples fall below the median: k of them, and k or fewer
+    while k + 1 <= (n - 1) // 2:
+        exactly = exactly * (n - k) // (k + 1)
+        if 1 - (at_most + exactly) / half < CONFIDENCE:
+            break
+        k, at_most = k + 1, at_most + exactly
+    return k, 1 - at_most / half
