@@ -9,13 +9,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
 import mhacli
+from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.streams import flush, forget_stdout, require_stdout, write
 from mhacli.errors import MhaError, UsageError
@@ -52,8 +53,13 @@ class LazyGroup(HelpGroup):
         return loaded or (typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Loads the command that the arguments name."""
-        if args and args[0] in COMMANDS:
+        """Loads the command that the arguments name; `help COMMAND` is `COMMAND --help`."""
+        if args[0] == "help":
+            args = [*(word for word in args[1:] if not word.startswith("-")), "--help"]
+        if args == ["--help"]:
+            write(help_text(ctx))
+            raise typer.Exit
+        if args[0] in COMMANDS:
             with uncollected():
                 self.commands[args[0]] = _load(args[0])
         return super().resolve_command(ctx, args)
@@ -73,6 +79,7 @@ app = typer.Typer(
     name="mha",
     cls=LazyGroup,
     pretty_exceptions_enable=False,
+    suggest_commands=False,
 )
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
@@ -164,16 +171,32 @@ def _usage_error(fault: Exception) -> MhaError:
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
     context = getattr(fault, "ctx", None)
     path = context.command_path if context is not None else "mha"
-    unknown = re.match(r"no such command '(.*)'", message)
-    meant = None if unknown is None else _meant_command(unknown[1], path)
-    return UsageError(message, hint=meant or f"{path} --help lists what there is")
+    unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
+    if unknown is None:
+        return UsageError(message, hint=f"{path} --help shows what there is")
+    kind, word, _ = unknown.groups()
+    if kind == "command":
+        names = context.command.list_commands(context) if context is not None else []
+        return UsageError(
+            f"no such command: {word}", hint=_meant_command(word, path, names) or f"{path} --help lists the commands"
+        )
+    parameters = context.command.get_params(context) if context is not None else []
+    names = [
+        name for one in parameters if not getattr(one, "hidden", False) for name in (*one.opts, *one.secondary_opts)
+    ]
+    return UsageError(
+        f"no such option: {word}", hint=meant_option(word, names) or f"{path} --help-all lists the options"
+    )
 
 
-def _meant_command(word: str, path: str) -> str | None:
-    """What to type where a file, a folder or a text stands in the place of a command; None for any other word."""
+def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
+    """What to type where no command stands, but a misspelt one, a file, a folder or a text; None for any other word."""
     shown = shlex.quote(word)
     if not os.path.lexists(word):
-        return f"mha run {shown} shows the attention of a text" if " " in word and path == "mha" else None
+        if " " in word and path == "mha":
+            return f"mha run {shown} shows the attention of a text"
+        meant = suggestion(word, names)
+        return meant and f"did you mean {path} {meant}?"
     if path.endswith(" weights"):
         return f"mha weights info {shown} says what it holds"
     return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"

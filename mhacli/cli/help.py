@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import typer
 import typer.core
 
+from mhacli.cli.aliases import expanded
 from mhacli.cli.streams import stdout_width, wants_colour, write
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -37,11 +38,17 @@ _HELP_OPTIONS = (_help_option("--help", "-h", everything=False), _help_option("-
 
 
 class HelpCommand(typer.core.TyperCommand):
-    """A command with this help."""
+    """A command with this help, which takes other names of its options too."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its own parameters, then the two options of help."""
         return [*self.params, *_HELP_OPTIONS]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the words, once other names are replaced by ours."""
+        options = (one for one in self.get_params(ctx) if isinstance(one, typer.core.TyperOption))
+        takes_value = {name: not one.is_flag for one in options for name in (*one.opts, *one.secondary_opts)}
+        return super().parse_args(ctx, list(expanded(args, takes_value, self.name or "")))
 
 
 class HelpGroup(typer.core.TyperGroup):

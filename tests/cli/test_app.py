@@ -57,7 +57,7 @@ def test_mha_alone_prints_its_help() -> None:
 def test_an_unknown_command_is_a_usage_error() -> None:
     done = mha("rum")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "mha: error: no such command 'rum'\nhint: mha --help lists what there is\n"
+    assert done.stderr == "mha: error: no such command: rum\nhint: did you mean mha run?\n"
 
 
 def test_a_text_that_begins_with_a_minus_gets_the_way_out() -> None:

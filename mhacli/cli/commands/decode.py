@@ -104,12 +104,13 @@ def decode(
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
         raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
-    from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
     from mhacli.requests.layer import decodable
 
     request = make_request(source, text, layer, device, save)
     require_cpu_memory(request)
     request = decodable(request, decoding.prompt_len)
+    require_heads(options.heads, request, layer)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import decode as study

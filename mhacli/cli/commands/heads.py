@@ -42,7 +42,7 @@ from mhacli.cli.shared.output import (
     view_options,
     with_output,
 )
-from mhacli.cli.shared.request import record_command
+from mhacli.cli.shared.request import record_command, require_heads
 from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
 from mhacli.cli.values import index_list, real, span, whole
 from mhacli.errors import UsageError
@@ -191,7 +191,7 @@ def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, 
     """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = request.facts
     heads = _chosen_heads(asked)
-    _require_below(heads or (), request.config.n_heads, "head")
+    require_heads(heads, request, layer)
     kept = _kept(asked, facts.q_len, facts.k_len, keep_z=keep_z)
     _require_same_columns(kept, is_shifted=bool(facts.padded) and request.config.padding == "left")
     return replace(_plain_wanted(asked, layer, heads), kept=kept)

@@ -97,10 +97,11 @@ def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple
 
 def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     require_without_model(**vars(given.model), **vars(given.reading))
-    from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
 
     request = make_request(given.source, given.text, given.layer, given.device, given.save)
     require_cpu_memory(request)
+    require_heads(options.heads, request, given.layer)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study

@@ -32,7 +32,7 @@ _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file.
 
 _EXAMPLES = "mha weights info MiniLM", "mha weights convert MiniLM --layer 5 -o layer.safetensors"
 
-weights = typer.Typer(cls=HelpGroup, add_completion=False)
+weights = typer.Typer(cls=HelpGroup, add_completion=False, suggest_commands=False)
 """The group of both commands."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
@@ -104,6 +104,16 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
         raise MhaError(
             f"{source.tokenizer} is a directory, not a file", hint=hint, code="unreadable", path=source.tokenizer
         )
+
+
+def require_heads(heads: Sequence[int] | None, request: LayerRequest, layer: LayerOptions) -> None:
+    """Raises `UsageError` for a head of `--head` that does not exist. Without `--heads`, the hint asks whether that was meant."""
+    count = request.config.n_heads
+    for head in heads or ():
+        if head >= count:
+            is_count = layer.heads is None and len(heads or ()) == 1
+            hint = f"did you mean --heads {head}, a layer with {head} heads?" if is_count else None
+            raise UsageError(f"--head {head}: the layer has {count} heads, 0 to {count - 1}", hint=hint)
 
 
 def require_cpu_memory(request: LayerRequest) -> None:
