@@ -36,6 +36,8 @@ from mhacli.viewer.screen import OVERVIEW_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
+_NUMBERS_WIDTH, _NUMBERS_LINES, _OTHER_LINES = 50, 4, 4
+"""What the numbers take of a wide screen beside the grid or below it, and the lines above and below both."""
 
 
 class Overview(HeadsScreen):
@@ -76,9 +78,15 @@ class Overview(HeadsScreen):
         self.draw()
 
     def _arrange(self) -> None:
-        """A wide screen has the numbers beside the grid, another below it, a tiny one none."""
-        self.set_class(self.size.width >= _WIDE, "wide")
-        self.set_class(self.size.width < _WIDE and self.size.height < 12, "tiny")
+        """A wide screen has the numbers beside the grid, unless small pictures fit above them alone; another below it, a tiny one
+        none."""
+        width, height = self.size.width, self.size.height - _OTHER_LINES
+        beside, above = (width - _NUMBERS_WIDTH, height), (width, height - _NUMBERS_LINES)
+        fits_beside, fits_above = (self.heads.layout_for(*room).thumbnail is not None for room in (beside, above))
+        is_wide = width >= _WIDE
+        self.set_class(is_wide and (fits_beside or not fits_above), "wide")
+        self.set_class(is_wide and fits_above and not fits_beside, "broad")
+        self.set_class(not is_wide and self.size.height < 12, "tiny")
 
     def draw(self) -> None:
         """Shows everything anew."""
@@ -103,12 +111,14 @@ class Overview(HeadsScreen):
         return [keys_line(OVERVIEW_KEYS, width, message=self._message, without=without)]
 
     def _legend(self, width: int) -> list[Line]:
-        """What the signs mean, of the types that occur; or how the small pictures are shaded."""
-        if self._has_pictures():
-            return [segments([(self.session.scale_words(), DIM)])]
+        """How the small pictures are shaded; and what the signs mean, of the types that occur, unless the pictures name them."""
+        layout = self.heads.layout_for(self.heads.size.width, self.heads.size.height)
+        shading: list[list[StyledText]] = [] if layout.thumbnail is None else [[(self.session.scale_words(), DIM)]]
+        if layout.thumbnail is not None and layout.width > self.heads.widest_title:
+            return flowed(shading, width)
         kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]
         parts = [[kind_sign(self._first_of(kind)), (f" {HEAD_TYPES[kind].name}", PLAIN)] for kind in kinds]
-        return flowed(parts, width, "  ")[:2]
+        return flowed([*shading, *parts], width, "  ")[:2]
 
     def _is_kind(self, place: tuple[int, int], kind: str) -> bool:
         head = self.head_table.head_at(*place)
@@ -127,7 +137,7 @@ class Overview(HeadsScreen):
             "left": (row, max((c for c in own if c < column), default=column)),
             "right": (row, min((c for c in own if c > column), default=column)),
             "home": (row, own[0]), "end": (row, own[-1]), "top": places[0], "bottom": places[-1],
-            "up": self.head_table.above((row, column), -1), "down": self.head_table.above((row, column), 1),
+            "up": self.heads.beneath((row, column), -1), "down": self.heads.beneath((row, column), 1),
         }  # fmt: skip
         if way in ("pageup", "pagedown"):
             page = max(1, self.heads.size.height - 3)

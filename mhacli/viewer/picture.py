@@ -12,7 +12,7 @@ from rich.segment import Segment
 
 from mhacli.io.json_schema import finite
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
-from mhacli.render.base.format import percent_text, token_text
+from mhacli.render.base.format import percent_text, token_text, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
@@ -25,6 +25,8 @@ from mhacli.viewer.lines import BROKEN, segment
 ROW_SCHEMA = "mha.row/1"
 TAKEN_SIGN = "–"
 """In place of the attention weight of a sink that was taken out: `.00` would be a small weight."""
+_MOST_NUMBER = 8
+"""Columns of a cell with a number in a small picture."""
 _MOST_SINKS = 6
 """How many sinks a caption names."""
 
@@ -226,7 +228,10 @@ def sink_words(picture: Picture) -> str:
 
 
 def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> list[list[Segment]]:
-    """The lines of a small picture, `height` of them, each `width` columns wide."""
+    """The lines of a small picture, `height` of them, each `width` columns wide; with numbers where every cell has room."""
+    columns = min(_MOST_NUMBER, width // picture.n_columns)
+    if columns >= TIGHT and picture.n_rows <= height and picture.base.block == 1:
+        return _numbered(picture, columns, (width, height), colour=colour)
     rows = height * (2 if colour else 1)
     shape = picture.n_rows, picture.n_columns
     factor = max(1, -(-shape[0] // rows), -(-shape[1] // width))
@@ -241,6 +246,22 @@ def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> lis
         return [[*(segment(*cell(level, colour=False)) for level in line), rest] for line in lines]
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return [[*(segment(*painted) for painted in half_cells(*pair, broken=BROKEN)), rest] for pair in pairs]
+
+
+def _numbered(picture: Picture, columns: int, size: tuple[int, int], *, colour: bool) -> list[list[Segment]]:
+    """The lines of a small picture of a width and height, each cell `columns` wide with its attention weight in the middle."""
+    shades, (width, height) = picture.at(1), size
+    n_lines = min(columns // 2, height // picture.n_rows)
+    rest = segment(" " * (width - columns * picture.n_columns))
+    drawn: list[list[Segment]] = []
+    for row, weights in zip(shades.cells.tolist(), shades.map.weights.tolist(), strict=True):
+        pairs = zip(row, weights, strict=True)
+        numbers = [weight_text(weight, 2).center(columns) if level >= 0 else "" for level, weight in pairs]
+        for line in range(n_lines):
+            words = numbers if line == (n_lines - 1) // 2 else [""] * len(row)
+            cells = (cell(level, columns, colour=colour, word=word) for level, word in zip(row, words, strict=True))
+            drawn.append([*(segment(*painted) for painted in cells), rest])
+    return drawn + [[segment(" " * width)] for _ in range(height - len(drawn))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- zoom

@@ -28,7 +28,8 @@ from textual import events
 from textual.geometry import Size
 from textual.screen import Screen
 
-from mhacli.results.record.head_statistics import HeadStatistics, Sink
+from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Record, UserModule
 from mhacli.viewer.app import Viewer
 from mhacli.viewer.head import HeadScreen
@@ -427,6 +428,48 @@ def test_many_cells_are_made_small_pictures_of_little_by_little(monkeypatch: pyt
         assert app.screen.heads._small_as[2] == "log", "another scale, other pictures"
 
     drive(make_record(MAT, n_heads=5), act=wait)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_small_pictures_have_numbers_where_every_cell_has_room(colour: bool) -> None:
+    record = make_record(MAT, n_heads=4, causal=True)
+    _, shown = drive(record, size=(120, 40), colour=colour)
+    rows = [line[:70] for line in shown.split("\n") if re.search(r"\.\d\d |1\.00", line[:70])]
+    pattern = record.arrays["pattern"][0].astype(float)
+    expected = [
+        [short(weight, 2) for head in pair for weight in pattern[head, row, : row + 1]]
+        for pair in ((0, 1), (2, 3))
+        for row in range(6)
+    ]
+    assert [row.split() for row in rows if "nearest" not in row] == expected
+
+
+def test_heads_of_one_layer_stand_in_as_many_lines_as_make_them_largest() -> None:
+    async def walk(app: Viewer, pilot: Any) -> None:
+        for key, place in (("down", (0, 2)), ("right", (0, 3)), ("down", (0, 3)), ("up", (0, 1)), ("up", (0, 1))):
+            await pilot.press(key)
+            assert app.session.place == place, key
+        await pilot.click("#heads", offset=(2, 22))
+        assert app.session.place == (0, 2)
+
+    drive(make_record(MAT, n_heads=4, causal=True), size=(120, 40), act=walk)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (200, 50)])
+def test_a_wide_screen_has_a_small_picture_of_each_of_seventy_two_heads(size: tuple[int, int]) -> None:
+    record = layered(n_layers=6, n_heads=12)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        layout = app.screen.heads.layout_for(*app.screen.heads.size)
+        assert len(app.screen.heads._small) == 72
+        assert layout.thumbnail.width >= 8
+        assert layout.thumbnail.height >= 4
+        legend = " ".join(seen(app).split("\n")[-3:])
+        for head in record.heads:
+            sign = KIND_SIGNS[head.kind][0]
+            assert f"{sign} {HEAD_TYPES[head.kind].name}" in legend or layout.width > app.screen.heads.widest_title
+
+    drive(record, size=size, act=look)
 
 
 def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
 from textual.message import Message
@@ -15,6 +16,7 @@ from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, fitted
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.viewer.head_table import HeadTable, TableHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 
@@ -28,14 +30,22 @@ _CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
 
 @dataclass(frozen=True)
 class GridLayout:
-    """How the grid lies: columns of the layers' names, of a head, lines of a layer; and which rows and columns are shown."""
+    """How the grid lies: columns of the layers' names, of a head, lines of a head; and which rows and columns are shown, so many
+    columns side by side."""
 
     label: int
     width: int
     height: int
     rows: range
     columns: range
-    thumbnail: ThumbnailSize | None
+    side_by_side: int
+    thumbnail: ThumbnailSize | None = None
+
+    def bands(self) -> list[tuple[int, range]]:
+        """A row and its columns for each line of heads, from the top."""
+        starts = range(self.columns.start, self.columns.stop, self.side_by_side)
+        parts = [range(start, min(self.columns.stop, start + self.side_by_side)) for start in starts]
+        return [(row, part) for row in self.rows for part in parts]
 
 
 class HeadGrid(Pane, can_focus=True):
@@ -58,6 +68,7 @@ class HeadGrid(Pane, can_focus=True):
         self._top, self._left = 0, 0
         self._small: dict[TableHead, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
+        self._sizes: dict[tuple[int, int], ThumbnailSize | None] = {}
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
         self._coming: Timer | None = None
@@ -72,20 +83,34 @@ class HeadGrid(Pane, can_focus=True):
         label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.head_table.rows)
         label = max(label, len("layer")) + 1 if len(self.head_table.rows) > 1 else 0
         n_rows, n_columns = len(self.head_table.rows), len(self.head_table.columns)
-        size = thumbnail_size(self.head_table, (width - label, height - 1))
+        room = width - label, height - 1
+        if room not in self._sizes:
+            self._sizes[room] = thumbnail_size(self.head_table, room)
+        size = self._sizes[room]
         if size is not None:
-            return GridLayout(label, size.width + 2, size.height + 2, range(n_rows), range(n_columns), size)
+            return GridLayout(label, *size.tile, range(n_rows), range(n_columns), size.side_by_side, size)
         least = max(len(str(number)) for number in self.head_table.columns) + 1
-        room = width - label
-        is_tight = n_columns <= room < 2 * n_columns
-        cell = 1 if is_tight else max(2, min(_MOST_WIDTH, least, room // n_columns))
-        shown = max(1, min(n_columns, room // cell))
+        is_tight = n_columns <= room[0] < 2 * n_columns
+        cell = 1 if is_tight else max(2, min(_MOST_WIDTH, least, room[0] // n_columns))
+        shown = max(1, min(n_columns, room[0] // cell))
         self._left = max(0, min(max(self._left, self.place[1] - shown + 1), self.place[1], n_columns - shown))
         lines = max(1, min(n_rows, height - 2))
         self._top = max(0, min(max(self._top, self.place[0] - lines + 1), self.place[0], n_rows - lines))
-        return GridLayout(
-            label, cell, 1, range(self._top, self._top + lines), range(self._left, self._left + shown), None
-        )
+        rows, columns = range(self._top, self._top + lines), range(self._left, self._left + shown)
+        return GridLayout(label, cell, 1, rows, columns, shown)
+
+    @cached_property
+    def widest_title(self) -> int:
+        """The columns of the longest number of a head with the sign and name of its type."""
+        heads = (self.head_table.head_at(*place) for place in self.head_table.places)
+        return max(len(f"{head.head} * {_type_name(head)}") for head in heads if head is not None)
+
+    def beneath(self, place: tuple[int, int], step: int) -> tuple[int, int]:
+        """The head below or above another: the same one of another layer, or of a layer that takes several lines one of it."""
+        layout = self.layout_for(self.size.width, self.size.height)
+        column = place[1] + step * layout.side_by_side
+        is_there = layout.thumbnail is not None and self.head_table.head_at(place[0], column) is not None
+        return (place[0], column) if is_there else self.head_table.above(place, step)
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The title, the heads' numbers, and the layers."""
@@ -102,8 +127,8 @@ class HeadGrid(Pane, can_focus=True):
                 title += f" · {word} {shown.start}–{shown.stop - 1} of {len(every)}"
         lines: list[Line] = [ruled(title, width, focused=self.has_focus)]
         if layout.thumbnail is not None:
-            for row in layout.rows:
-                lines += self._thumbnails(row, layout, layout.thumbnail)
+            for row, columns in layout.bands():
+                lines += self._thumbnails(row, columns, layout, layout.thumbnail)
             if self._coming is None and (self._thumbnail is None or self._budget <= 0):
                 self._coming = self.set_timer(_PAUSE_S, self._draw_more)
         else:
@@ -135,11 +160,12 @@ class HeadGrid(Pane, can_focus=True):
             line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (layout.width - 1))]
         return line
 
-    def _thumbnails(self, row: int, layout: GridLayout, size: ThumbnailSize) -> list[Line]:
-        """A layer of small pictures, each under its number and kind; the first layer has the heading of their column."""
+    def _thumbnails(self, row: int, columns: range, layout: GridLayout, size: ThumbnailSize) -> list[Line]:
+        """A line of small pictures, each under its number and kind; the first has the heading of the layers' column."""
         title: list[Segment] = []
         lines: list[list[Segment]] = [[] for _ in range(size.height)]
-        for number, column in enumerate(layout.columns):
+        gap = size.tile[0] - size.width
+        for number, column in enumerate(columns):
             head = self.head_table.head_at(row, column)
             is_cursor = (row, column) == self.place
             if number == 0 and layout.label:
@@ -148,11 +174,11 @@ class HeadGrid(Pane, can_focus=True):
                 title.append(segment(f"{heading:<{layout.label}}", DIM))
                 for line, name in zip(lines, names, strict=True):
                     line.append(segment(f"{name:>{layout.label - 1}} ", ACCENT))
-            title += [*_thumbnail_title(head, size.width + 1, is_cursor), segment(" ")]
+            title += [*_thumbnail_title(head, size.tile[0] - 1, is_cursor), segment(" ")]
             small = blank(size) if head is None else self._small_of(head, size)
             for line, own in zip(lines, small, strict=True):
-                line += [*own, segment("  ")]
-        return [title, *lines, []]
+                line += [*own, segment(" " * gap)]
+        return [title, *lines, *[[]] * (size.tile[1] - size.height - 1)]
 
     def _draw_more(self) -> None:
         """Small pictures come when the rest can be seen, for they take numpy, which is long to load; and not all at once."""
@@ -181,49 +207,60 @@ class HeadGrid(Pane, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         """Chooses the head under the mouse."""
         layout = self.layout_for(self.size.width, self.size.height)
-        row = layout.rows.start + (event.y - (1 if layout.thumbnail else 2)) // layout.height
-        column = layout.columns.start + (event.x - layout.label) // layout.width
-        is_there = event.x >= layout.label and row in layout.rows and column in layout.columns
-        if is_there and event.y >= 1 and self.head_table.head_at(row, column) is not None:
+        bands, line = layout.bands(), (event.y - (1 if layout.thumbnail else 2)) // layout.height
+        if not 0 <= line < len(bands) or event.x < layout.label:
+            return
+        row, columns = bands[line]
+        column = columns.start + (event.x - layout.label) // layout.width
+        if column in columns and self.head_table.head_at(row, column) is not None:
             self.post_message(self.Moved((row, column), again=(row, column) == self.place))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """A layer further."""
-        self.post_message(self.Moved(self.head_table.above(self.place, 1), again=False))
+        self.post_message(self.Moved(self.beneath(self.place, 1), again=False))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """A layer back."""
-        self.post_message(self.Moved(self.head_table.above(self.place, -1), again=False))
+        self.post_message(self.Moved(self.beneath(self.place, -1), again=False))
 
 
 def _thumbnail_title(head: TableHead | None, width: int, is_cursor: bool) -> list[Segment]:
+    """The number of a head, the sign of its type, and as many words of it as there is room for."""
     if head is None:
         return [segment(" " * width)]
-    sign, style = kind_sign(head.statistics)
-    kind = kind_words(head.statistics)
-    if cell_len(f"{head.head} {sign} {kind}") > width:
-        kind = kind.rpartition(" ")[0] or kind
-    number = f"{head.head} "
-    rest = set_cell_size(fitted(f"{sign} {kind}", width - len(number)), width - len(number))
+    (sign, style), number = kind_sign(head.statistics), f"{head.head} "
+    titles = (f"{sign} {words}" for words in (kind_words(head.statistics), _type_name(head)))
+    title = next((title for title in titles if cell_len(number + title) <= width), sign)
+    space = segment(" " * (width - cell_len(number + title)))
     if is_cursor:
-        return [segment(number + rest.rstrip(), CURSOR), segment(" " * (width - cell_len(number + rest.rstrip())))]
-    return [segment(number, DIM), segment(rest, style)]
+        return [segment(number + title, CURSOR), space]
+    return [segment(number, DIM), segment(title, style), space]
+
+
+def _type_name(head: TableHead) -> str:
+    return "" if head.statistics is None else HEAD_TYPES[head.statistics.kind].name
 
 
 # ------------------------------------------------------------------------------------------------------ small pictures
 
 
-_LEAST = (8, 3)
+_LEAST, _MOST_TILE, _ROOMY = (8, 3), (64, 32), (12, 8)
+"""Columns and lines of a small picture: the least, the most, and of a tile from which on a blank is left after it."""
+_MOST_CELL = 8
+"""Columns of a cell beyond which a picture gains nothing."""
 _MOST_CELLS = 64_000_000
 """Cells of all heads together beyond which small pictures would keep one waiting."""
 
 
 @dataclass(frozen=True)
 class ThumbnailSize:
-    """Columns and lines of a small picture, the line of its title and the gap beside it not counted."""
+    """Columns and lines of a small picture, and of its `tile` with the line of its title and the gaps; how many tiles stand side
+    by side."""
 
     width: int
     height: int
+    tile: tuple[int, int]
+    side_by_side: int
 
 
 def thumbnail_size(head_table: HeadTable, room: tuple[int, int]) -> ThumbnailSize | None:
@@ -238,12 +275,28 @@ def thumbnail_size(head_table: HeadTable, room: tuple[int, int]) -> ThumbnailSiz
         > _MOST_CELLS
     ):
         return None
-    width = min(40, room[0] // len(head_table.columns) - 2)
-    steepest = max(f.q_len / f.k_len for f in facts)
-    size = ThumbnailSize(
-        width, min(16, room[1] // len(head_table.rows) - 2, max(_LEAST[1], ceil(width * steepest / 2)))
+    steepest, longest = max(f.q_len / f.k_len for f in facts), max(max(f.q_len, f.k_len) for f in facts)
+    n_rows, n_columns = len(head_table.rows), len(head_table.columns)
+    lines = range(1, n_columns + 1 if n_rows == 1 else 2)  # of a layer; those of several layers stand below each other
+    sizes = [
+        _tiled((room[0] // across, room[1] // (n_rows * n)), across, steepest)
+        for n in lines
+        if (across := ceil(n_columns / n))
+    ]
+    fitting = [size for size in sizes if size.width >= _LEAST[0] and size.height >= _LEAST[1]]
+    return max(
+        fitting,
+        key=lambda size: min(size.width, 2 * size.height / steepest, _MOST_CELL * longest),
+        default=None,
     )
-    return size if size.width >= _LEAST[0] and size.height >= _LEAST[1] else None
+
+
+def _tiled(tile: tuple[int, int], across: int, steepest: float) -> ThumbnailSize:
+    """The picture in a tile: no higher than a matrix so wide that has `steepest` as many queries as keys."""
+    gap, below = (2 if tile[0] >= _ROOMY[0] else 1), (1 if tile[1] >= _ROOMY[1] else 0)
+    width = min(_MOST_TILE[0], tile[0] - gap)
+    height = min(_MOST_TILE[1], tile[1] - 1 - below, max(_LEAST[1], ceil(width * steepest / 2)))
+    return ThumbnailSize(width, height, (width + gap, height + 1 + below), across)
 
 
 def blank(size: ThumbnailSize) -> Sequence[list[Segment]]:
