@@ -31,3 +31,11 @@ def test_the_same_rows_are_drawn_among_others():
     assert drawn(few, 8) == sorted(drawn(few, 8))
     assert set(drawn(many, 8)) & set(range(40)) <= set(drawn(few, 8))
     assert drawn(few[:3], 8) == [0, 1, 2]
+
+
+def test_rows_drawn_of_a_product_hold_all_values_of_its_short_side():
+    rows = list(itertools.product((f"layout {n}" for n in range(40)), ("biases", "none"), "abcd"))
+    taken = [rows[place] for place in drawn(rows, 4)]
+    assert len({layout for layout, _, _ in taken}) == 4
+    assert {biases for _, biases, _ in taken} == {"biases", "none"}
+    assert {letter for _, _, letter in taken} == set("abcd")

@@ -67,6 +67,16 @@ def _held(row: Row, strength: int) -> Iterator[tuple[tuple[int, str], ...]]:
 
 
 def drawn(rows: Sequence[Row], n: int) -> list[int]:
-    """The places of n rows, drawn by their ids: tests over the same cases draw the same ones, whatever cases are added."""
+    """The places of n rows, drawn by their ids: tests over the same cases draw the same ones, whatever cases are added.
+
+    Of rows with several values, each next one is the first drawn that has the most values which those before it have not.
+    """
     lots = sorted(range(len(rows)), key=lambda place: zlib.crc32("-".join(rows[place]).encode()))
-    return sorted(lots[:n])
+    taken: list[int] = []
+    held: set[tuple[int, str]] = set()
+    while lots and len(taken) < n:
+        best = max(lots, key=lambda place: len(set(enumerate(rows[place])) - held))
+        taken.append(best)
+        lots.remove(best)
+        held |= set(enumerate(rows[best]))
+    return sorted(taken)
