@@ -25,6 +25,7 @@ APART = ({"compute", "render"},)
 WITH_TORCH = {"compute", "adapters", "attention"}
 WITH_SCREEN = {"cli", "viewer", "render", "__main__"}
 SCREEN_LIBRARIES = {"rich", "typer", "textual"}
+OF_DATA = {"requests", "results", "checkpoints", "text", "spec"}
 MAX_ENTRIES, MAX_LINES, MAX_FUNCTION = 12, 600, 50
 
 
@@ -144,6 +145,19 @@ def lengthy(code: dict[str, str]) -> list[str]:
     return faults
 
 
+def changeable(code: dict[str, str]) -> list[str]:
+    """The dataclasses that are not frozen, of the rooms that hold data."""
+    return [
+        f"{module}.{node.name}"
+        for module, source in code.items()
+        if room_of(module) in OF_DATA
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for decorator in map(ast.unparse, node.decorator_list)
+        if decorator.startswith("dataclass") and "frozen=True" not in decorator
+    ]
+
+
 def test_every_import_goes_sideways_or_down() -> None:
     assert faults_of(sources(), set(sources())) == []
 
@@ -171,6 +185,10 @@ def test_no_folder_is_crowded() -> None:
 
 def test_functions_and_files_stay_short() -> None:
     assert lengthy(sources()) == []
+
+
+def test_data_is_frozen() -> None:
+    assert changeable(sources()) == ["mhacli.results.diff.arrays.Tally"]  # it counts
 
 
 @pytest.mark.parametrize(

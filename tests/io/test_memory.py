@@ -1,4 +1,5 @@
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -35,6 +36,15 @@ V1 = "/sys/fs/cgroup/memory/memory"
 def test_free_memory_is_what_the_kernel_says(machine):
     machine(MEMINFO)
     assert memory.available_bytes() == 8 * GIB
+
+
+def test_without_meminfo_it_is_the_memory_of_the_machine_where_that_is_known(machine, monkeypatch):
+    machine({})
+    pages = {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 1 << 30}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    assert memory.available_bytes() == 3 * GIB
+    monkeypatch.setattr(os, "sysconf_names", {})
+    assert memory.available_bytes() == 1 << 62
 
 
 def test_a_control_group_leaves_its_limit_less_what_is_used(machine):

@@ -2,6 +2,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -108,6 +109,17 @@ def test_a_word_that_names_no_tokenizer_is_a_usage_error():
     with pytest.raises(UsageError) as caught:
         FileTokenizer("wrod")
     assert caught.value.message == "tokenizer must be word, char, byte or the path of a tokenizer.json, got 'wrod'"
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_the_library_works_is_no_fault_of_the_file(word_level, fault):
+    def interrupted(*words, **options):
+        raise fault
+
+    tokenizer = FileTokenizer(word_level)
+    tokenizer.library = SimpleNamespace(encode_batch=interrupted)
+    with pytest.raises(fault):
+        tokenizer.count(["the cat"])
 
 
 def test_without_the_library_the_message_says_how_to_get_it(word_level, monkeypatch):

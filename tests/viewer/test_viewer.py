@@ -22,7 +22,7 @@ pytest.importorskip("textual")
 
 from rich.cells import cell_len
 from support.heads_made import surveyed
-from support.layers_made import layered
+from support.layers_made import layered, spoiled
 from support.records import make_record, walked, with_sinks
 from textual import events
 from textual.geometry import Size
@@ -243,6 +243,22 @@ def test_keys_move_the_cursor_and_stop_at_the_ends() -> None:
             assert (head_of(app).row, head_of(app).column) == cell, keys
 
     drive(record, "enter", act=move)
+
+
+def test_pages_of_the_overview_stop_at_the_first_and_the_last_layer() -> None:
+    record = layered(n_layers=25)
+
+    async def turn(app: Viewer, pilot: Any) -> None:
+        rows = []
+        for key in ("pagedown", "pagedown", "pagedown", "pageup", "pageup", "pageup"):
+            await pilot.press(key)
+            rows.append(app.session.place)
+        (first, _), *_ = rows
+        assert 1 < first < 24
+        assert rows[1:3] == [(2 * first, 0), (24, 0)]
+        assert rows[3:] == [(24 - first, 0), (24 - 2 * first, 0), (0, 0)]
+
+    drive(record, act=turn)
 
 
 def test_a_cell_that_the_mask_forbids_is_told_as_such() -> None:
@@ -486,6 +502,12 @@ def test_two_attentions_of_one_layer_have_each_its_own_picture() -> None:
 
     _, shown = drive(replace(record, layers=twins, heads=heads), "down", "enter", act=look)
     assert shown.startswith(f"layer 0 · {twins[1].name} · head 0"), "and a name of its own"
+
+
+def test_the_first_line_says_which_layer_is_not_verified() -> None:
+    record = spoiled(layered(), 1)
+    lines = [drive(record, *["down"] * layer, "enter")[1].split("\n")[0] for layer in range(3)]
+    assert ["not verified" in line for line in lines] == [False, True, False]
 
 
 def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:

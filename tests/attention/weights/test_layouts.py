@@ -378,6 +378,21 @@ def test_without_a_config_heads_and_shapes_give_the_sizes(name):
         sizes_from_shapes(found, layout, {})
 
 
+def test_heads_of_one_column_are_counted_from_the_shapes_of_a_fused_matrix():
+    shapes = {"h.0.attn.c_attn.weight": (4, 6), "h.0.attn.c_proj.weight": (2, 4)}
+    found = find_layer(checkpoint_with(*shapes, shapes=shapes), LAYOUTS["gpt2"], 0)
+    assert sizes_from_shapes(found, LAYOUTS["gpt2"], {"n_heads": 2}) == ProjectionSizes(2, 2, 1, 1, 4, 4)
+
+
+@pytest.mark.parametrize("odd", ["c_attn", "c_proj"])
+def test_a_projection_that_is_no_matrix_is_refused(odd):
+    shapes = {"h.0.attn.c_attn.weight": (4, 6), "h.0.attn.c_proj.weight": (2, 4), f"h.0.attn.{odd}.weight": (2, 2, 2)}
+    found = find_layer(checkpoint_with(*shapes, shapes=shapes), LAYOUTS["gpt2"], 0)
+    with pytest.raises(MhaError) as caught:
+        sizes_from_shapes(found, LAYOUTS["gpt2"], {"n_heads": 2})
+    assert caught.value.code == "bad-file"
+
+
 # -------------------------------------------------------------------------------------------------- what a config says
 
 
@@ -388,6 +403,7 @@ def said(config, stack="self", layer=0, sizes=EIGHT):
     return choices_of(config, stack, layer, sizes)
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize(
     ("config", "layer", "fields"),
     [

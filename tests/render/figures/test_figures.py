@@ -19,7 +19,7 @@ from support.svg_read import FIVE, SVG, THREE, Shape, cells, images, of_tokens, 
 from mhacli.errors import MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
-from mhacli.render.figures.svg import wrapped
+from mhacli.render.figures.svg import paragraph, wrapped
 from mhacli.render.figures.trace import SITE_POSITIONS, sources_of
 from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Step
@@ -888,6 +888,16 @@ def test_a_record_that_holds_nothing_to_draw_says_how_to_keep_it():
     with pytest.raises(MhaError) as caught:
         figure(layered(n_layers=1), ViewOptions(figure="walk"))
     assert caught.value.message == "the record must hold the steps of a walk to draw them, got none"
+
+
+def test_lines_of_a_paragraph_begin_at_its_left_edge_one_below_the_other():
+    piece = paragraph(["one", "two", "three"], 10)
+    lines = shapes(f'<svg xmlns="http://www.w3.org/2000/svg">{piece.content}</svg>')[1:]
+    assert [line.text for line in lines] == ["one", "two", "three"]
+    assert [line.x for line in lines] == [0, 0, 0]
+    first, second, third = (line.y for line in lines)
+    assert 0 < first < second < third < piece.height
+    assert third - second == pytest.approx(second - first)
 
 
 @pytest.mark.parametrize("text", ["a bb ccc", "", "x" * 95, "日本語" * 30, "one " + "y" * 45 + " two  three", " lead"])
