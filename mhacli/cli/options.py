@@ -107,28 +107,74 @@ def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, 
 
 # ----------------------------------------------------------------------------------------- options of several commands
 
-Force = Annotated[bool, option(OUTPUT, "Overwrite files that exist.", "--force")]
-ForceOne = Annotated[bool, option(OUTPUT, "Overwrite a file that exists.", "--force")]
-SaveRecord = Annotated[str | None, option(OUTPUT, "Save the record.", metavar="FILE", common=True)]
-HeadList = Annotated[
-    str | None, option(VIEW, "Heads to draw, such as 0,2 or 0-3. (default: all that fit)", metavar="LIST", common=True)
+CAUSAL = "No token attends to a later one."
+QUERY_HEADS = "Number of query heads."
+KV_HEADS = "Number of key/value heads; query heads share them in groups."
+HEAD_WIDTH = "Width of the queries and keys of a head."
+SCALE = "Factor on the dot products. (default: 1/√d_head)"
+ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
+CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
+TIME_LIMIT = "Seconds that an import or a call may take."
+NUMBER_FORMAT = "Number format of the computation."
+LITERAL_TEXT = "A text taken literally, even if a file has that name; repeatable. After --, every word is."
+HTML = "Write one HTML page to explore; it needs no network."
+HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
+_ONLY_HEADS, _ONLY_SEQUENCES = "Show only these heads, such as 0,2 or 0-3.", "Show only these sequences, such as 0,2."
+
+
+def head_list(default: str = "all that fit") -> Any:
+    """`--head` of commands that take several; the default is what they show without it."""
+    return option(VIEW, f"{_ONLY_HEADS} (default: {default})", metavar="LIST", common=True)
+
+
+def sequence_list(default: str = "all that fit") -> Any:
+    """`--sequence` of commands that take several; the default is what they show without it."""
+    return option(VIEW, f"{_ONLY_SEQUENCES} (default: {default})", metavar="LIST")
+
+
+def seed_option(panel: str, default: str = "") -> Any:
+    """`--seed`; the default is named where the command leaves it to others."""
+    return number(panel, integer("seed", 0, MAX_SEED), f"Seed of random numbers.{default}")
+
+
+def device_option(panel: str, default: str = "", **how: Any) -> Any:
+    """`--device`, with completion; the default is named where it depends on something."""
+    text = f"Device: auto, cpu, cuda, cuda:N or mps.{default}"
+    return option(panel, text, autocompletion=lambda: ["auto", "cpu", "cuda", "mps"], **how)
+
+
+def threads_option(panel: str) -> Any:
+    """`--threads`."""
+    return number(panel, integer("threads", 1, MAX_THREADS), "Number of CPU threads. (default: chosen by torch)")
+
+
+def repeat_option(panel: str, default: str) -> Any:
+    """`--repeat`."""
+    return number(panel, whole("repeat", 1, 100_000), f"Number of timed runs. (default: {default})")
+
+
+Force = Annotated[bool, option(OUTPUT, "Overwrite existing files.", "--force")]
+SaveRecord = Annotated[
+    str | None,
+    option(OUTPUT, "Save the record in this file, for mha show, view and diff.", metavar="FILE", common=True),
 ]
+HeadList = Annotated[str | None, head_list()]
+Everything = Annotated[bool, option(VIEW, "Show everything; leave out no row, column, head or layer.", "--all")]
 Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of attention weights.")]
-Revision = Annotated[str | None, option("Checkpoint", "Branch, tag or commit of a hub's checkpoint.", metavar="NAME")]
-MapScale = Annotated[
-    Scale | None, option(VIEW, "Colour scale of attention weights. (default: linear, log for long texts)")
+Revision = Annotated[
+    str | None, option("Checkpoint", "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME")
 ]
-_DEVICES = ["auto", "cpu", "cuda", "mps"]
-
-
-def seed_option(panel: str, text: str) -> Any:
-    """`--seed`, of what the text says."""
-    return number(panel, integer("seed", 0, MAX_SEED), text)
-
-
-def device_option(panel: str, text: str, **how: Any) -> Any:
-    """`--device`, with completion."""
-    return option(panel, text, autocompletion=lambda: _DEVICES, **how)
+MAP_SCALE = "Colour scale of attention weights. (default: linear, log for long texts)"
+MapScale = Annotated[Scale | None, option(VIEW, MAP_SCALE)]
+ModelPath = Annotated[
+    str | None,
+    option(
+        "Checkpoint",
+        "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf).",
+        metavar="DIR",
+        common=True,
+    ),
+]
 
 
 # ------------------------------------------------------------------------------------------------ what is computed
@@ -141,47 +187,50 @@ class SourceOptions:
     typed: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Text, one sequence each; several make a batch. - reads stdin.",
+            help="The text; several make a batch, and - reads stdin.",
             metavar="[TEXT]...",
             show_default=False,
         ),
     ] = None
     text: Annotated[
         list[str] | None,
-        option(_TEXT, "A text as it is, even - or the name of a file; repeatable. So are all behind --.", "--text"),
+        option(_TEXT, LITERAL_TEXT, "--text"),
     ] = None
     file: Annotated[
         list[str] | None,
-        option(_TEXT, "A text file, one sequence; repeatable. - reads stdin.", "--file", "-f", common=True),
+        option(_TEXT, "Read a text file; repeatable, and - reads stdin.", "--file", "-f", metavar="FILE", common=True),
     ] = None
-    lines: Annotated[bool, option(_TEXT, "Each non-empty line of a file is a sequence.", "--lines")] = False
+    lines: Annotated[bool, option(_TEXT, "Make each line of a file a sequence.", "--lines")] = False
     tokenizer: Annotated[
         str | None,
         option(
             _TEXT,
-            "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word)",
+            "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: word; with --model, its own)",
             autocompletion=lambda: ["word", "char", "byte"],
             common=True,
         ),
     ] = None
-    keep_case: Annotated[bool | None, option(_TEXT, "Do not lower-case words.", "--keep-case/--lower-case")] = None
-    punctuation: Annotated[
-        Punctuation | None, option(_TEXT, "drop marks, or keep each as a token. (default: drop)")
+    keep_case: Annotated[
+        bool | None,
+        option(_TEXT, "Keep capital letters. (default: --lower-case)", "--keep-case/--lower-case"),
     ] = None
-    encoding: Annotated[str, option(_TEXT, "Encoding of files and stdin.")] = "utf-8"
-    errors: Annotated[OnBadBytes, option(_TEXT, "What to do with bytes that the encoding does not have.")] = "strict"
+    punctuation: Annotated[
+        Punctuation | None, option(_TEXT, "Drop punctuation, or keep each mark as a token. (default: drop)")
+    ] = None
+    encoding: Annotated[str, option(_TEXT, "Encoding of files and stdin.", metavar="NAME")] = "utf-8"
+    errors: Annotated[OnBadBytes, option(_TEXT, "How to treat bytes that are invalid in the encoding.")] = "strict"
     max_bytes: Annotated[
         int | None,
         number(
             _TEXT,
             size("max-bytes"),
-            f"Most bytes from one source. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
+            f"Refuse a text of more bytes. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
             metavar="SIZE",
         ),
     ] = None
     max_token_len: Annotated[
         int,
-        number(_TEXT, whole("max-token-len", 1, 10**9), "Most characters in a word."),
+        number(_TEXT, whole("max-token-len", 1, 10**9), "Refuse a word of more characters."),
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
@@ -191,26 +240,27 @@ class TextOptions:
 
     context: Annotated[
         list[str] | None,
-        option(_TEXT, "Cross-attention: keys and values come from this text; once, or once per sequence."),
+        option(_TEXT, "Take keys and values from this text (cross-attention); once, or once per sequence."),
     ] = None
     documents: Annotated[
         str | None,
-        option(_TEXT, "Cut each text here into documents that see only themselves.", metavar="SEPARATOR"),
+        option(_TEXT, "Split each text here into documents that do not attend to each other.", metavar="SEPARATOR"),
     ] = None
-    vocab: Annotated[str | None, option(_TEXT, "A vocabulary file; other words become <unk>.", metavar="FILE")] = None
+    vocab: Annotated[str | None, option(_TEXT, "Take the vocabulary from a file.", metavar="FILE")] = None
     max_tokens: Annotated[
         int | None,
         number(
             _TEXT,
             whole("max-tokens", 1, MAX_LENGTH),
-            f"Take the first N tokens of each sequence. Without it, more than {DEFAULT_MAX_TOKENS} are refused.",
+            f"Take only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
         ),
     ] = None
     random: Annotated[
-        str | None, option(_TEXT, "Random rows of this shape instead of text.", metavar="BATCH,LENGTH")
+        str | None, option(_TEXT, "Use random token vectors instead of a text.", metavar="BATCH,LENGTH")
     ] = None
     distribution: Annotated[
-        Distribution | None, option(_TEXT, "Of random rows: N(0, 1), or from 0 to 1. (default: normal)")
+        Distribution | None,
+        option(_TEXT, "Distribution of --random: N(0, 1), or uniform from 0 to 1. (default: normal)"),
     ] = None
 
 
@@ -222,14 +272,14 @@ class LayerOptions:
         int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)", common=True)
     ] = None
     heads: Annotated[
-        int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), "Query heads. (default: 4)", common=True)
+        int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: 4)", common=True)
     ] = None
     kv_heads: Annotated[
         int | None,
         number(
             _LAYER,
             integer("n_kv_heads", 1, MAX_HEADS),
-            "Key and value heads, shared by groups of query heads. (default: heads)",
+            f"{KV_HEADS} (default: heads)",
         ),
     ] = None
     d_head: Annotated[
@@ -237,78 +287,82 @@ class LayerOptions:
         number(
             _LAYER,
             integer("d_head", 1, MAX_WIDTH),
-            "Width of queries and keys per head. (default: d_model / heads)",
+            f"{HEAD_WIDTH} (default: d_model / heads)",
         ),
     ] = None
     d_v: Annotated[
-        int | None, number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of values per head. (default: d_head)")
+        int | None, number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of the values of a head. (default: d_head)")
     ] = None
     d_input: Annotated[
         int | None,
-        number(_LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the rows that are projected. (default: d_model)"),
+        number(
+            _LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the token vectors before projection. (default: d_model)"
+        ),
     ] = None
-    bias: Annotated[bool | None, option(_LAYER, "Projections add a bias. (default: bias)", "--bias/--no-bias")] = None
-    no_out_proj: Annotated[bool, option(_LAYER, "No output projection: the heads side by side.", "--no-out-proj")] = (
-        False
-    )
+    bias: Annotated[
+        bool | None, option(_LAYER, "Add a bias in the projections. (default: --bias)", "--bias/--no-bias")
+    ] = None
+    no_out_proj: Annotated[
+        bool, option(_LAYER, "Leave out the output projection: concatenate the heads.", "--no-out-proj")
+    ] = False
     dropout: Annotated[
         float | None,
-        number(_LAYER, real("dropout"), "Dropout on the pattern; acts only with --train. (default: 0)", metavar="P"),
+        number(
+            _LAYER, real("dropout"), "Dropout probability of attention weights, with --train. (default: 0)", metavar="P"
+        ),
     ] = None
-    train: Annotated[bool, option(_LAYER, "Apply dropout, and show the pattern before and after.", "--train")] = False
-    init: Annotated[Init | None, option(_LAYER, "How random weights are drawn. (default: xavier)")] = None
-    seed: Annotated[int | None, seed_option(_LAYER, "Seed of everything random. (default: 0)")] = None
-    weights: Annotated[str | None, option(_LAYER, "Weights from a safetensors file instead.", metavar="FILE")] = None
-    allow_nonfinite: Annotated[
-        bool, option(_LAYER, "Look at NaN and Inf instead of stopping.", "--allow-nonfinite")
-    ] = False
+    train: Annotated[bool, option(_LAYER, "Apply dropout; show the pattern before and after.", "--train")] = False
+    init: Annotated[Init | None, option(_LAYER, "Initialisation of the random weights. (default: xavier)")] = None
+    seed: Annotated[int | None, seed_option(_LAYER, " (default: 0)")] = None
+    weights: Annotated[str | None, option(_LAYER, "Load the weights from a safetensors file.", metavar="FILE")] = None
+    allow_nonfinite: Annotated[bool, option(_LAYER, "Go on when numbers are NaN or Inf.", "--allow-nonfinite")] = False
     positions: Annotated[
         Positions | None,
-        option(_POSITIONS, "How tokens know their place. (default: sinusoidal; with --random: none)", common=True),
+        option(_POSITIONS, "Position encoding. (default: sinusoidal; with --random, none)", common=True),
     ] = None
     rope_theta: Annotated[
         float | None,
-        number(_POSITIONS, real("rope_theta"), "Base of the rotary angles. (default: 10000)", metavar="X"),
+        number(_POSITIONS, real("rope_theta"), "Base of the RoPE angles. (default: 10000)", metavar="X"),
     ] = None
     max_positions: Annotated[
         int | None,
         number(
             _POSITIONS,
             integer("max_positions", 1, 16 * MAX_WIDTH),
-            "Rows in the table of learned positions. (default: 1024)",
+            "Number of learned positions. (default: 1024)",
         ),
     ] = None
-    causal: Annotated[bool | None, option(_MASK, "No token sees a later one.", "--causal/--no-causal", common=True)] = (
-        None
-    )
+    causal: Annotated[bool | None, option(_MASK, CAUSAL, "--causal/--no-causal", common=True)] = None
     window: Annotated[
         str | None,
         option(
             _MASK,
-            "Only keys so far left and right of the query; none takes a saved one off. (default of RIGHT: 0)",
+            "Attend only to LEFT keys before and RIGHT keys after the query; none removes a saved window. (default of RIGHT: 0)",
             metavar="LEFT[,RIGHT]",
         ),
     ] = None
     prefix: Annotated[
         int | None,
-        number(_MASK, integer("prefix", 1, MAX_LENGTH), "All see the first N tokens, the others causally; 0 for none."),
+        number(
+            _MASK,
+            integer("prefix", 1, MAX_LENGTH),
+            "Causal, but every token attends to the first N; 0 for none.",
+        ),
     ] = None
     sink: Annotated[
         int | None,
         number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
     ] = None
     padding: Annotated[
-        PaddingSide | None, option(_MASK, "The side on which shorter sequences are filled up. (default: right)")
+        PaddingSide | None, option(_MASK, "Side on which shorter sequences are padded. (default: right)")
     ] = None
-    scale: Annotated[
-        float | None, number(_MASK, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X")
-    ] = None
-    softcap: Annotated[
-        float | None, number(_MASK, real("softcap"), "Bend scores into ±X with a tanh.", metavar="X")
-    ] = None
+    scale: Annotated[float | None, number(_MASK, real("scale"), SCALE, metavar="X")] = None
+    softcap: Annotated[float | None, number(_MASK, real("softcap"), "Limit scores to ±X with a tanh.", metavar="X")] = (
+        None
+    )
     score_bias: Annotated[
         str | None,
-        option(_MASK, "Add a tensor of a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
+        option(_MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]"),
     ] = None
 
 
@@ -318,16 +372,11 @@ class DeviceOptions:
 
     device: Annotated[
         str | None,
-        device_option(_DEVICE, "auto, cpu, cuda, cuda:N or mps. (default: auto)"),
+        device_option(_DEVICE, " (default: auto)"),
     ] = None
-    dtype: Annotated[Dtype | None, option(_DEVICE, "Number format. (default: float32)")] = None
-    threads: Annotated[
-        int | None, number(_DEVICE, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
-    ] = None
-    repeat: Annotated[
-        int | None,
-        number(_DEVICE, whole("repeat", 1, 100_000), "Timed runs after the first. (default: 5, fewer if slow)"),
-    ] = None
+    dtype: Annotated[Dtype | None, option(_DEVICE, f"{NUMBER_FORMAT} (default: float32; with --model, its own)")] = None
+    threads: Annotated[int | None, threads_option(_DEVICE)] = None
+    repeat: Annotated[int | None, repeat_option(_DEVICE, "5, fewer if slow")] = None
 
 
 # --------------------------------------------------------------------------------------------------- what is shown
@@ -337,14 +386,12 @@ class DeviceOptions:
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, option(VIEW, "How each head is drawn.", common=True)] = "matrix"
+    view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "matrix"
     head: HeadList = None
-    sequence: Annotated[
-        str | None, option(VIEW, "Sequences to draw, such as 0,2. (default: all that fit)", metavar="LIST")
-    ] = None
-    top: Annotated[int, number(VIEW, whole("top", 1, 1000), "Keys per query in --view top.", metavar="K")] = 3
+    sequence: Annotated[str | None, sequence_list()] = None
+    top: Annotated[int, number(VIEW, whole("top", 1, 1000), "Keys per query, with --view top.", metavar="K")] = 3
     precision: Precision = 2
-    all: Annotated[bool, option(VIEW, "Hide nothing: every row, column, head and sequence.", "--all")] = False
+    all: Everything = False
 
 
 @option_group
@@ -352,13 +399,13 @@ class HeadsViewOptions:
     """How the overview of many heads is ordered, and which maps stand below it."""
 
     map: Annotated[
-        str | None, option(VIEW, "Draw the pooled map of these heads, such as 3 or 0-3.", metavar="LIST", common=True)
+        str | None, option(VIEW, "Draw a map of these heads, such as 3 or 0-3.", metavar="LIST", common=True)
     ] = None
     sort: Annotated[
         str,
         option(
             VIEW,
-            "Order of heads, such as entropy or sink: the largest first, with :up the smallest.",
+            "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first.",
             metavar="NAME[:up]",
             autocompletion=lambda: list(SORTS),
         ),
@@ -371,7 +418,7 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        option(OUTPUT, "Colour; auto obeys NO_COLOR, FORCE_COLOR and whether stdout is a terminal."),
+        option(OUTPUT, "Colour the output; auto does on a terminal, and obeys NO_COLOR and FORCE_COLOR."),
     ] = "auto"
 
 
@@ -380,13 +427,15 @@ class SaveOptions:
     """Files to write, and what to keep in them."""
 
     save: SaveRecord = None
-    save_weights: Annotated[str | None, option(OUTPUT, "Save the weights.", metavar="FILE")] = None
+    save_weights: Annotated[
+        str | None, option(OUTPUT, "Save the weights in this file, for --weights.", metavar="FILE")
+    ] = None
     force: Force = False
     keep: Annotated[
         str | None,
         option(
             OUTPUT,
-            "Arrays to keep in the record, such as pattern,z. (default: qk,scores,pattern,z,out as far as they fit)",
+            "Arrays in the saved record and in --json, such as pattern,z. (default: qk,scores,pattern,z,out, as far as they fit)",
             metavar="SITES",
         ),
     ] = None
@@ -395,7 +444,7 @@ class SaveOptions:
         number(
             OUTPUT,
             size("keep-limit"),
-            f"Most bytes of arrays to keep. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
+            f"Limit the size of these arrays. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
             metavar="SIZE",
             show_default=False,
         ),

@@ -23,10 +23,10 @@ PANELS = {
     "trace": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Your own attention, Walkthrough, Output, Pictures",
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",
     "bench": "What, Sizes, How, Against a baseline, Output",
-    "heads": "Text, Attention, Positions, Mask and scores, Device, Heads, View, Checkpoint, Output, Pictures",
+    "heads": "Text, Attention, Positions, Mask and scores, Device, View, Heads, Checkpoint, Output, Pictures",
     "check": "What, What its author meant, How, Output",
     "doctor": "Checkpoint, Device, Output",
-    "vocab": "Text, Output",
+    "vocab": "Text, Output, View",
     "show": "View, Checkpoint, Output, Pictures",
     "view": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, View, Output",
     "diff": "Comparison, View, Checkpoint, Output",
@@ -127,6 +127,22 @@ def test_headings_are_bold_on_a_screen_with_colour_alone(monkeypatch: pytest.Mon
     monkeypatch.delenv("FORCE_COLOR")
     assert "\x1b[1mUsage:\x1b[0m" in coloured
     assert re.sub(r"\x1b\[\d*m", "", coloured) == help_text(context)
+
+
+DIFFERENT = {
+    "csv": "bench heads", "head": "view", "sequence": "trace view", "layer": "weights convert", "save": "vocab", "html": "bench",
+    "svg": "bench", "top": "vocab heads", "tokenizer": "doctor", "lengths": "decode", "prefix": "weights convert",
+}  # fmt: skip
+"""Options that are something else in some commands."""
+
+
+def test_an_option_has_the_same_words_in_every_command() -> None:
+    words: dict[str, set[str]] = {}
+    for path, context in CONTEXTS.items():
+        for one in options(context):
+            if path not in DIFFERENT.get(str(one.name), ""):
+                words.setdefault(str(one.name), set()).add(re.sub(r" ?\(default[^)]*\)", "", one.help or ""))
+    assert {name: texts for name, texts in words.items() if len(texts) > 1} == {}
 
 
 # ------------------------------------------------------------------------------------------------------------ examples

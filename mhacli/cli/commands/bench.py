@@ -11,7 +11,12 @@ import typer
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
+    CAUSAL,
+    HEAD_WIDTH,
+    KV_HEADS,
+    NUMBER_FORMAT,
     OUTPUT,
+    QUERY_HEADS,
     ColourOptions,
     Force,
     command,
@@ -19,18 +24,20 @@ from mhacli.cli.options import (
     number,
     option,
     option_group,
+    repeat_option,
     seed_option,
+    threads_option,
 )
-from mhacli.cli.shared.output import Formats, format_options, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import loading_torch, note, progress
-from mhacli.cli.values import counts, integer, seconds, whole, words_of
+from mhacli.cli.values import counts, seconds, words_of
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.results.bench.comparison import BaselineComparison, TimeChange, compare, parse_rule, too_slow
 from mhacli.results.bench.result import Benchmark, read_benchmark
 from mhacli.results.bench.workload import ALL, BACKENDS, Direction, Sweep
-from mhacli.spec.config import MAX_THREADS, Config, Dtype
+from mhacli.spec.config import Config, Dtype
 
 _WHAT, _SIZES, _HOW, _AGAINST = "What", "Sizes", "How", "Against a baseline"
 
@@ -43,7 +50,7 @@ class SweepOptions:
         str | None,
         option(
             _WHAT,
-            f"Among {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
+            f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
             metavar="LIST",
             common=True,
             autocompletion=lambda: [*BACKENDS, ALL],
@@ -51,34 +58,34 @@ class SweepOptions:
     ] = None
     direction: Annotated[
         str | None,
-        option(
-            _WHAT, "forward, backward, or both: forward, then backward. (default: forward)", metavar="LIST", common=True
-        ),
+        option(_WHAT, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
     ] = None
-    causal: Annotated[bool | None, option(_WHAT, "No token sees a later one.", "--causal/--no-causal", common=True)] = (
-        None
+    causal: Annotated[bool | None, option(_WHAT, CAUSAL, "--causal/--no-causal", common=True)] = None
+    decode: Annotated[bool, option(_WHAT, "Time a step of decoding: one query, all keys.", "--decode", common=True)] = (
+        False
     )
-    decode: Annotated[bool, option(_WHAT, "A step of decoding: one query, all keys.", "--decode", common=True)] = False
     lengths: Annotated[
-        str | None, option(_SIZES, "Tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST", common=True)
+        str | None,
+        option(_SIZES, "Numbers of tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST", common=True),
     ] = None
     batch: Annotated[
         str | None,
         option(
             _SIZES,
-            "Sequences. (default: as many as make up the same tokens at every length)",
+            "Numbers of sequences. (default: so many that every length has the same number of tokens)",
             metavar="LIST",
             common=True,
         ),
     ] = None
-    heads: Annotated[str | None, option(_SIZES, "Query heads.", metavar="LIST", common=True)] = None
+    heads: Annotated[str | None, option(_SIZES, QUERY_HEADS, metavar="LIST", common=True)] = None
     kv_heads: Annotated[
         str | None,
-        option(_SIZES, "Key and value heads, shared by query heads. (default: heads)", metavar="LIST", common=True),
+        option(_SIZES, f"{KV_HEADS} (default: heads)", metavar="LIST", common=True),
     ] = None
-    d_head: Annotated[str | None, option(_SIZES, "Width of a head. (default: 64)", metavar="LIST", common=True)] = None
+    d_head: Annotated[str | None, option(_SIZES, f"{HEAD_WIDTH} (default: 64)", metavar="LIST", common=True)] = None
     dtype: Annotated[
-        str | None, option(_SIZES, "Number formats. (default: float32, on CUDA bfloat16)", metavar="LIST", common=True)
+        str | None,
+        option(_SIZES, f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)", metavar="LIST", common=True),
     ] = None
 
 
@@ -88,18 +95,11 @@ class MeasureOptions:
 
     device: Annotated[
         str,
-        device_option(_HOW, "auto, cpu, cuda, cuda:N or mps.", common=True),
+        device_option(_HOW, common=True),
     ] = "auto"
-    threads: Annotated[
-        int | None, number(_HOW, integer("threads", 1, MAX_THREADS), "CPU threads. (default: torch's choice)")
-    ] = None
-    repeat: Annotated[
-        int | None,
-        number(
-            _HOW, whole("repeat", 1, 100_000), "Rounds. (default: until medians are known to 1 %, or --budget ends)"
-        ),
-    ] = None
-    budget: Annotated[float, number(_HOW, seconds("budget"), "Seconds of rounds for each size.", metavar="SECONDS")] = (
+    threads: Annotated[int | None, threads_option(_HOW)] = None
+    repeat: Annotated[int | None, repeat_option(_HOW, "until medians are known to 1 %, or --budget ends")] = None
+    budget: Annotated[float, number(_HOW, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")] = (
         3.0
     )
     call_limit: Annotated[
@@ -107,11 +107,11 @@ class MeasureOptions:
         number(
             _HOW,
             seconds("call-limit"),
-            "Leave out what would take longer in one call, at the rate of a matrix product.",
+            "Skip a backend whose single call is predicted to take longer.",
             metavar="SECONDS",
         ),
     ] = 5.0
-    seed: Annotated[int, seed_option(_HOW, "Seed of the inputs.")] = 0
+    seed: Annotated[int, seed_option(_HOW)] = 0
 
 
 @option_group
@@ -122,7 +122,7 @@ class BaselineOptions:
         str | None,
         option(
             _AGAINST,
-            "Compare with this run; its sizes are measured unless others are named.",
+            "Compare with a saved run, at its sizes unless others are given.",
             metavar="FILE",
             common=True,
         ),
@@ -139,10 +139,12 @@ class BaselineOptions:
     strict: Annotated[
         bool, option(_AGAINST, "With --fail-if: exit with code 3 also where it is inconclusive.", "--strict")
     ] = False
-    save_baseline: Annotated[str | None, option(_AGAINST, "Save the run as JSON.", metavar="FILE", common=True)] = None
+    save_baseline: Annotated[
+        str | None, option(_AGAINST, "Save this run, for --compare.", metavar="FILE", common=True)
+    ] = None
 
 
-@format_options(json="Print the run as one JSON document.", csv="Print one line per row, without samples.")
+@format_options(json=JSON, csv="Print CSV: a line per row, without samples.")
 class BenchFormats(Formats):
     """Formats of a benchmark."""
 

@@ -11,8 +11,22 @@ import typer
 
 from mhacli.adapters.usercode.target import require_readable
 from mhacli.cli.help import examples
-from mhacli.cli.options import ColourOptions, command, number, option, option_group, seed_option
-from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.cli.options import (
+    ARG,
+    CALL_ARG,
+    CAUSAL,
+    QUERY_HEADS,
+    SCALE,
+    TIME_LIMIT,
+    ColourOptions,
+    command,
+    device_option,
+    number,
+    option,
+    option_group,
+    seed_option,
+)
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
 from mhacli.cli.values import pairs, real, seconds, whole
@@ -46,29 +60,31 @@ class SubjectOptions:
         list[str] | None,
         option(
             _WHAT,
-            "An argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)",
+            ARG,
             metavar="NAME=VALUE",
         ),
     ] = None
     call_arg: Annotated[
         list[str] | None,
-        option(_WHAT, "An argument of every call, such as start_pos=0; repeatable.", metavar="NAME=VALUE"),
+        option(_WHAT, CALL_ARG, metavar="NAME=VALUE"),
     ] = None
     against: Annotated[
         str | None,
-        option(_WHAT, "Compare with this one instead of the reference.", metavar="TARGET"),
+        option(_WHAT, "Compare with this implementation instead of the reference.", metavar="TARGET"),
     ] = None
     against_arg: Annotated[
         list[str] | None,
         option(
             _WHAT,
-            "An argument of that one's constructor; repeatable. (default: those of the first, by its own names)",
+            "Argument of the constructor of --against; repeatable. (default: as --arg, under its own names)",
             metavar="NAME=VALUE",
         ),
     ] = None
     against_call_arg: Annotated[
         list[str] | None,
-        option(_WHAT, "An argument of every call of that one. (default: --call-arg)", metavar="NAME=VALUE"),
+        option(
+            _WHAT, "Argument of every call of --against; repeatable. (default: as --call-arg)", metavar="NAME=VALUE"
+        ),
     ] = None
 
 
@@ -76,21 +92,21 @@ class SubjectOptions:
 class MeaningOptions:
     """What its author meant, where nothing else tells."""
 
-    causal: Annotated[bool, option(_MEANT, "No token is to see a later one.", "--causal")] = False
+    causal: Annotated[bool, option(_MEANT, CAUSAL, "--causal")] = False
     mask_means: Annotated[
-        Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask stands for. (default: either)")
+        Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask means. (default: either)")
     ] = None
     rope: Annotated[
         Literal["half", "interleaved"] | None,
-        option(_MEANT, "Which columns rotary positions turn together. (default: either)"),
+        option(_MEANT, "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J). (default: either)"),
     ] = None
     scale: Annotated[
         float | None,
-        number(_MEANT, real("scale"), "Factor on the dot products. (default: 1/√d_head)", metavar="X"),
+        number(_MEANT, real("scale"), SCALE, metavar="X"),
     ] = None
     heads: Annotated[
         int | None,
-        number(_MEANT, whole("heads", 1, MAX_HEADS), "Query heads. (default: as its arguments say)"),
+        number(_MEANT, whole("heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)"),
     ] = None
 
 
@@ -98,22 +114,20 @@ class MeaningOptions:
 class RunOptions:
     """Where it runs, and for how long."""
 
-    device: Annotated[str, option(_HOW, "cpu, cuda, cuda:N or mps.", autocompletion=lambda: ["cpu", "cuda", "mps"])] = (
-        "cpu"
-    )
-    seed: Annotated[int, seed_option(_HOW, "Seed of its inputs.")] = 0
+    device: Annotated[str, device_option(_HOW)] = "cpu"
+    seed: Annotated[int, seed_option(_HOW)] = 0
     time_limit: Annotated[
         float,
         number(
             _HOW,
             seconds("time-limit"),
-            "Longest time of an import, and of a call.",
+            TIME_LIMIT,
             metavar="SECONDS",
         ),
     ] = DEFAULT_TIME_LIMIT_S
 
 
-@format_options(json="Print the examination as one JSON document.")
+@format_options(json=JSON)
 class CheckFormats(Formats):
     """Formats of an examination."""
 

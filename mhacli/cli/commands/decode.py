@@ -6,8 +6,9 @@ from typing import Annotated
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
-    VIEW,
     DeviceOptions,
+    Everything,
+    HeadList,
     LayerOptions,
     Precision,
     SourceOptions,
@@ -16,6 +17,7 @@ from mhacli.cli.options import (
     number,
     option,
     option_group,
+    sequence_list,
 )
 from mhacli.cli.shared.checkpoint import (
     GenerateOptions,
@@ -48,28 +50,26 @@ class DecodeOptions:
         number(
             _DECODING,
             whole("prompt-len", 0, 10**9),
-            "Read the first N tokens at once (prefill), then decode.",
+            "Read the first N tokens in one pass (prefill), then decode.",
             common=True,
         ),
     ] = 0
     cache: Annotated[
-        CacheKind, option(_DECODING, "How the steps keep the past; all three are compared.", common=True)
+        CacheKind, option(_DECODING, "KV-cache strategy to use; all three are timed for comparison.", common=True)
     ] = "preallocated"
     lengths: Annotated[
         str | None,
         option(
             _DECODING,
-            "Lengths at which the three are compared, such as 64,256,1024. (default: that of the text)",
+            "Numbers of tokens at which the caches are compared, such as 64,256,1k. (default: that of the text)",
             common=True,
             metavar="LIST",
         ),
     ] = None
-    head: Annotated[
-        str | None, option(VIEW, "Heads to draw, such as 0,2. (default: all that fit)", metavar="LIST", common=True)
-    ] = None
-    sequence: Annotated[str | None, option(VIEW, "Sequences to draw. (default: all that fit)", metavar="LIST")] = None
+    head: HeadList = None
+    sequence: Annotated[str | None, sequence_list()] = None
     precision: Precision = 2
-    all: Annotated[bool, option(VIEW, "Draw every step and every key.", "--all")] = False
+    all: Everything = False
 
 
 @examples(

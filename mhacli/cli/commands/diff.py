@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import ColourOptions, MapScale, Precision, command, number, option, option_group
+from mhacli.cli.options import (
+    ColourOptions,
+    Everything,
+    MapScale,
+    Precision,
+    command,
+    head_list,
+    number,
+    option,
+    option_group,
+    sequence_list,
+)
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
-from mhacli.cli.shared.output import Formats, format_options, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.streams import show_activity
 from mhacli.cli.values import index_list, real, require_record
@@ -34,16 +45,16 @@ class PairOptions:
     """The two files, and what counts as the same."""
 
     a: Annotated[
-        str, typer.Argument(help="A record that --save wrote: the reference.", metavar="A", show_default=False)
+        str, typer.Argument(help="The reference, a record that --save wrote.", metavar="A", show_default=False)
     ] = ""
-    b: Annotated[str, typer.Argument(help="The record that is compared with it.", metavar="B", show_default=False)] = ""
+    b: Annotated[str, typer.Argument(help="The record to compare with it.", metavar="B", show_default=False)] = ""
     tolerance: Annotated[
         float | None,
         number(
             _COMPARISON,
             real("tolerance"),
-            "How far numbers may be apart, as a part of the largest at their site; 0 demands the same bits. "
-            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, the coarser of both)",
+            "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
+            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16; that of the coarser record)",
             metavar="X",
         ),
     ] = None
@@ -53,22 +64,15 @@ class PairOptions:
 class PanelOptions:
     """Which heads are drawn beside each other, and how."""
 
-    view: Annotated[
-        Literal["heatmap", "none"], option(_VIEW, "A, B and B − A of the heads that changed most, or no pictures.")
-    ] = "heatmap"
-    head: Annotated[
-        str | None, option(_VIEW, "Heads to draw, such as 0,2 or 0-3. (default: what changed most)", metavar="LIST")
-    ] = None
-    sequence: Annotated[
-        str | None,
-        option(_VIEW, "Sequences to draw, such as 0,2. (default: where a head changed most)", metavar="LIST"),
-    ] = None
+    view: Annotated[Literal["heatmap", "none"], option(_VIEW, "How to draw each head.")] = "heatmap"
+    head: Annotated[str | None, head_list("those that changed most")] = None
+    sequence: Annotated[str | None, sequence_list("where a head changed most")] = None
     map_scale: MapScale = None
     precision: Precision = 2
-    all: Annotated[bool, option(_VIEW, "Hide nothing: every layer, site, statistic and changed head.", "--all")] = False
+    all: Everything = False
 
 
-@format_options(json="Print the comparison as one JSON document.")
+@format_options(json=JSON)
 class DiffFormats(Formats):
     """Formats of a comparison."""
 

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import ColourOptions, Revision, command, device_option, option, option_group, seed_option
+from mhacli.cli.options import (
+    LITERAL_TEXT,
+    NUMBER_FORMAT,
+    ColourOptions,
+    ModelPath,
+    Revision,
+    command,
+    device_option,
+    option,
+    option_group,
+    seed_option,
+)
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
-from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import loading_torch, progress
 from mhacli.cli.values import require_words
@@ -34,23 +45,20 @@ class ExaminedModelOptions:
     typed: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts for the checkpoint to read, several for several lengths. (default: three sentences)",
+            help="Texts for the checkpoint to read, best of several lengths. (default: three sentences)",
             metavar="[TEXT]...",
             show_default=False,
         ),
     ] = None
     text: Annotated[
         list[str] | None,
-        option(_MODEL, "A text as it is, even the name of a file; repeatable. So are all behind --.", "--text"),
+        option(_MODEL, LITERAL_TEXT, "--text"),
     ] = None
-    model: Annotated[
-        str | None,
-        option(_MODEL, "Examine this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR"),
-    ] = None
+    model: ModelPath = None
     revision: Revision = None
     tokenizer: Annotated[
         str | None,
-        option(_MODEL, "byte, or the path of a tokenizer.json. (default: the checkpoint's own)", metavar="NAME"),
+        option(_MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME"),
     ] = None
 
 
@@ -62,21 +70,21 @@ class DoctorDeviceOptions:
         str,
         device_option(
             _DEVICE,
-            "auto, cpu, cuda, cuda:N or mps. (default: every device; with --model the quickest)",
+            " (default: every device; with --model, the fastest)",
             show_default=False,
         ),
     ] = "auto"
     dtype: Annotated[
         Dtype | None,
-        option(_DEVICE, "Number format. (default: all four; with --model the checkpoint's own)"),
+        option(_DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)"),
     ] = None
     compile: Annotated[
-        bool, option(_DEVICE, "Try the backends too that torch compiles, which may take minutes.", "--compile")
+        bool, option(_DEVICE, "Also try the backends that torch compiles, which may take minutes.", "--compile")
     ] = False
-    seed: Annotated[int, seed_option(_DEVICE, "Seed of everything random.")] = 0
+    seed: Annotated[int, seed_option(_DEVICE)] = 0
 
 
-@format_options(json="Print the report as one JSON document.")
+@format_options(json=JSON)
 class DoctorFormats(Formats):
     """Formats of a report."""
 

@@ -12,6 +12,7 @@ from mhacli.cli.options import (
     ColourOptions,
     DeviceOptions,
     DrawingOptions,
+    Everything,
     Force,
     HeadsViewOptions,
     LayerOptions,
@@ -21,9 +22,11 @@ from mhacli.cli.options import (
     SourceOptions,
     TextOptions,
     command,
+    head_list,
     number,
     option,
     option_group,
+    sequence_list,
 )
 from mhacli.cli.shared.checkpoint import (
     ModelOptions,
@@ -71,21 +74,19 @@ _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
 class HeadsOptions:
     """What to find out about the heads."""
 
-    head: Annotated[
-        str | None, option(_HEADS, "Look at these heads only, such as 0,2 or 0-3.", metavar="LIST", common=True)
-    ] = None
+    head: Annotated[str | None, head_list("all")] = None
     pattern: Annotated[
         list[str] | None,
         option(
             _HEADS,
-            f"Mass on the cells where a condition holds, such as '{INDUCTION}'; repeatable.",
+            f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
             metavar="CONDITION",
             common=True,
         ),
     ] = None
     sink_tokens: Annotated[
         int,
-        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), "First tokens counted as sinks."),
+        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), "Number of first tokens whose attention is reported."),
     ] = SINK_TOKENS
     sink_share: Annotated[
         float,
@@ -99,12 +100,15 @@ class HeadsOptions:
     query: Annotated[
         str | None,
         option(
-            _HEADS, "What these tokens looked at, in every head, such as 1000 or 0,5-7.", metavar="LIST", common=True
+            _HEADS,
+            "List the strongest keys of these queries in every head, such as 1000 or 0,5-7.",
+            metavar="LIST",
+            common=True,
         ),
     ] = None
-    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query.", metavar="K")] = 10
-    rows: Annotated[str | None, option(_HEADS, "Show the cells of these queries; B is left out.", metavar="A:B")] = None
-    keys: Annotated[str | None, option(_HEADS, "Show the cells of these keys.", metavar="C:D")] = None
+    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query, with --query.", metavar="K")] = 10
+    rows: Annotated[str | None, option(_HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
+    keys: Annotated[str | None, option(_HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
 
 
 @option_group
@@ -113,7 +117,7 @@ class HeadsOutput:
 
     save: SaveRecord = None
     force: Force = False
-    keep_z: Annotated[bool, option(OUTPUT, "Keep z in the record.", "--keep-z")] = False
+    keep_z: Annotated[bool, option(OUTPUT, "Save the outputs z of the heads too.", "--keep-z")] = False
     formats: HeadsFormats
     pictures: PictureOptions
     colour: ColourOptions
@@ -133,11 +137,9 @@ class HeadsOutput:
 class HeadsDrawing:
     """What is drawn of many heads."""
 
-    sequence: Annotated[
-        str | None, option(_VIEW, "Sequences to draw, such as 0,2. (default: the first four)", metavar="LIST")
-    ] = None
+    sequence: Annotated[str | None, sequence_list("the first four")] = None
     precision: Precision = 2
-    all: Annotated[bool, option(_VIEW, "Hide nothing: every row, column and sequence.", "--all")] = False
+    all: Everything = False
 
 
 @examples(

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
+    ARG,
+    CALL_ARG,
+    TIME_LIMIT,
     ColourOptions,
     DeviceOptions,
     LayerOptions,
@@ -64,22 +67,19 @@ class WalkOptions:
 
     route: Annotated[
         Literal["separate", "fused", "per-head"],
-        option(_WALK, "Which of the three ways to write it is walked; all three are compared."),
+        option(_WALK, "Implementation to trace; all three are compared."),
     ] = "separate"
     values: Annotated[
         bool,
-        option(_WALK, "Each tensor's extremes, distribution and moments; small ones whole.", "--values", common=True),
+        option(_WALK, "Show the range and distribution of each tensor, and small ones whole.", "--values", common=True),
     ] = False
     cell: Annotated[
-        str | None, option(_WALK, "Follow one number all the way.", metavar="HEAD,QUERY,KEY", common=True)
+        str | None,
+        option(_WALK, "Show how one attention weight comes about.", metavar="HEAD,QUERY,KEY", common=True),
     ] = None
-    sequence: Annotated[
-        int, option(_WALK, "The sequence of the cell.", parser=whole("sequence", 0, 10**9), metavar="N")
-    ] = 0
-    mask: Annotated[
-        bool, option(_WALK, "Draw the mask alone, with its density; no layer is made.", "--mask", common=True)
-    ] = False
-    step: Annotated[bool, option(_WALK, "Stop at each site until a key is pressed; q ends.", "--step")] = False
+    sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
+    mask: Annotated[bool, option(_WALK, "Draw only the mask, with its density.", "--mask", common=True)] = False
+    step: Annotated[bool, option(_WALK, "Wait for a key after each step; q ends.", "--step")] = False
 
 
 @option_group
@@ -90,7 +90,7 @@ class UserModuleOptions:
         list[str] | None,
         option(
             _OWN,
-            "An argument of the constructor, where TEXT is FILE.py:CLASS or package.module:CLASS.",
+            ARG,
             "--arg",
             metavar="NAME=VALUE",
             common=True,
@@ -98,11 +98,11 @@ class UserModuleOptions:
     ] = None
     call_arg: Annotated[
         list[str] | None,
-        option(_OWN, "An argument that each call is given.", "--call-arg", metavar="NAME=VALUE"),
+        option(_OWN, CALL_ARG, "--call-arg", metavar="NAME=VALUE"),
     ] = None
     time_limit: Annotated[
         float | None,
-        number(_OWN, real("time-limit"), "Seconds that one call may take. (default: 5)", metavar="SECONDS"),
+        number(_OWN, real("time-limit"), f"{TIME_LIMIT} (default: 5)", metavar="SECONDS"),
     ] = None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
+    HIDE_SINKS,
     ColourOptions,
     DeviceOptions,
     LayerOptions,
@@ -44,15 +45,13 @@ class StartOptions:
 
     head: Annotated[
         int | None,
-        number(_VIEW, whole("head", 0, 1_000_000), "Begin with this head. (default: all of them)", common=True),
+        number(_VIEW, whole("head", 0, 1_000_000), "Open this head first. (default: the overview of all)", common=True),
     ] = None
     sequence: Annotated[
-        int, number(_VIEW, whole("sequence", 0, 1_000_000), "Begin with this sequence.", common=True)
+        int, number(_VIEW, whole("sequence", 0, 1_000_000), "Open this sequence first.", common=True)
     ] = 0
     map_scale: MapScale = None
-    hide_sinks: Annotated[
-        bool, option(_VIEW, "Begin without sinks, rows renormalised.", "--hide-sinks", common=True)
-    ] = False
+    hide_sinks: Annotated[bool, option(_VIEW, HIDE_SINKS, "--hide-sinks", common=True)] = False
 
 
 @examples(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, SourceOptions, command, option, option_group
-from mhacli.cli.shared.output import Formats, format_options, print_report
+from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
+from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.streams import show_activity
 from mhacli.cli.values import whole
 from mhacli.errors import UsageError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_BYTES = 100 << 20
 
 
-@format_options(json="Print the vocabulary as JSON.")
+@format_options(json=JSON)
 class VocabularyFormats(Formats):
     """Formats of a vocabulary."""
 
@@ -39,18 +39,18 @@ class VocabularyOptions:
         int | None,
         option(
             OUTPUT,
-            "Only the K most frequent, most frequent first.",
+            "Show only the K most frequent tokens, most frequent first.",
             parser=whole("top", 1, 10**9),
             metavar="K",
             common=True,
         ),
     ] = None
-    all: Annotated[bool, option(OUTPUT, "Hide nothing: every row.", "--all", common=True)] = False
+    all: Everything = False
     formats: VocabularyFormats
     save: Annotated[
-        str | None, option(OUTPUT, "Save the whole vocabulary as JSON, for --vocab.", metavar="FILE", common=True)
+        str | None, option(OUTPUT, "Save the whole vocabulary in this file, for --vocab.", metavar="FILE", common=True)
     ] = None
-    force: ForceOne = False
+    force: Force = False
 
 
 @examples(

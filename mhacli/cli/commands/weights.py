@@ -11,8 +11,19 @@ from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.checkpoints.head_counts import MAX_LAYERS
 from mhacli.checkpoints.mha_weights import FORMAT, read_layer_file
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
-from mhacli.cli.options import OUTPUT, ColourOptions, ForceOne, command, number, option, option_group
-from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.cli.options import (
+    HEAD_WIDTH,
+    KV_HEADS,
+    OUTPUT,
+    QUERY_HEADS,
+    ColourOptions,
+    Force,
+    command,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.streams import loading_torch, note, show_activity, write
 from mhacli.cli.values import integer, whole
 from mhacli.errors import UsageError
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
 _WHAT, _HEADS = "What", "Heads"
+_LAYOUT = "Naming of the tensors. (default: from config.json)"
 _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file."
 
 _EXAMPLES = "mha weights info MiniLM", "mha weights convert MiniLM --layer 5 -o layer.safetensors"
@@ -40,12 +52,12 @@ def _layout_option(text: str, *names: str) -> Any:
     return option(_WHAT, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
 
 
-@format_options(json="Print it as one JSON document.")
+@format_options(json=JSON)
 class InfoFormats(Formats):
     """Formats of what a checkpoint holds."""
 
 
-@format_options(json="Print what was done as one JSON document.")
+@format_options(json=JSON)
 class ConvertFormats(Formats):
     """Formats of what was converted."""
 
@@ -55,9 +67,7 @@ class InfoOptions:
     """What to look at, and how much of it to print."""
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
-    layout: Annotated[str | None, _layout_option("How the tensors lie, where no config.json says it.", "--layout")] = (
-        None
-    )
+    layout: Annotated[str | None, _layout_option(_LAYOUT, "--layout")] = None
     tensors: Annotated[bool, option(OUTPUT, "List every tensor.", "--tensors")] = False
     formats: InfoFormats
 
@@ -68,38 +78,38 @@ class ConvertOptions:
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layer: Annotated[
-        int | None, number(_WHAT, whole("layer", 0, MAX_LAYERS), "The layer, 0 the first. (default: 0)", "--layer")
+        int | None, number(_WHAT, whole("layer", 0, MAX_LAYERS), "Layer to convert. (default: 0)", "--layer")
     ] = None
     stack: Annotated[
         str | None,
         option(
             _WHAT,
-            "The attention of a model that has several: encoder, decoder, cross, text or vision.",
+            "Which attention of a model with several: encoder, decoder, cross, text or vision.",
             metavar="NAME",
             autocompletion=lambda: list(TOWERS),
         ),
     ] = None
     prefix: Annotated[
-        str | None, option(_WHAT, "Where the tensors are, such as model.layers.3.self_attn.", metavar="TEXT")
+        str | None, option(_WHAT, "Prefix of the tensor names, such as model.layers.3.self_attn.", metavar="TEXT")
     ] = None
-    layout: Annotated[
-        str | None, _layout_option("How the tensors lie, instead of what config.json says.", "--layout")
-    ] = None
+    layout: Annotated[str | None, _layout_option(_LAYOUT, "--layout")] = None
     to: Annotated[
-        str | None, _layout_option("The other way: write a weights file of ours under the names of a layout.", "--to")
+        str | None, _layout_option("Convert a weights file of mha back, to the tensor names of this layout.", "--to")
     ] = None
     no_embedding: Annotated[
-        bool, option(_WHAT, "Leave embedding, vocabulary and learned positions out.", "--no-embedding")
+        bool, option(_WHAT, "Leave out embedding, vocabulary and learned positions.", "--no-embedding")
     ] = False
     heads: Annotated[
-        int | None, number(_HEADS, integer("n_heads", 1, MAX_HEADS), "Query heads, where no config.json says it.")
+        int | None, number(_HEADS, integer("n_heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: from config.json)")
     ] = None
-    kv_heads: Annotated[int | None, number(_HEADS, integer("n_kv_heads", 1, MAX_HEADS), "Key and value heads.")] = None
+    kv_heads: Annotated[
+        int | None, number(_HEADS, integer("n_kv_heads", 1, MAX_HEADS), f"{KV_HEADS} (default: from config.json)")
+    ] = None
     d_head: Annotated[
-        int | None, number(_HEADS, integer("d_head", 1, MAX_WIDTH), "Width of queries and keys per head.")
+        int | None, number(_HEADS, integer("d_head", 1, MAX_WIDTH), f"{HEAD_WIDTH} (default: from config.json)")
     ] = None
-    output: Annotated[str | None, option(OUTPUT, "The file to write.", "--output", "-o", metavar="FILE")] = None
-    force: ForceOne = False
+    output: Annotated[str | None, option(OUTPUT, "File to write.", "--output", "-o", metavar="FILE")] = None
+    force: Force = False
     formats: ConvertFormats
 
 

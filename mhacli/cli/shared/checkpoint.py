@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
+    ModelPath,
     Revision,
     SaveOptions,
     SourceOptions,
@@ -42,7 +43,7 @@ class LayerChoiceOptions:
         str | None,
         option(
             _MODEL,
-            "Layers of the model, such as 5 or 0,8-10; decoder.5 or cross.5 in a pair.",
+            "Show only these layers, such as 5 or 0,8-10; decoder.5 or cross.5 of an encoder-decoder.",
             metavar="LIST",
             common=True,
         ),
@@ -53,12 +54,7 @@ class LayerChoiceOptions:
 class ModelOptions(LayerChoiceOptions):
     """The checkpoint that is inspected instead of a layer of our own."""
 
-    model: Annotated[
-        str | None,
-        option(
-            _MODEL, "Inspect this checkpoint: a folder, or a hub's id (needs the extra hf).", metavar="DIR", common=True
-        ),
-    ] = None
+    model: ModelPath = None
     revision: Revision = None
 
 
@@ -68,7 +64,11 @@ class GenerateOptions:
 
     generate: Annotated[
         int | None,
-        number(_MODEL, whole("generate", 1, 100_000), "Let the model go on by N tokens, and look at all of it."),
+        number(
+            _MODEL,
+            whole("generate", 1, 100_000),
+            "Generate N tokens greedily, and inspect prompt and continuation.",
+        ),
     ] = None
 
 
@@ -78,13 +78,15 @@ class ModelTextOptions(GenerateOptions):
 
     chat: Annotated[
         str | None,
-        option(_MODEL, "Messages of a chat, a JSON list of role and content, instead of a text.", metavar="FILE"),
+        option(
+            _MODEL, "Read the messages of a chat instead of a text: a JSON list of role and content.", metavar="FILE"
+        ),
     ] = None
     span: Annotated[
         list[str] | None,
         option(
             _MODEL,
-            "Parts of the text between which mass is told: name=START:END, name=/REGEX/, or roles of a chat, a,b.",
+            "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable.",
             metavar="SPAN",
         ),
     ] = None
@@ -94,12 +96,17 @@ class ModelTextOptions(GenerateOptions):
 class LayerDrawing:
     """How the pattern of a layer of a checkpoint is drawn."""
 
-    words: Annotated[bool, option(_VIEW, "Merge the parts of words: keys are summed, queries averaged.", "--words")] = (
-        False
-    )
+    words: Annotated[
+        bool, option(_VIEW, "Merge subword tokens into words: sum over keys, mean over queries.", "--words")
+    ] = False
     queries: Annotated[
         str | None,
-        option(_VIEW, "Draw these rows only: generated, last, or places such as 3,7-9.", "--from", metavar="ROWS"),
+        option(
+            _VIEW,
+            "Show only these queries: generated, last, or positions such as 3,7-9.",
+            "--from",
+            metavar="ROWS",
+        ),
     ] = None
 
 

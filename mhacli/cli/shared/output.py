@@ -11,6 +11,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from mhacli.cli.options import (
+    HIDE_SINKS,
+    HTML,
+    MAP_SCALE,
     OUTPUT,
     ColourOptions,
     DrawingOptions,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import Record
 
 _PICTURES = "Pictures"
+JSON = "Print the result as one JSON document."
 
 
 # ------------------------------------------------------------------------------------------------------------ formats
@@ -59,8 +63,8 @@ def _csv(record: Record, options: ViewOptions) -> Iterator[str]:
 
 
 FORMATS: Mapping[str, Format] = {
-    "json": Format("Print the record as one JSON document.", _json, has_steps=True),
-    "csv": Format("Print one line per sequence, head, query and key; tokens as JSON strings.", _csv),
+    "json": Format(JSON, _json, has_steps=True),
+    "csv": Format("Print CSV: a line per sequence, head, query and key.", _csv),
 }
 """The formats of a record, by their options."""
 
@@ -102,7 +106,7 @@ class RecordFormats(Formats):
     """Formats of a record of patterns."""
 
 
-@format_options(**_HELP | {"csv": "Print one line per head."})
+@format_options(**_HELP | {"csv": "Print CSV: a line per head."})
 class HeadsFormats(Formats):
     """Formats of a record of statistics."""
 
@@ -121,24 +125,23 @@ class PictureOptions:
 
     html: Annotated[
         str | None,
-        option(_PICTURES, "One page that needs no network: every head, to explore.", metavar="FILE", common=True),
+        option(_PICTURES, HTML, metavar="FILE", common=True),
     ] = None
     svg: Annotated[
-        str | None, option(_PICTURES, "A picture of a head, a grid of heads, or the walkthrough.", metavar="FILE")
+        str | None, option(_PICTURES, "Write an SVG picture; --figure chooses what it shows.", metavar="FILE")
     ] = None
-    png: Annotated[str | None, option(_PICTURES, "The same as PNG (needs the extra png).", metavar="FILE")] = None
+    png: Annotated[
+        str | None, option(_PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
+    ] = None
     figure: Annotated[
         Figure | None,
-        option(_PICTURES, "What --svg and --png draw. (default: the head that was chosen, or all in a grid)"),
+        option(_PICTURES, "What --svg and --png show. (default: the head chosen by --head, or all in a grid)"),
     ] = None
-    map_scale: Annotated[
-        Scale | None,
-        option(_PICTURES, "Colour scale of pictures and maps. (default: linear, log for long texts)"),
-    ] = None
-    hide_sinks: Annotated[
-        bool, option(_PICTURES, "Take sinks out, and renormalise the rest of each row.", "--hide-sinks")
+    map_scale: Annotated[Scale | None, option(_PICTURES, MAP_SCALE)] = None
+    hide_sinks: Annotated[bool, option(_PICTURES, HIDE_SINKS, "--hide-sinks")] = False
+    full: Annotated[
+        bool, option(_PICTURES, "Store every attention weight in the page, whatever its size.", "--full")
     ] = False
-    full: Annotated[bool, option(_PICTURES, "Put every cell into the page, whatever its size.", "--full")] = False
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
