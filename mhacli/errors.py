@@ -1,7 +1,7 @@
 """The one kind of error that a user can fix, and the command that installs a missing library.
 
-A message is `<subject> must <rule>, got <value>`, in lower case, with the value shown; the hint is a line of its own.
-Anything that is not an `MhaError` is a bug of ours.
+A message says in plain words what is wrong, in lower case, with the value and with the option as it is typed, and what would
+be valid; the hint is a line of its own that says what to type. Anything that is not an `MhaError` is a bug of ours.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ class UsageError(MhaError):
 
     def __init__(self, message: str, *, hint: str | None = None, path: str | None = None) -> None:
         super().__init__(message, hint=hint, code="usage", exit_code=EXIT_USAGE, path=path)
+
+
+def out_of_range(subject: str, index: int, count: int) -> str:
+    """What is wrong with an index where there are `count` things.
+
+    >>> out_of_range("--head", 7, 4)
+    '--head 7 is out of range: 0 to 3'
+    """
+    return f"{subject} {index} is out of range: " + (f"0 to {count - 1}" if count > 1 else "only 0 exists")
 
 
 # ------------------------------------------------------------------------------------------ libraries that are missing

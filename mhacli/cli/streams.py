@@ -237,7 +237,7 @@ def read_key(prompt: str) -> str:
 def require_stdout() -> None:
     """Raises `MhaError` where there is no stdout to write to; otherwise makes it take every character."""
     if sys.stdout is None:
-        raise MhaError("stdout must be open to write to it, got a closed stdout", code="unwritable")
+        raise MhaError("stdout is closed, so nothing can be printed", code="unwritable")
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

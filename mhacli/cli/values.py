@@ -70,7 +70,7 @@ def seconds(name: str) -> Callable[[object], float]:
 
 def size(name: str) -> Callable[[object], int]:
     """A parser of sizes: `65536`, `64M`, `1.5G`."""
-    return lambda word: word if isinstance(word, int) else parse_size(str(word), name)
+    return lambda word: word if isinstance(word, int) else parse_size(str(word), f"--{name}")
 
 
 def reach(word: str | None, name: str) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import select
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ def parse_size(text: str, name: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
     if size < 1:
-        raise UsageError(f"{name} must be a size above 0 such as 65536, 64M or 1.5G, got {text!r}")
+        raise UsageError(f"{name} {shlex.quote(text[:40])} is not a size above 0 such as 65536, 64M or 1.5G")
     return size
 
 
@@ -53,7 +54,7 @@ def read_whole(path: str, limit: int) -> bytes:
             chunks.append(chunk)
             total += len(chunk)
             if total > limit:
-                raise MhaError(f"{path} must have at most {format_size(limit)}, got more", code="too-large", path=path)
+                raise MhaError(f"{path} is larger than {format_size(limit)}", code="too-large", path=path)
     return b"".join(chunks)
 
 
@@ -78,7 +79,7 @@ def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
             total += len(chunk)
             if total > limit:
                 raise MhaError(
-                    f"{describe(path)} must have at most {format_size(limit)}, got more",
+                    f"{describe(path)} is larger than {format_size(limit)}",
                     hint=f"{option} raises the limit",
                     code="too-large",
                     path=path,
@@ -97,7 +98,7 @@ def opened(path: str) -> Iterator[Callable[[int], bytes]]:
     try:
         if path == "-":
             if sys.stdin is None:
-                raise MhaError("stdin must be open to read text from it, got a closed stdin", code="unreadable")
+                raise MhaError("stdin is closed, so no text can be read from it", code="unreadable")
             yield sys.stdin.buffer.read
         else:
             fd, first = _descriptor(path)
@@ -124,7 +125,7 @@ def _descriptor(path: str) -> tuple[int, bytes]:
         elif stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         elif not stat.S_ISREG(mode):
-            raise MhaError(f"{path} must be a regular file or a pipe, got a device", code="unreadable", path=path)
+            raise MhaError(f"{path} is a device, not a regular file or a pipe", code="unreadable", path=path)
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -146,7 +147,7 @@ def _first_byte(fd: int, path: str) -> bytes:
     except BlockingIOError:
         return b""
     if not byte:
-        raise MhaError(f"{path} must have a writer, got a FIFO without one", code="unreadable", path=path)
+        raise MhaError(f"{path} is a FIFO that no process writes to", code="unreadable", path=path)
     return byte
 
 
@@ -158,7 +159,7 @@ _REASONS = {
     errno.ELOOP: "is a loop of symbolic links",
     errno.ENAMETOOLONG: "has too long a name",
     errno.ENOTDIR: "lies below something that is not a folder",
-    errno.ENXIO: "must be a regular file or a pipe, got a socket or an absent device",
+    errno.ENXIO: "is a socket or an absent device, not a regular file or a pipe",
 }
 
 
@@ -177,16 +178,14 @@ def _followed(path: str) -> str:
         return os.path.realpath(path)
     except FileNotFoundError as fault:
         raise MhaError(
-            f"{path} must lie in a folder that exists, got a working directory that was deleted",
-            code="unwritable",
-            path=path,
+            f"{path} cannot be written: the working directory was deleted", code="unwritable", path=path
         ) from fault
 
 
 def check_target(path: str, *, force: bool) -> None:
     """Refuses, before any work is done, a path that `write_whole` would refuse. Raises `MhaError`."""
     if not path:
-        raise MhaError("the file to save to must have a name, got an empty one", code="unwritable")
+        raise MhaError("the name of the file to save to is empty", code="unwritable")
     target = _followed(path)
     try:
         status = os.stat(target)
@@ -194,23 +193,29 @@ def check_target(path: str, *, force: bool) -> None:
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
             raise MhaError(
-                f"{path} must lie in a folder that exists, got {folder}", code="unwritable", path=path
+                f"{path} cannot be written: there is no folder {folder}", code="unwritable", path=path
             ) from None
         if not os.access(folder, os.W_OK):
-            raise MhaError(
-                f"{path} must lie in a folder that can be written, got {folder}", code="unwritable", path=path
-            ) from None
+            raise _read_only(path, folder) from None
         return
     except (OSError, ValueError) as fault:
         reason = _reason(fault) if isinstance(fault, OSError) else f"cannot be written: {fault}"
         raise MhaError(f"{path} {reason}", code="unwritable", path=path) from fault
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
-        raise MhaError(f"{path} must be a regular file to be saved to, got {kind}", code="unwritable", path=path)
+        raise MhaError(f"{path} is {kind}, not a regular file", code="unwritable", path=path)
     if not force:
-        raise MhaError(f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path)
+        raise _exists(path)
     if not os.access(os.path.dirname(target), os.W_OK):
-        raise MhaError(f"{path} must lie in a folder that can be written", code="unwritable", path=path)
+        raise _read_only(path, os.path.dirname(target))
+
+
+def _exists(path: str) -> MhaError:
+    return MhaError(f"{path} exists", hint="--force overwrites it", code="exists", path=path)
+
+
+def _read_only(path: str, folder: str) -> MhaError:
+    return MhaError(f"{path} cannot be written: the folder {folder} is read-only", code="unwritable", path=path)
 
 
 def write_whole(path: str, data: bytes, *, force: bool) -> None:
@@ -230,9 +235,7 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
         finally:
             os.close(folder)
     except FileExistsError as fault:
-        raise MhaError(
-            f"{path} exists and is kept as it is", hint="--force overwrites it", code="exists", path=path
-        ) from fault
+        raise _exists(path) from fault
     except OSError as fault:
         raise MhaError(f"{path} cannot be written: {fault.strerror or fault}", code="unwritable", path=path) from fault
 

@@ -47,24 +47,24 @@ def load_json(text: str | bytes, source: str) -> Any:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
-        raise MhaError(f"{source} must be JSON of moderate depth, got deeper nesting", code="bad-file") from None
+        raise MhaError(f"{source} is JSON that is nested too deeply", code="bad-file") from None
     except UnicodeDecodeError as fault:
-        raise MhaError(f"{source} must be UTF-8, got a bad byte at {fault.start}", code="bad-file") from None
+        raise MhaError(f"{source} is not UTF-8: byte {fault.start} cannot be decoded", code="bad-file") from None
     except ValueError as fault:
-        raise MhaError(f"{source} must be JSON, got: {fault}", code="bad-file") from None
+        raise MhaError(f"{source} is not JSON: {fault}", code="bad-file") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the name {key!r:.200} stands twice")
+            raise ValueError(f"the name {key!r:.200} occurs twice")
         result[key] = value
     return result
 
 
 def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def decode(kind: type[T], value: Any, place: str) -> T:
@@ -77,20 +77,21 @@ def decode(kind: type[T], value: Any, place: str) -> T:
         return _decoder(annotation)(value)  # type: ignore[no-any-return]
     except _Wrong as wrong:
         where = place + "".join(reversed(wrong.steps))
-        raise MhaError(f"{where} must {wrong.rule}, got {wrong.got}", code="bad-file") from None
+        raise MhaError(f"{where} {wrong.fault}", code="bad-file") from None
 
 
 class _Wrong(Exception):  # it never leaves this module
-    """A value that breaks a `rule`. On its way out it gathers the `steps` from the value to the whole."""
+    """A value with a `fault`, which follows its place in a sentence. On its way out it gathers the `steps` from the value to the
+    whole."""
 
-    def __init__(self, rule: str, got: str) -> None:
-        super().__init__(rule)
-        self.rule, self.got = rule, got
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.fault = fault
         self.steps: list[str] = []
 
 
 def _no(expected: str, value: Any) -> _Wrong:
-    return _Wrong(f"be {expected}", f"{value!r:.80}")
+    return _Wrong(f"must be {expected}, got {json.dumps(value, ensure_ascii=False, default=repr)[:80]}")
 
 
 _Decoder = Callable[[Any], Any]
@@ -143,7 +144,8 @@ def _dataclass_decoder(kind: Any) -> _Decoder:
 
 def _missing(kind: Any, found: Mapping[str, Any]) -> _Wrong:
     required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
-    return _Wrong(f"have the fields {', '.join(sorted(required - found.keys()))}", "none of that name")
+    missing = sorted(required - found.keys())
+    return _Wrong(f"lacks the field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
 
 
 @cache
@@ -221,7 +223,7 @@ def _decoded_items(items: Sequence[Any], inners: Iterable[_Decoder]) -> list[Any
 
 def _float(value: Any) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise _no("a value of type float", value)
+        raise _no("a number", value)
     if not abs(value) < 1e308:
         raise _no("a finite number", value)
     return float(value)
@@ -229,16 +231,18 @@ def _float(value: Any) -> Any:
 
 def _int(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _no("a value of type int", value)
+        raise _no("a whole number", value)
     if abs(value) > MAX_WHOLE:
-        raise _no(f"a whole number of at most {MAX_WHOLE}", "a larger one")
+        raise _Wrong(f"must be a whole number of at most {MAX_WHOLE}, got a larger one")
     return value
 
 
 def _plain_decoder(kind: type) -> _Decoder:
+    expected = {str: "a string", bool: "true or false", dict: "an object", list: "a list"}.get(kind, kind.__name__)
+
     def decode_plain(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise _no(f"a value of type {kind.__name__}", value)
+            raise _no(expected, value)
         return value
 
     return decode_plain

@@ -71,7 +71,7 @@ def read_tensor_header(path: str) -> TensorHeader:
     with _opened_tensors(path) as read:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise _bad(path, "be a regular file", "a pipe")
+            raise _bad(path, "the file is a pipe, not a regular file")
         head, tensors, metadata = _checked(path, read)
     _require_whole(path, status.st_size - len(head), _ends(path, tensors))
     return TensorHeader(path, tensors, metadata, len(head), status.st_size)
@@ -96,7 +96,7 @@ def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
     """The whole file whose header was read before. Raises `MhaError` as `read_tensor_file` does, and for another file by now."""
     file = read_tensor_file(header.path, limit)
     if (file.tensors, file.metadata) != (header.tensors, header.metadata):
-        raise _bad(header.path, "stay as it is while it is looked at", "another file of that name")
+        raise _bad(header.path, "the file was replaced while it was read")
     return file
 
 
@@ -107,13 +107,13 @@ def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Ma
     try:
         return load(file.data)
     except (SafetensorError, ValueError) as fault:
-        raise _bad(file.path, "be readable by safetensors", f"{fault!s:.200}") from None
+        raise _bad(file.path, f"safetensors cannot read the file: {fault!s:.200}") from None
 
 
 def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
     """`opened`, but never of a file whose name says that it is a pickle."""
     if path.lower().endswith(PICKLE_ENDINGS):
-        raise _pickled(path, "its name says that it is a pickle")
+        raise _pickled(path, "its name is that of a pickle")
     return opened(path)
 
 
@@ -135,45 +135,47 @@ def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, A
     if first[:2] == b"PK" or (first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
         raise _pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
     if len(first) < 8:
-        raise _bad(path, "begin with 8 bytes of header length", f"a file of {len(first)} bytes")
+        raise _bad(path, f"the file has {len(first)} bytes, less than the 8 of a safetensors file without tensors")
     (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
-        raise _bad(path, f"have a header of at most {MAX_HEADER_BYTES} bytes", f"a header length of {length}")
+        raise _bad(path, f"the header has {length} bytes by its first 8 bytes, more than {MAX_HEADER_BYTES}")
     text = read_up_to(read, length)
     if len(text) < length:
-        raise _bad(path, f"hold its whole header of {length} bytes", f"a file of {8 + len(text)} bytes")
+        raise _bad(path, f"the file of {8 + len(text)} bytes is cut off within its header of {length} bytes")
     header = load_json(text, f"{path}: header")
     if not isinstance(header, dict):
-        raise _bad(path, "have a JSON object as header", type(header).__name__)
+        raise _bad(path, f"the header is not a JSON object but {str(header)[:80]}")
     if not text.startswith(b"{"):  # the format says so; neither a byte order mark nor spaces may come before it
-        raise _bad(path, "begin its header with {", f"{text[:8]!r}")
+        raise _bad(path, f"the header begins with {text[:8]!r}, not with {{")
     return first + text, header
 
 
 def _our_metadata(path: str, entry: Any) -> Any:
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise _bad(path, "have metadata that maps names to strings", f"{entry!r:.80}")
+        raise _bad(path, f"__metadata__ must map names to strings, got {entry!r:.80}")
     return load_json(entry[METADATA_KEY], f"{path}: metadata") if METADATA_KEY in entry else None
 
 
 def _tensor(path: str, name: str, entry: Any) -> TensorInfo:
     subject = f"tensor {shown_name(name)}"
     if not name or len(name) > MAX_NAME_LEN:
-        raise _bad(path, f"name its tensors with 1 to {MAX_NAME_LEN} characters", f"{shown_name(name)} of {len(name)}")
+        raise _bad(path, f"{subject} has a name of {len(name)} characters: at least 1, at most {MAX_NAME_LEN}")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise _bad(path, f"give dtype, shape and data_offsets for {subject}", f"{entry!r:.80}")
+        raise _bad(path, f"{subject} lacks dtype, shape or data_offsets: {entry!r:.80}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BITS:
-        raise _bad(path, f"give {subject} a dtype of the format", f"{dtype!r:.80}")
+        raise _bad(path, f"{subject} has dtype {dtype!r:.80}, which is not one of {', '.join(ITEM_BITS)}")
     if not _counts(shape) or len(shape) > MAX_RANK:
-        raise _bad(path, f"give {subject} a shape of at most {MAX_RANK} counts", f"{shape!r:.80}")
+        raise _bad(path, f"{subject} has shape {shape!r:.80}, which is not a list of at most {MAX_RANK} counts")
     if not _counts(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
-        raise _bad(path, f"give {subject} two offsets, start and end", f"{offsets!r:.80}")
+        raise _bad(path, f"{subject} has data_offsets {offsets!r:.80}, which are not a start and an end")
     bits = ITEM_BITS[dtype]
     for size in shape:
         bits *= size
     if bits != 8 * (offsets[1] - offsets[0]):
-        raise _bad(path, f"hold {bits // 8} bytes for {subject}", f"{offsets[1] - offsets[0]}")
+        raise _bad(
+            path, f"{subject} has {offsets[1] - offsets[0]} bytes by its offsets, {bits // 8} by its shape and dtype"
+        )
     return TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -187,10 +189,8 @@ def _ends(path: str, tensors: Mapping[str, TensorInfo]) -> Mapping[str, int]:
     position = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != position:
-            word = "overlaps" if info.start < position else "leaves a gap to"
-            raise _bad(
-                path, "hold its tensors side by side", f"tensor {shown_name(name)}, which {word} the one before it"
-            )
+            where = "overlaps" if info.start < position else "leaves a gap after"
+            raise _bad(path, f"tensor {shown_name(name)} {where} the tensor before it")
         position = end_of[name] = info.end
     return end_of
 
@@ -200,8 +200,8 @@ def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: in
     for name, end in end_of.items():
         if head_len + end > room:
             raise MhaError(
-                f"{path} must have at most {format_size(room)}, got {format_size(head_len + end)} to the end of tensor "
-                f"{shown_name(name)}",
+                f"{path} is too large to read: {format_size(head_len + end)} up to the end of tensor {shown_name(name)}, at "
+                f"most {format_size(room)}",
                 code="too-large",
                 path=path,
             )
@@ -212,23 +212,21 @@ def _require_whole(path: str, body_len: int, end_of: Mapping[str, int]) -> None:
     for name, end in end_of.items():
         if end > body_len:
             raise _bad(
-                path,
-                f"be whole, but it is cut {format_size(end - body_len)} before the end of tensor {shown_name(name)}",
-                f"{body_len} bytes",
+                path, f"the file is cut off {format_size(end - body_len)} before the end of tensor {shown_name(name)}"
             )
     if body_len > max(end_of.values(), default=0):
-        last = f"tensor {shown_name(list(end_of)[-1])}" if end_of else "its header"
-        raise _bad(path, f"end with {last}", "bytes after it")
+        last = f"its last tensor, {shown_name(list(end_of)[-1])}" if end_of else "its header"
+        raise _bad(path, f"the file has bytes after {last}")
 
 
 def _pickled(path: str, why: str) -> MhaError:
     return MhaError(
-        f"{os.path.basename(path)} must be a safetensors file, and {why}: pickles can run code and are never opened",
-        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file",
+        f"{os.path.basename(path)} is not a safetensors file: {why}, and mha opens no pickles, which can run code",
+        hint="if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file",
         code="bad-file",
         path=path,
     )
 
 
-def _bad(path: str, rule: str, got: str) -> MhaError:
-    return MhaError(f"{path} must {rule}, got {got}", code="bad-file", path=path)
+def _bad(path: str, fault: str) -> MhaError:
+    return MhaError(f"{path}: {fault}", code="bad-file", path=path)

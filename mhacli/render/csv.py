@@ -39,7 +39,7 @@ def pieces(record: Record) -> Iterator[str]:
         yield from _cells(record)
     else:
         raise MhaError(
-            "csv must have the pattern, got a record without it", hint="--keep pattern keeps it", code="not-kept"
+            "--csv needs the pattern, which the record does not have", hint="--keep pattern keeps it", code="not-kept"
         )
 
 

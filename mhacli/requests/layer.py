@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mhacli.checkpoints.mha_weights import LayerFile
-from mhacli.errors import UsageError
+from mhacli.errors import UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.requests.memory import Plan, make_plan, plan_memory
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
@@ -85,7 +85,8 @@ def require_no_dropout(config: Config) -> None:
     """Raises `UsageError` in training: what dropout leaves of a pattern is never built by a look at heads."""
     if config.train:
         raise UsageError(
-            "train must be off in heads: dropout acts on patterns, which are never built", hint="leave it out"
+            "--train does not work with mha heads, which never builds the patterns that dropout acts on",
+            hint="leave out --train",
         )
 
 
@@ -93,7 +94,7 @@ def require_inside(cell: CellIndex, request: LayerRequest) -> None:
     """Raises `UsageError` for a cell that the text and the heads do not have."""
     encoded, config = request.encoded, request.config
     if not 0 <= cell.sequence < len(encoded.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(encoded.sequences) - 1}, got {cell.sequence}")
+        raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
     keys = encoded.context or encoded.sequences
     for name, value, count in (
         ("head", cell.head, config.n_heads),
@@ -101,25 +102,29 @@ def require_inside(cell: CellIndex, request: LayerRequest) -> None:
         ("key", cell.key, len(keys[cell.sequence].tokens)),
     ):
         if not 0 <= value < count:
-            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
+            typed = f"--cell {cell.head},{cell.query},{cell.key}: {name}"
+            raise UsageError(out_of_range(typed, value, count))
 
 
 def decodable(request: LayerRequest, prompt_len: int) -> LayerRequest:
     """The request with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
     encoded, config, longest = request.encoded, request.config, request.encoded.q_len
     if not 0 <= prompt_len <= longest:
-        raise UsageError(f"prompt_len must be from 0 to the {longest} tokens of the text, got {prompt_len}")
+        raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {longest} tokens")
     if encoded.context is not None:
-        raise UsageError("context must be left out of decode, which follows one text", hint="mha run shows it")
+        raise UsageError(
+            "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
+        )
     if config.train:
         raise UsageError(
-            "train must be off in decode: dropout would differ from the recomputation", hint="leave it out"
+            "--train does not work with mha decode: with dropout a step differs from the full recomputation",
+            hint="leave out --train",
         )
     needed = _prefix_end(config, encoded)
     if needed > prompt_len:
         raise UsageError(
-            f"prompt_len must hold the prefix, whose tokens see each other at once, got {prompt_len} of {needed} tokens",
-            hint=f"--prompt-len {needed} works",
+            f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once",
+            hint=f"try --prompt-len {needed}",
         )
     if config.prefix is not None:
         return request

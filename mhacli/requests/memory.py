@@ -42,13 +42,13 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
         return _plan_default(facts, keep_limit)
     for name in keep:
         if name not in SITES:
-            raise UsageError(f"keep must name sites, got {name!r}", hint=f"sites: {' '.join(SITES)}")
+            raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
     keep = tuple(dict.fromkeys(keep))
     total = sum(array_bytes(facts, name) for name in keep)
     if total > keep_limit:
         raise MhaError(
-            f"the arrays to keep ({', '.join(keep)}) must fit in {format_size(keep_limit)}, got {format_size(total)}",
-            hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern keeps less",
+            f"--keep {','.join(keep)} takes {format_size(total)}, above the limit of {format_size(keep_limit)}",
+            hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
             code="too-large",
         )
     return Plan(keep, (), _peak_bytes(facts, total))
@@ -75,8 +75,8 @@ def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> No
     """Raises `MhaError` where more than 80 % of what is available is needed, with what does fit."""
     if not memory.fits(needed(facts), have):
         raise MhaError(
-            f"attention of {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}, must "
-            f"fit in memory: it needs {format_size(needed(facts))}, and {format_size(have)} is available",
+            f"out of memory; {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}: "
+            f"{format_size(needed(facts))} needed, {format_size(have)} available",
             hint=_ways_out(facts, lambda other: memory.fits(needed(other), have)),
             code="out-of-memory",
         )
@@ -96,7 +96,7 @@ def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
         is_odd = facts.config.positions in ROPE and d_head % 2
         if not rest and not is_odd and fits(replace(facts, config=fewer)):
             return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
-    return ways[0] if ways else "use a shorter text or a smaller --d-model"
+    return ways[0] if ways else "a shorter text or a smaller --d-model needs less"
 
 
 def _longest_that_fits(too_long: int, fits: Callable[[int], bool]) -> int:
@@ -236,8 +236,8 @@ def predict_checkpoint_memory(facts: CheckpointFacts, available: int) -> int:
         return needed
     longest = _longest_that_fits(facts.length, lambda n: memory.fits(replace(facts, length=n).peak_bytes(), available))
     raise MhaError(
-        f"attention of {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}, must fit in the "
-        f"{format_size(available)} that are available, got {format_size(needed)}",
-        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text is needed",
+        f"out of memory; {facts.length} tokens, {facts.n_heads} heads, batch {facts.batch}: {format_size(needed)} needed, "
+        f"{format_size(available)} available",
+        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text needs less",
         code="out-of-memory",
     )

@@ -113,23 +113,23 @@ class Pattern:
 def parse_pattern(text: str) -> Pattern:
     """The pattern that the text says, without spaces around it. Raises `UsageError` that shows the part that cannot be."""
     if len(text) > MAX_CHARACTERS:
-        raise _refused(f"have at most {MAX_CHARACTERS} characters", str(len(text)))
+        raise _refused(f"the condition has {len(text)} characters, at most {MAX_CHARACTERS} are read")
     text = text.strip()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # of "\d" and "1or 2", which Python is about to forbid
             body = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise _refused("be one expression in Python's notation", _quoted(text)) from None
+        raise _refused(f"{_quoted(text)} is not one expression in Python's notation") from None
     depth = _depth(body)
     if depth > MAX_DEPTH:
-        raise _refused(f"be nested at most {MAX_DEPTH} deep", str(depth))
+        raise _refused(f"the condition is nested {depth} deep, at most {MAX_DEPTH} are read")
     parser = _Parser()
     try:
         holds = parser.condition(body)
     except _RefusedError as error:
         source = ast.get_source_segment(text, error.node)
-        raise _refused(error.rule, _quoted(text if source is None else source)) from None
+        raise _refused(f"{_quoted(text if source is None else source)} {error.fault}") from None
     numbers = tuple(parser.numbers)
     return Pattern(
         text, holds, frozenset(parser.words), lambda position: max((n.largest(position) for n in numbers), default=0)
@@ -137,8 +137,8 @@ def parse_pattern(text: str) -> Pattern:
 
 
 _HINT = (
-    'q and k are places, tok[k] is a token and "the" one by its text; there are + - * // % abs, == != < <= > >= in, '
-    "and or not; for example: tok[k] == tok[q] and k < q"
+    'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are + - * // % abs, '
+    "== != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
 )
 _SHOWN = 80
 _OPERATORS: dict[type[ast.operator], str] = {
@@ -161,15 +161,15 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
 
 
 class _RefusedError(Exception):
-    """A part that breaks a rule; `parse_pattern` knows the text to show."""
+    """A part that cannot be read, and why: the `fault` follows the part in a sentence."""
 
-    def __init__(self, rule: str, node: ast.expr) -> None:
-        super().__init__(rule)
-        self.rule, self.node = rule, node
+    def __init__(self, fault: str, node: ast.expr) -> None:
+        super().__init__(fault)
+        self.fault, self.node = fault, node
 
 
-def _refused(rule: str, value: str) -> UsageError:
-    return UsageError(f"pattern must {rule}, got {value}", hint=_HINT)
+def _refused(fault: str) -> UsageError:
+    return UsageError(f"--pattern: {fault}", hint=_HINT)
 
 
 def _quoted(source: str) -> str:
@@ -227,7 +227,7 @@ class _Parser:
                 return lambda cells: cells.negate(inner(cells))
             case ast.Compare():
                 return self.comparison(node)
-        raise _RefusedError("be made of conditions such as k < q", node)
+        raise _RefusedError("is not a condition such as k < q", node)
 
     def comparison(self, node: ast.Compare) -> Evaluation:
         nodes = (node.left, *node.comparators)
@@ -258,15 +258,15 @@ class _Parser:
             case ast.Subscript():
                 return self.token(node)
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
-                raise _RefusedError("compare numbers or tokens", node)
+                raise _RefusedError("is a condition, where a number or a token is compared", node)
         return self.number(node)
 
     def token(self, node: ast.Subscript) -> _Tokens:
         if not (isinstance(node.value, ast.Name) and node.value.id == "tok"):
-            raise _RefusedError("take tokens from tok", node)
+            raise _RefusedError("is no token: only tok has some, as in tok[k]", node)
         index = self.number(node.slice)
         if len(index.axes) > 1:
-            raise _RefusedError("say the place in tok[…] by q or by k, not by both", node)
+            raise _RefusedError("depends on both q and k: a position in tok[…] depends on one of them", node)
         axis: Axis = next(iter(index.axes), "k")
         return _Tokens(lambda cells: cells.token(axis, index.evaluate(cells)))
 
@@ -281,9 +281,9 @@ class _Parser:
                 axis: Axis = "q" if node.id == "q" else "k"
                 return _Number(lambda cells: cells.position(axis), lambda position: position, frozenset((axis,)))
             case ast.Name(id="tok" | "abs"):
-                raise _RefusedError("use tok and abs as in tok[k] and abs(q - k)", node)
+                raise _RefusedError("cannot stand alone: write tok[k] or abs(q - k)", node)
             case ast.Name():
-                raise _RefusedError("use no names but q, k, tok and abs", node)
+                raise _RefusedError("is not one of the names q, k, tok and abs", node)
             case ast.Constant():
                 return _literal(node)
             case ast.BinOp() if type(node.op) in _OPERATORS:
@@ -291,16 +291,18 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub()):
                 return _calculated("-", _constant(0), self.number(node.operand), node)
             case ast.BinOp() | ast.UnaryOp(op=ast.UAdd() | ast.Invert()):
-                raise _RefusedError("calculate with a + b, a - b, a * b, a // b, a % b, -a and abs(a)", node)
+                raise _RefusedError(
+                    "uses another operator than a + b, a - b, a * b, a // b, a % b, -a and abs(a)", node
+                )
             case ast.Call():
                 return self.absolute(node)
-        raise _RefusedError("calculate with whole numbers, q and k", node)
+        raise _RefusedError("is not a whole number, q, k or a calculation with them", node)
 
     def absolute(self, node: ast.Call) -> _Number:
         if not (isinstance(node.func, ast.Name) and node.func.id == "abs"):
-            raise _RefusedError("call nothing but abs", node)
+            raise _RefusedError("calls a function other than abs", node)
         if len(node.args) != 1 or node.keywords:
-            raise _RefusedError("give abs one number", node)
+            raise _RefusedError("does not give abs exactly one number", node)
         number = self.number(node.args[0])
         if number.value is not None:
             return _constant(abs(number.value))
@@ -310,43 +312,43 @@ class _Parser:
 def _require_comparable(node: ast.Compare, relation: str, operands: Sequence[Any], nodes: Sequence[ast.expr]) -> None:
     left, right = operands
     if not relation:
-        raise _RefusedError("compare with == != < <= > >= in or not in", node)
+        raise _RefusedError("uses another comparison than == != < <= > >= in and not in", node)
     if relation in ("in", "not in"):
         if not isinstance(left, _Tokens):
-            raise _RefusedError("look for tokens in a list of words", nodes[0])
+            raise _RefusedError("is not a token: in and not in are for tokens", nodes[0])
         if isinstance(right, _Tokens | _Number):
-            raise _RefusedError('look for tokens in a list of words such as ("a", "b")', nodes[1])
+            raise _RefusedError('is not a list of words such as ("a", "b")', nodes[1])
     elif not (isinstance(left, _Tokens | _Number) and isinstance(right, _Tokens | _Number)):
-        raise _RefusedError("use a list of words after in or not in", node)
+        raise _RefusedError("has a list of words without in or not in before it", node)
     elif isinstance(left, _Tokens) != isinstance(right, _Tokens):
-        raise _RefusedError("compare tokens with tokens and numbers with numbers", node)
+        raise _RefusedError("compares a token with a number", node)
     elif isinstance(left, _Tokens) and relation not in ("==", "!="):
-        raise _RefusedError("compare tokens with == != in or not in", node)
+        raise _RefusedError("orders tokens, which compare with == != in and not in only", node)
 
 
 def _word(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise _RefusedError('list words such as "the"', node)
+    raise _RefusedError('is not a word in quotes such as "the"', node)
 
 
 def _literal(node: ast.Constant) -> _Number:
     if type(node.value) is not int or node.value >= LITERALS_BELOW:
-        raise _RefusedError("write numbers as whole numbers below 1000000000", node)
+        raise _RefusedError("is not a whole number below 1000000000", node)
     return _constant(node.value)
 
 
 def _calculated(sign: str, left: _Number, right: _Number, node: ast.expr) -> _Number:
     """Numbers without a position are calculated here, so that a divisor which is always 0 is seen."""
     if sign in ("//", "%") and right.value == 0:
-        raise _RefusedError("divide by something other than 0", node)
+        raise _RefusedError("divides by 0", node)
 
     def largest(position: int) -> int:
         a, b = left.largest(position), right.largest(position)
         return {"+": a + b, "-": a + b, "*": a * b, "//": a, "%": b}[sign]
 
     if largest(PLACES_BELOW - 1) >= NUMBERS_BELOW:
-        raise _RefusedError("calculate with numbers below 2^63", node)
+        raise _RefusedError("can exceed 2^63", node)
     if left.value is not None and right.value is not None:
         return _constant(OPERATIONS[sign](left.value, right.value))
     may_divide_by_0 = sign in ("//", "%") and right.value is None

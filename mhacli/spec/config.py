@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -36,6 +37,8 @@ DEFAULT_MAX_TOKEN_LEN = 1000
 DEFAULT_KEEP_LIMIT = 512 << 20
 """Most bytes of arrays in a record."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_SHOWN = 60
+"""Most characters of a value that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,8 @@ class Config:
     def resolved(self) -> Config:
         """This config with every derived width filled in. Raises `UsageError` naming the rule that is broken."""
         _check_choices(self)
-        _check_range("d_model", self.d_model, 1, MAX_WIDTH)
-        _check_range("n_heads", self.n_heads, 1, MAX_HEADS, _nearest_heads_hint(self))
+        _check_choice(self, "d_model", 1, MAX_WIDTH)
+        _check_choice(self, "n_heads", 1, MAX_HEADS, _nearest_heads_hint(self))
         d_head = self.d_head if self.d_head is not None else _split_evenly(self)
         n_kv_heads = self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
         full = replace(
@@ -141,71 +144,111 @@ def _check_choices(config: Config) -> None:
         hint, value = hints[field.name], getattr(config, field.name)
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
-            raise UsageError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+            raise UsageError(f"{typed(field.name, value)} is not one of {', '.join(choices)}")
 
 
-def _check_range(name: str, value: int, low: int, high: int, hint: str | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value!r}", hint=hint)
+_OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {
+    "n_heads": "--heads",
+    "n_kv_heads": "--kv-heads",
+}
+
+
+def typed(name: str, value: object) -> str:
+    """A choice as it is typed: `--heads 5`."""
+    return f"{_OPTIONS[name]} {shlex.quote(str(value)[:_SHOWN])}"
+
+
+def about_file(message: str) -> str:
+    """A message of `Config.resolved` in the words of a file: `config.n_heads 5` in place of `--heads 5`."""
+    names = {option: f"config.{name}" for name, option in _OPTIONS.items()}
+    return re.sub(r"--[a-z-]+", lambda match: names.get(match[0], match[0]), message)
+
+
+def _check_range(subject: str, value: int, low: int, high: int, hint: str | None = None) -> None:
+    """Raises `UsageError` for a count outside its range; the `subject` shows it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{subject} is not a whole number", hint=hint)
+    if value < low:
+        raise UsageError(f"{subject} is too small: at least {low}", hint=hint)
+    if value > high:
+        raise UsageError(f"{subject} is too large: at most {high}", hint=hint)
 
 
 def _check_numbers(full: Config) -> None:
     for name in ("d_head", "d_v", "d_input"):
-        _check_range(name, getattr(full, name), 1, MAX_WIDTH)
-    nearest = f"--kv-heads {_nearest_divisor(full.n_heads, full.n_kv_heads or 1)} works"
-    _check_range("n_kv_heads", full.n_kv_heads or 0, 1, full.n_heads, nearest)
-    if full.n_heads % (full.n_kv_heads or 1):
-        raise UsageError(
-            f"n_heads ({full.n_heads}) must be a multiple of n_kv_heads ({full.n_kv_heads})",
-            hint=nearest,
-        )
+        _check_choice(full, name, 1, MAX_WIDTH)
+    _check_kv_heads(full)
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
-        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got {full.device!r}")
-    _check_range("seed", full.seed, 0, MAX_SEED)
-    if full.threads is not None:
-        _check_range("threads", full.threads, 1, MAX_THREADS)
+        raise UsageError(f"{typed('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
+    _check_choice(full, "seed", 0, MAX_SEED)
+    _check_choice(full, "threads", 1, MAX_THREADS)
     for name in ("scale", "softcap"):
         value = getattr(full, name)
         if value is not None and not math.isfinite(value):
-            raise UsageError(f"{name} must be a finite number, got {value}")
+            raise UsageError(f"{typed(name, value)} is not a finite number")
     if full.softcap is not None and full.softcap <= 0:
-        raise UsageError(f"softcap must be above 0, got {full.softcap}")
+        raise UsageError(f"{typed('softcap', full.softcap)} is not above 0")
     if not 0 <= full.dropout < 1:
-        raise UsageError(f"dropout must be a probability from 0 to below 1, got {full.dropout}")
+        raise UsageError(f"{typed('dropout', full.dropout)} is out of range: from 0 to below 1")
     if full.train and full.dropout == 0:
-        raise UsageError("train must come with a dropout above 0, got dropout 0", hint="try --train --dropout 0.1")
+        raise UsageError("--train changes nothing without dropout", hint="try --train --dropout 0.1")
+
+
+def _check_choice(config: Config, name: str, low: int, high: int, hint: str | None = None) -> None:
+    """Raises `UsageError` for a field that is given and out of its range."""
+    value = getattr(config, name)
+    if value is not None:
+        _check_range(typed(name, value), value, low, high, hint)
+
+
+def _check_kv_heads(full: Config) -> None:
+    n_kv_heads = full.n_kv_heads or 0
+    shown, nearest = typed("n_kv_heads", n_kv_heads), f"try --kv-heads {_nearest_divisor(full.n_heads, n_kv_heads)}"
+    if n_kv_heads > full.n_heads:
+        raise UsageError(f"{shown} is more than the {full.n_heads} query heads", hint=nearest)
+    _check_choice(full, "n_kv_heads", 1, full.n_heads, nearest)
+    if full.n_heads % n_kv_heads:
+        raise UsageError(f"{shown} does not divide the {full.n_heads} query heads", hint=nearest)
 
 
 def _check_positions(full: Config) -> None:
     d_head = full.d_head or 0
     if full.positions in ROPE and d_head % 2:
         raise UsageError(
-            f"d_head ({d_head}) must be even with positions {full.positions}, which turns pairs of columns",
-            hint=f"--d-head {d_head + 1} works",
+            f"--positions {full.positions} rotates pairs of columns, but d_head {d_head} is odd",
+            hint=f"try --d-head {d_head + 1}",
         )
     if not (math.isfinite(full.rope_theta) and full.rope_theta > 0):
-        raise UsageError(f"rope_theta must be a finite number above 0, got {full.rope_theta}", hint="try 10000")
-    _check_range("max_positions", full.max_positions, 1, MAX_WIDTH * 16)
+        raise UsageError(
+            f"{typed('rope_theta', full.rope_theta)} is not a finite number above 0", hint="try --rope-theta 10000"
+        )
+    _check_choice(full, "max_positions", 1, MAX_WIDTH * 16)
 
 
 def _check_mask(full: Config) -> None:
     if full.window is not None and (len(full.window) != 2 or min(full.window) < 0):
-        raise UsageError(f"window must be two counts of keys, left and right, from 0 up, got {full.window!r}")
+        counts = ",".join(map(str, full.window))
+        raise UsageError(f"{typed('window', counts)} is not two counts of keys, left and right, such as 4,0")
     for name in ("prefix", "sink"):
-        if getattr(full, name) is not None:
-            _check_range(name, getattr(full, name), 1, MAX_LENGTH)
+        _check_choice(full, name, 1, MAX_LENGTH)
     if full.sink is not None and full.window is None:
         raise UsageError(
-            "sink must come with a window, to which it is the exception, got no window",
+            f"{typed('sink', full.sink)} exempts tokens from a window, and there is none",
             hint=f"try --window 8 --sink {full.sink}",
         )
-    if full.documents is not None and (not full.documents or full.random is not None):
-        given = "random rows" if full.documents else "an empty one"
-        way_out = "leave --documents or --random out" if full.documents else "try --documents '|'"
-        raise UsageError(f"documents must be the separator of a text, got {given}", hint=way_out)
+    if full.documents == "":
+        raise UsageError("--documents '' is empty", hint="try --documents '|'")
+    if full.documents is not None and full.random is not None:
+        raise UsageError(
+            f"{typed('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
+            hint="leave out --documents or --random",
+        )
     if full.random is not None:
-        for name, value in zip(("random's batch", "random's length"), full.random, strict=True):
-            _check_range(name, value, 1, MAX_RANDOM, "--random BATCH,LENGTH, such as 2,5")
+        shown = typed("random", ",".join(map(str, full.random)))
+        for name, value in zip(("batch", "length"), full.random, strict=True):
+            _check_range(
+                f"{shown}: {name} {value}", value, 1, MAX_RANDOM, "try --random 2,5, a batch of 2 with 5 tokens each"
+            )
 
 
 def _split_evenly(config: Config) -> int:
@@ -215,7 +258,7 @@ def _split_evenly(config: Config) -> int:
         heads = _nearest_heads(config)
         more_heads = "" if heads is None else f"--heads {heads} or "
         raise UsageError(
-            f"d_model ({d_model}) must be a multiple of n_heads ({n_heads})",
+            f"{typed('n_heads', n_heads)} does not divide d_model {d_model}",
             hint=f"try {more_heads}--d-model {width}, or set --d-head",
         )
     return d_model // n_heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -70,7 +71,9 @@ def encode(
     tokenizer = make_tokenizer(config, limits.max_token_len)
     own = tokenizer.vocabulary
     if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
-        raise UsageError(f"vocab must be left to {config.tokenizer}, which brings its own, got another")
+        raise UsageError(
+            f"--vocab contradicts {config.tokenizer}, which has its own vocabulary", hint="leave out --vocab"
+        )
     cut = [_cut(tokenizer, text, config, limits, _name(i, len(texts), "text")) for i, text in enumerate(texts)]
     cut_context = [
         _cut(tokenizer, text, config, limits, _name(i, len(context), "context")) for i, text in enumerate(context)
@@ -96,8 +99,8 @@ def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -
     batch, length = config.random or (1, 1)
     if texts or context:
         raise UsageError(
-            f"random must stand alone, got {'a text' if texts else 'a context'} besides: random rows take its place",
-            hint="leave the text or --random out",
+            f"--random takes random vectors in place of text, but a {'text' if texts else 'context'} is given",
+            hint=f"leave out --random or the {'text' if texts else 'context'}",
         )
     if config.positions == "learned" and length > config.max_positions:
         raise _too_long(length, config)
@@ -108,13 +111,15 @@ def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
     if not texts:
-        raise UsageError("text must be given", hint='try mha run "the cat sat on the mat", --file PATH, or - for stdin')
+        raise UsageError("no text is given", hint='try mha run "the cat sat on the mat", --file PATH, or - for stdin')
     if len(context) not in (0, 1, len(texts)):
-        raise UsageError(f"context must be given once, or once for each of the {len(texts)} texts, got {len(context)}")
+        raise UsageError(
+            f"--context is given {len(context)} times for {len(texts)} texts: give it once, or once for each"
+        )
     if config.needs_order and context:
         raise UsageError(
-            f"{config.needs_order} must be off with a context, got both: a context has no order relative to the text",
-            hint=f"leave --{config.needs_order} or --context out",
+            f"--{config.needs_order} does not work with --context: a context has no order relative to the text",
+            hint=f"leave out --{config.needs_order} or --context",
         )
 
 
@@ -126,14 +131,10 @@ def _require_places(sequences: Sequence[TokenSequence], config: Config) -> None:
 
 def _too_long(length: int, config: Config) -> MhaError:
     most = config.max_positions
-    shorter = (
-        f"--max-tokens {most} takes a shorter text"
-        if config.random is None
-        else f"--random {config.random[0]},{most} fits"
-    )
+    shorter = f"--max-tokens {most}" if config.random is None else f"--random {config.random[0]},{most}"
     return MhaError(
-        f"there must be at most {most} tokens where positions are learned, got {length}",
-        hint=f"{shorter}; --max-positions {length} makes a longer table, where it does not come from a file",
+        f"{length} tokens are more than the {most} learned positions",
+        hint=f"{shorter} fits; without --weights --max-positions {length} makes room for all",
         code="too-large",
     )
 
@@ -143,8 +144,8 @@ def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[T
         counts = [max(side.documents, default=0) + 1 for side in (one, other)]
         if counts[0] != counts[1]:
             raise UsageError(
-                f"context must have as many documents as its text, {counts[0]} in sequence {i}, got {counts[1]}",
-                hint="each document of the text reads the document of the context that has its number",
+                f"text {i} has {counts[0]} documents, but its context has {counts[1]}",
+                hint="document n of the text attends to document n of the context",
             )
 
 
@@ -184,8 +185,8 @@ def _cut(tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: 
     if len(tokens) > limit:
         if limits.max_tokens is None:
             raise MhaError(
-                f"{name} must have at most {limit} tokens, got more",
-                hint="--max-tokens N takes the first N; a larger N raises the limit",
+                f"{name} has more than {limit} tokens",
+                hint=f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit",
                 code="too-large",
             )
         notes.append(f"{name} is cut to its first {limit} tokens (--max-tokens)")
@@ -208,12 +209,12 @@ def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
     """The error for a text of which no token is left, with the reason."""
     hint = None
     if is_blank:
-        why = "it holds nothing but white space"
+        why = "it is only white space"
     elif tokenizer.vocabulary is not None:
-        why = "the tokenizer makes nothing of it"
+        why = "the tokenizer makes none of it"
     else:
-        why, hint = "it holds nothing but punctuation", "--punctuation keep makes every mark a token"
-    return MhaError(f"{name} must have at least one token, got none: {why}", hint=hint, code="no-tokens")
+        why, hint = "it is only punctuation", "--punctuation keep makes every mark a token"
+    return MhaError(f"{name} has no tokens: {why}", hint=hint, code="no-tokens")
 
 
 def _sequence(text: str, made: _Cut, known: Vocabulary, source: str) -> TokenSequence:
@@ -250,10 +251,10 @@ class Decoding:
             known = None
         if known is None or not known._is_text_encoding:
             raise UsageError(
-                f"encoding must be one that Python knows, such as utf-8, utf-16 or latin-1, got {self.encoding!r}"
+                f"--encoding {shlex.quote(self.encoding)} is not a text encoding of Python such as utf-8, utf-16 or latin-1"
             )
         if self.errors not in get_args(OnBadBytes):
-            raise UsageError(f"errors must be one of {', '.join(get_args(OnBadBytes))}, got {self.errors!r}")
+            raise UsageError(f"--errors {shlex.quote(self.errors)} is not one of {', '.join(get_args(OnBadBytes))}")
 
 
 def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
@@ -276,13 +277,13 @@ def read_text(path: str, decoding: Decoding) -> str:
 
 def empty(path: str) -> MhaError:
     """The error for a source that holds nothing at all."""
-    return MhaError(f"{describe(path)} must hold some text, got an empty file", code="no-tokens", path=path)
+    return MhaError(f"{describe(path)} is empty", code="no-tokens", path=path)
 
 
 def argument_text(argument: str, decoding: Decoding) -> str:
     """A command-line argument as text. Bytes that were not UTF-8 (surrogates, to Python) obey `decoding.errors`."""
     if not argument:
-        raise UsageError("text must have at least one character, got an empty argument")
+        raise UsageError("the text is empty")
     if not any("\ud800" <= character <= "\udfff" for character in argument):
         return argument.replace("\r\n", "\n")
     raw = Decoding("utf-8", decoding.errors, decoding.max_bytes)
@@ -302,7 +303,7 @@ def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path:
     for chunk, final in _with_end(chunks):
         if first and decoding.encoding.replace("_", "-").lower() in ("utf-8", "utf8") and chunk[:2] in _UTF16_BOMS:
             raise MhaError(
-                f"{name} must be UTF-8, got UTF-16", hint="--encoding utf-16 reads it", code="bad-text", path=path
+                f"{name} is UTF-16, not UTF-8", hint="--encoding utf-16 reads it", code="bad-text", path=path
             )
         try:
             piece = decoder.decode(chunk, final)
@@ -339,7 +340,7 @@ def _bad_bytes(
     offset = seen + chunk_len - (len(fault.object) - fault.start)
     bad = "".join(f"\\x{byte:02x}" for byte in fault.object[fault.start : fault.start + 1])
     return MhaError(
-        f"{name} must be {decoding.encoding.upper()}, got the byte {bad} at offset {offset}",
+        f"{name} is not {decoding.encoding.upper()}: it has the byte {bad} at offset {offset}",
         hint="--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway",
         code="bad-text",
         path=path,
@@ -349,8 +350,8 @@ def _bad_bytes(
 def _refuse_binary(piece: str, name: str, path: str | None) -> None:
     if "\0" in piece:
         raise MhaError(
-            f"{name} must be text, got a NUL character: it looks binary",
-            hint="if it is UTF-16 or UTF-32 text, --encoding reads it",
+            f"{name} is not text: it has a NUL character and looks binary",
+            hint="if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it",
             code="bad-text",
             path=path,
         )

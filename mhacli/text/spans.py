@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import process_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import read_whole
@@ -64,35 +64,35 @@ def read_chat(path: str) -> tuple[Message, ...]:
     if isinstance(document, dict):
         others = sorted(set(document) - {"messages"})
         if "messages" not in document or others:
-            _refuse(path, "must hold a list of messages, or an object with messages only", _fields(document))
+            raise _bad_chat(f"{path} holds an object with {_fields(document)}, not with messages only", path)
         document = document["messages"]
     if not isinstance(document, list):
-        _refuse(path, "must hold a list of messages, or an object with messages only", _kind(document))
+        raise _bad_chat(f"{path} holds {_kind(document)}, not a list of messages", path)
     if not document:
-        _refuse(path, "must hold one message at least", "an empty list")
+        raise _bad_chat(f"{path} has no message", path)
     return tuple(_message(entry, f"{place}[{i}]", path) for i, entry in enumerate(document))
 
 
 def _message(entry: Any, place: str, path: str) -> Message:
     if not isinstance(entry, dict):
-        _refuse(place, "must be an object with role and content", _kind(entry), path)
+        raise _bad_chat(f"{place} is {_kind(entry)}, not an object with role and content", path)
     if set(entry) != {"role", "content"}:
-        _refuse(place, "must have the fields role and content, and no others", _fields(entry), path)
+        raise _bad_chat(f"{place} has {_fields(entry)} instead of role and content", path)
     role, content = entry["role"], entry["content"]
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         got = repr(role)[:80] if isinstance(role, str) else _kind(role)
-        _refuse(f"{place}.role", "must be a name of at most 40 letters, _ and - such as user", got, path)
+        raise _bad_chat(f"{place}.role is {got}, not a name of at most 40 letters, _ and - such as user", path)
     if not isinstance(content, str):
-        _refuse(f"{place}.content", "must be text", _kind(content), path)
+        raise _bad_chat(f"{place}.content is {_kind(content)}, not text", path)
     lone = re.search(r"[\ud800-\udfff]", content)
     if lone:
-        got = f"{lone[0]!r} at character {lone.start()}"
-        _refuse(f"{place}.content", "must be text without lone surrogates, which no tokenizer takes", got, path)
+        shown = f"the lone surrogate {lone[0]!r} at character {lone.start()}"
+        raise _bad_chat(f"{place}.content has {shown}, which no tokenizer reads", path)
     return Message(role, content)
 
 
-def _refuse(subject: str, rule: str, got: str, path: str | None = None) -> NoReturn:
-    raise MhaError(f"{subject} {rule}, got {got}", code="bad-file", path=path or subject)
+def _bad_chat(fault: str, path: str) -> MhaError:
+    return MhaError(fault, code="bad-file", path=path)
 
 
 def _kind(value: Any) -> str:
@@ -137,10 +137,8 @@ def _latest_places(messages: Sequence[Message], contents: Sequence[str], rendere
         place = rendered.find(content, cursor)
         if place < 0:
             raise MhaError(
-                f"messages[{i}] ({messages[i].role}) must stand in the text that the chat template makes, after those "
-                f"before it, got a text without it: {content[:60]!r}",
-                hint="the template changes what this message says or leaves it out; "
-                "--span NAME=START:END marks it by characters",
+                f"messages[{i}] ({messages[i].role}) is missing from the text that the chat template makes: {content[:60]!r}",
+                hint="the template changes or leaves out this message; --span NAME=START:END marks it by characters",
                 code="no-turn",
             )
         cursor = place + len(content)
@@ -210,7 +208,7 @@ def find_spans(words: Sequence[str], text: str, turns: Sequence[Turn]) -> tuple[
     expressions: list[Expression] = []
     for name, value in (pair for word in words for pair in _pairs(word)):
         if name in found:
-            raise UsageError(f"spans must have different names, got {name!r} twice")
+            raise UsageError(f"--span {name} is given twice")
         if value is None:
             found[name] = _of_chat(name, chat)
         elif len(value) > 1 and value.startswith("/") and value.endswith("/"):
@@ -229,7 +227,7 @@ def _pairs(word: str) -> list[tuple[str, str | None]]:
         return [(part.strip(), None) for part in word.split(",")]
     if not _NAME.fullmatch(name.strip()):
         raise UsageError(
-            f"the name of a span must be at most 40 letters, digits, _, - and ., a letter first, got {name[:60]!r}"
+            f"--span: {name[:60]!r} is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
         )
     return [(name.strip(), value.strip())]
 
@@ -238,12 +236,14 @@ def _range(name: str, value: str, length: int) -> tuple[int, int]:
     match = _RANGE.fullmatch(value)
     if match is None:
         raise UsageError(
-            f"span {name!r} must be START:END such as 4:17, or /REGEX/, got {value[:60]!r}",
-            hint="characters of the text, counted from 0, the end left out",
+            f"--span {name}={value[:60]} is neither START:END such as {name}=4:17 nor /REGEX/",
+            hint="START and END count the characters of the text from 0; END is excluded",
         )
     start, end = int(match[1] or 0), int(match[2] or length)
-    if not start < end <= length:
-        raise UsageError(f"span {name!r} must lie within 0:{length} and hold one character at least, got {value!r}")
+    if start >= end:
+        raise UsageError(f"--span {name}={value} is empty")
+    if end > length:
+        raise UsageError(f"--span {name}={value} is outside of the text, which has the characters 0:{length}")
     return start, end
 
 
@@ -259,16 +259,16 @@ def _chat(turns: Sequence[Turn]) -> Mapping[str, list[Turn]]:
 def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
     if not chat:
         raise UsageError(
-            f"span must be NAME=START:END or NAME=/REGEX/ where the text is no chat, got {name[:60]!r}",
-            hint="the roles of a chat are there with --chat",
+            f"--span {name[:60]} has no range, which a text that is not a chat needs",
+            hint=f"try --span {name[:60]}=0:10 or --span {name[:60]}=/REGEX/; with --chat the roles are spans",
         )
     if name not in chat:
         more = ", …" if len(chat) > _MAX_LISTED else ""
         choices = ", ".join(list(chat)[:_MAX_LISTED]) + more
-        raise UsageError(f"span must be a role or turn of the chat, {choices}, got {name[:60]!r}")
+        raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {choices}")
     ranges = tuple((turn.start, turn.end) for turn in chat[name] if turn.start < turn.end)
     if not ranges:
-        raise MhaError(f"span {name!r} must hold one character at least, got nothing but empty turns", code="no-span")
+        raise MhaError(f"span {name!r} is empty: every matching chat turn has no text", code="no-span")
     return ranges
 
 
@@ -293,7 +293,7 @@ def search(expressions: Sequence[Expression], text: str, limit_s: float = LIMIT_
 
 
 def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> Ranges:
-    name, shown = expression.name, f"/{expression.pattern}/"
+    shown = f"--span {expression.name}=/{expression.pattern}/"
     pattern = _compiled(expression)
     ranges: list[tuple[int, int]] = []
     try:
@@ -301,19 +301,15 @@ def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> 
             if match.end() > match.start():
                 ranges.append(match.span())
             if len(ranges) > MAX_MATCHES:
-                raise MhaError(
-                    f"span {name!r} must match at most {MAX_MATCHES} times, got more for {shown}", code="too-large"
-                )
+                raise MhaError(f"{shown} matches more than {MAX_MATCHES} times", code="too-large")
     except TimeoutError:
         raise MhaError(
-            f"span {name!r} must be found within {limit_s:g} seconds, got no end of the search for {shown}",
-            hint="repetitions inside repetitions, as in (a+)+, can take for ever; NAME=START:END needs no search",
+            f"{shown} takes longer than {limit_s:g} seconds to search",
+            hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
             code="too-slow",
         ) from None
     if not ranges:
-        raise MhaError(
-            f"span {name!r} must match one character of the text at least, got none for {shown}", code="no-span"
-        )
+        raise MhaError(f"{shown} matches no characters of the text", code="no-span")
     return tuple(ranges)
 
 
@@ -323,16 +319,14 @@ def _compiled(expression: Expression) -> regex.Pattern[str]:
 
     name, pattern = expression
     if len(pattern) > MAX_CHARACTERS:
-        raise UsageError(f"span {name!r} must have at most {MAX_CHARACTERS} characters, got one of {len(pattern)}")
+        raise UsageError(f"--span {name}: the expression has {len(pattern)} characters, more than {MAX_CHARACTERS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a later Python will read differently is no fault of the text
             re.compile(pattern)
             return regex.compile(pattern, regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError, MemoryError) as fault:
-        raise UsageError(
-            f"span {name!r} must be a regular expression of Python's re, got /{pattern}/: {fault}"
-        ) from None
+        raise UsageError(f"--span {name}=/{pattern}/ is not a regular expression of Python's re: {fault}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import string
 import unicodedata
 from collections import Counter
@@ -200,8 +201,8 @@ def require_token_len(length: int, limit: int | None) -> None:
     """Raises `MhaError` for a run of characters without white space that is longer than `limit`."""
     if limit is not None and length > limit:
         raise MhaError(
-            f"a word must have at most {limit} characters, got one of {length} or more",
-            hint="--max-token-len raises the limit; --tokenizer char reads text without spaces",
+            f"a word has {length} characters or more, above the limit of {limit}",
+            hint=f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces",
             code="too-large",
         )
 
@@ -231,8 +232,8 @@ class FileTokenizer:
         made = self._guarded(lambda: encoded(self.library, text))
         for piece, (start, end), token_id in zip(made.tokens, made.offsets, made.ids, strict=True):
             if token_id >= len(self.vocabulary.tokens):
-                known = f"ids below {len(self.vocabulary.tokens)}, the size of its vocabulary"
-                raise self._refused(f"a tokenizer that gives {known}", f"{token_id} for {piece!r:.80}")
+                size = len(self.vocabulary.tokens)
+                raise self._refused(f"gives {piece!r:.80} the id {token_id}, but has {size} tokens")
             yield Token(piece, start, end, token_id)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
@@ -246,7 +247,7 @@ class FileTokenizer:
     def _read(self) -> bytes:
         if not os.path.exists(self._path) and os.path.basename(self._path) == self._path and "." not in self._path:
             raise UsageError(
-                f"tokenizer must be {', '.join(BUILT_IN)} or the path of a tokenizer.json, got {self._path!r}"
+                f"--tokenizer {shlex.quote(self._path)} is not one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
             )
         data = read_whole(self._path, MAX_FILE_BYTES)
         load_json(data, self._path)  # says where broken JSON breaks; the library does not
@@ -256,7 +257,9 @@ class FileTokenizer:
         by_id = {i: token for token, i in self.library.get_vocab(with_added_tokens=True).items()}
         size = max(by_id, default=-1) + 1
         if not 0 < size <= MAX_ENTRIES:
-            raise self._refused(f"ids from 0 to {MAX_ENTRIES - 1}", f"the largest id {size - 1}")
+            raise self._refused(
+                f"has the id {size - 1}, above the limit of {MAX_ENTRIES - 1}" if size else "has an empty vocabulary"
+            )
         return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
 
     def _guarded(self, call: Callable[[], T]) -> T:
@@ -269,10 +272,10 @@ class FileTokenizer:
         except BaseException as fault:
             if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
                 raise  # an interrupt is none of the file's faults
-            raise self._refused("a tokenizer that the tokenizers library can use", f"{fault!s:.200}") from None
+            raise self._refused(f"cannot be used by the tokenizers library: {fault!s:.200}") from None
 
-    def _refused(self, rule: str, got: str) -> MhaError:
-        return MhaError(f"{self._path} must be {rule}, got: {got}", code="bad-file", path=self._path)
+    def _refused(self, fault: str) -> MhaError:
+        return MhaError(f"{self._path} {fault}", code="bad-file", path=self._path)
 
 
 def encoded(library: Any, text: str, *, special: bool = True) -> Any:

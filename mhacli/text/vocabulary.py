@@ -47,8 +47,8 @@ class Vocabulary:
             token_id = self.id_of.get(token, self.unknown_id)
             if token_id is None:
                 raise MhaError(
-                    f"every token must be in the vocabulary of {source} ({len(self.tokens)} entries), got {token!r}",
-                    hint="use words that it has; a vocabulary given with --vocab maps others to <unk>",
+                    f"{token!r} is not among the {len(self.tokens)} tokens of {source}",
+                    hint="with --vocab FILE words that the vocabulary lacks become <unk>",
                     code="unknown-token",
                 )
             found.append(token_id)
@@ -107,9 +107,7 @@ def load(path: str) -> Vocabulary:
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
     if isinstance(document, dict) and "schema" in document:
         if document["schema"] != SCHEMA:
-            raise MhaError(
-                f"{path} must have the schema {SCHEMA}, got {document['schema']!r:.80}", code="bad-file", path=path
-            )
+            raise _bad(path, f"has the schema {document['schema']!r:.80}, not {SCHEMA}")
         rows = decode(_File, document, path).tokens
         pairs = [(e.token, e.id) for e in rows]
     elif isinstance(document, dict):
@@ -117,11 +115,7 @@ def load(path: str) -> Vocabulary:
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
     else:
-        raise MhaError(
-            f"{path} must hold a list of tokens or a map of token to id, got {document!r:.80}",
-            code="bad-file",
-            path=path,
-        )
+        raise _bad(path, f"holds {document!r:.80}, not a list of tokens or a map from token to id")
     return with_unknown(_in_order(pairs, path))
 
 
@@ -133,22 +127,20 @@ class _File:
 def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
     """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1, each once, and every token is a string, once."""
     if not pairs or len(pairs) > MAX_ENTRIES:
-        raise MhaError(f"{path} must have from 1 to {MAX_ENTRIES} tokens, got {len(pairs)}", code="bad-file", path=path)
+        raise _bad(path, f"has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
     for token, token_id in pairs:
         if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise MhaError(
-                f"{path} must map strings to whole numbers, got {token!r:.80}: {token_id!r:.80}",
-                code="bad-file",
-                path=path,
-            )
+            raise _bad(path, f"maps {token!r:.80} to {token_id!r:.80}, not a string to a whole number")
     ordered = sorted(pairs, key=lambda pair: pair[1])
     for i, (token, token_id) in enumerate(ordered):
         if token_id != i:
-            raise MhaError(
-                f"{path} must give the ids 0 to {len(pairs) - 1} once each, got {token_id} for {token!r:.80}",
-                code="bad-file",
-                path=path,
-            )
-    if len({token for token, _ in ordered}) != len(ordered):
-        raise MhaError(f"{path} must hold every token once, got one twice", code="bad-file", path=path)
+            rule = f"the ids of {len(pairs)} tokens are 0 to {len(pairs) - 1}, each once"
+            raise _bad(path, f"gives {token!r:.80} the id {token_id}, but {rule}")
+    counts = Counter(token for token, _ in ordered)
+    if len(counts) != len(ordered):
+        raise _bad(path, f"has the token {counts.most_common(1)[0][0]!r:.80} twice")
     return [token for token, _ in ordered]
+
+
+def _bad(path: str, fault: str) -> MhaError:
+    return MhaError(f"{path} {fault}", code="bad-file", path=path)

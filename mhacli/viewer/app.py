@@ -124,9 +124,7 @@ class Viewer(App[None]):
     def panic(self, *renderables: RenderableType) -> None:
         """Ends the app for a fault outside of its own messages, such as a terminal that can no longer be read; the traceback that
         Textual would show is not drawn."""
-        self.fault = self.fault or MhaError(
-            "the terminal must be readable, got a fault of its input", code="no-terminal"
-        )
+        self.fault = self.fault or MhaError("the terminal can no longer be read", code="no-terminal")
         self._close_messages_no_wait()
 
     def _fatal_error(self) -> None:

@@ -73,8 +73,8 @@ class HeadTable:
             if entry is not None and head in (None, entry.head) and (layers is None or entry.is_of(layers)):
                 return place
         if layers is not None:
-            raise UsageError(f"layer and head must be of the record, got {_asked(head, layers)}")
-        raise UsageError(f"head must be one of {listed_numbers(self.columns)}, got {head}")
+            raise UsageError(f"{_typed(head, layers)} is not in the record")
+        raise UsageError(f"--head {head} is not in the record, which has {listed_numbers(self.columns)}")
 
     def beside(self, place: tuple[int, int], step: int) -> tuple[int, int]:
         """The next or previous head, over the ends of layers, and again from the other end."""
@@ -125,9 +125,9 @@ def _laid_out(record: Record, layers: Sequence[_Layer]) -> HeadTable:
     return HeadTable(tuple(rows), tuple(columns))
 
 
-def _asked(head: int | None, layers: Sequence[LayerChoice]) -> str:
+def _typed(head: int | None, layers: Sequence[LayerChoice]) -> str:
     named = ", ".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in layers)
-    return f"layer {named}" + ("" if head is None else f", head {head}")
+    return f"--layer {named}" + ("" if head is None else f" --head {head}")
 
 
 def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLayer]) -> str:

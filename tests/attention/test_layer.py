@@ -391,11 +391,10 @@ def test_decoding_token_by_token_agrees_with_the_whole_at_once(cache, positions,
 def test_sizes_that_do_not_fit_together_are_refused():
     with pytest.raises(UsageError) as caught:
         MultiHeadAttention(64, 5)
-    assert caught.value.message == "d_model (64) must be a multiple of n_heads (5)"
-    assert caught.value.hint == "try --heads 4 or --d-model 65, or set --d-head"
+    assert "--heads 5" in caught.value.message
     with pytest.raises(UsageError) as caught:
         MultiHeadAttention(64, 8, n_kv_heads=3)
-    assert caught.value.message == "n_heads (8) must be a multiple of n_kv_heads (3)"
+    assert "--kv-heads 3" in caught.value.message
     with pytest.raises(UsageError) as caught:
         MultiHeadAttention(10, 2, positions="rope")
-    assert caught.value.message == "d_head (5) must be even with positions rope, which turns pairs of columns"
+    assert "d_head 5" in caught.value.message

@@ -195,9 +195,8 @@ def test_a_damaged_file_is_told_as_every_tensor_file_is(tmp_path):
     header = json.dumps({"bias": {"dtype": "F32", "shape": [5, 5], "data_offsets": [0, 100]}}).encode()
     (tmp_path / "cut").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 40)
     fault = refused(str(tmp_path / "cut"))
-    assert fault.message == (
-        f"{tmp_path / 'cut'} must be whole, but it is cut 60 B before the end of tensor 'bias', got 40 bytes"
-    )
+    assert fault.code == "bad-file"
+    assert "60 B before the end of tensor 'bias'" in fault.message
 
 
 @pytest.mark.parametrize("positions", ["none", "alibi", "rope"])

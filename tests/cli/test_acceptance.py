@@ -62,7 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @commands
 def test_an_empty_argument_is_a_usage_error(tmp_path: Path, command: str, form: tuple[str, ...]) -> None:
-    attempt(tmp_path, command, "", code=2, form=form, says=["text must have at least one character", "empty argument"])
+    attempt(tmp_path, command, "", code=2, form=form, says=["the text is empty"])
 
 
 @commands
@@ -75,7 +75,7 @@ def test_a_file_without_a_token_is_refused_with_the_reason(
     tmp_path: Path, command: str, content: bytes, why: str, form: tuple[str, ...]
 ) -> None:
     (tmp_path / "text.txt").write_bytes(content)
-    attempt(tmp_path, command, "--file", "text.txt", code=1, form=form, says=["must h", why])
+    attempt(tmp_path, command, "--file", "text.txt", code=1, form=form, says=[why])
 
 
 # ------------------------------------------------------------------------------------------------------------ encodings
@@ -353,7 +353,7 @@ def test_a_closed_stdin_is_named(tmp_path: Path, command: str, form: tuple[str, 
 @commands
 @pytest.mark.parametrize("words", [["-", "-"], ["-", "--file", "-"], ["--file", "-", "--file", "-"]], ids=" ".join)
 def test_stdin_can_be_named_once(tmp_path: Path, command: str, words: list[str], form: tuple[str, ...]) -> None:
-    attempt(tmp_path, command, *words, code=2, form=form, says=["stdin", "once"])
+    attempt(tmp_path, command, *words, code=2, form=form, says=["stdin", "twice"])
 
 
 @commands
@@ -361,7 +361,7 @@ def test_no_text_on_a_terminal_is_a_usage_error_and_no_wait(
     tmp_path: Path, command: str, form: tuple[str, ...]
 ) -> None:
     ours, theirs = pty.openpty()
-    attempt(tmp_path, command, code=2, form=form, says=["text must be given", "--file"], launch=Launch(stdin=theirs))
+    attempt(tmp_path, command, code=2, form=form, says=["no text is given", "--file"], launch=Launch(stdin=theirs))
     os.close(ours)
     os.close(theirs)
 

@@ -160,14 +160,14 @@ def test_places_that_cannot_be_written_are_refused(hostile: Path, form: tuple[st
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--html", "x", "--svg", "x"], ["html and svg must be different files", "'x'"]),
-        (["--svg", "x", "--png", "./x"], ["svg and png must be different files", "'./x'"]),
-        (["--html", "record", "--force"], ["record and html must be different files", "'record'"]),
-        (["--svg", "link", "--force"], ["record and svg must be different files", "'link'"]),
-        (["--full"], ["full must come with --html FILE"]),
-        (["--figure", "grid"], ["figure must come with --svg or --png FILE"]),
-        (["--hide-sinks"], ["hide-sinks must come with --html, --svg or --png FILE"]),
-        (["--map-scale", "log"], ["map-scale must come with --html, --svg or --png FILE"]),
+        (["--html", "x", "--svg", "x"], ["--html and --svg name the same file", "x"]),
+        (["--svg", "x", "--png", "./x"], ["--svg and --png", "./x"]),
+        (["--html", "record", "--force"], ["record", "--html"]),
+        (["--svg", "link", "--force"], ["--svg", "link"]),
+        (["--full"], ["--full changes nothing without --html FILE"]),
+        (["--figure", "grid"], ["--figure ", " --svg or --png FILE"]),
+        (["--hide-sinks"], ["--hide-sinks ", " --html, --svg or --png FILE"]),
+        (["--map-scale", "log"], ["--map-scale ", " --html, --svg or --png FILE"]),
         (["--svg", "x", "--figure", "cube"], ["figure", "'cube'", "'grid'"]),
         (["--svg", "x", "--head", "7"], ["head", "7"]),
         (["--svg", "x", "--figure", "head"], ["head"]),
@@ -186,7 +186,7 @@ def test_a_picture_does_not_replace_what_the_same_command_saves(
     tmp_path: Path, option: str, form: tuple[str, ...]
 ) -> None:
     words = ["run", "the cat", option, "r", "--html", "./r", "--force"]
-    attempt(tmp_path, *words, code=2, form=form, says=["html must be different files"])
+    attempt(tmp_path, *words, code=2, form=form, says=[option, "--html"])
 
 
 @forms
@@ -194,7 +194,15 @@ def test_a_picture_of_patterns_that_are_not_kept_is_refused_before_anything_is_c
     tmp_path: Path, form: tuple[str, ...]
 ) -> None:
     words = ["run", "the cat", "--keep", "z,out"]
-    attempt(tmp_path, *words, "--svg", "p.svg", code=2, form=form, says=["keep must name pattern", "'z,out'"])
+    attempt(
+        tmp_path,
+        *words,
+        "--svg",
+        "p.svg",
+        code=2,
+        form=form,
+        says=["--keep z,out lacks the pattern", "--keep pattern,z,out"],
+    )
     walk = ["--svg", "p.svg", "--figure", "walk"]
     attempt(tmp_path, *words, *walk, form=form, writes={"p.svg"}, launch=Launch(WITH_TORCH))
 
@@ -220,4 +228,4 @@ def test_a_comparison_of_hostile_tokens_shows_them_as_escapes(hostile: Path, for
 
 
 def test_the_viewer_needs_a_terminal(hostile: Path) -> None:
-    attempt(hostile, "view", "record", code=1, says=["view must have a terminal", "mha show"])
+    attempt(hostile, "view", "record", code=1, says=["terminal", "mha show"])

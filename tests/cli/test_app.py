@@ -75,7 +75,7 @@ def test_with_json_an_error_is_one_json_line() -> None:
     assert json.loads(done.stderr) == {
         "error": {
             "code": "usage",
-            "message": "d_model (64) must be a multiple of n_heads (5)",
+            "message": "--heads 5 does not divide d_model 64",
             "hint": "try --heads 4 or --d-model 65, or set --d-head",
             "path": None,
             "exit": 2,

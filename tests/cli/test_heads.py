@@ -76,7 +76,7 @@ def test_show_draws_it_in_another_order_and_as_csv_and_json_too(saved):
         "queries": [3, 7], "top": 10, "corner": {"first_query": 2, "n_queries": 3, "first_key": 0, "n_keys": 13}, "z": True,
     }  # fmt: skip
     assert document["command"][:3] == ["mha", "heads", CAT]
-    attempt(folder, "show", "r", "--map", "4", code=2, says=["map must name heads of the record, 0 to 3, got 4"])
+    attempt(folder, "show", "r", "--map", "4", code=2, says=["head 4"])
 
 
 def test_the_json_of_a_text_from_stdin_is_one_document(tmp_path):
@@ -151,28 +151,31 @@ def test_a_terminal_gets_its_width_and_its_colours(env, colour, saved):
 # -------------------------------------------------------------------------------------------------------- what it refuses
 
 USAGE = {
-    "head": (["--head", "4"], "head must be from 0 to 3, got 4"),
-    "map": (["--map", "9"], "map must be from 0 to 3, got 9"),
-    "map of another head": (["--head", "0,1", "--map", "2"], "map must name heads that are looked at, got 2"),
-    "query": (["--query", "1,13"], "query must be from 0 to 12, got 13"),
-    "rows": (["--rows", "4:14"], "rows must lie within 0:13 and hold one position at least, got '4:14'"),
-    "keys": (["--keys", "5:5"], "keys must lie within 0:13 and hold one position at least, got '5:5'"),
-    "rows that are no span": (["--rows", "3"], "rows must be A:B such as 100:140, the end left out, got '3'"),
-    "pattern": (["--pattern", "k = q"], "pattern must be one expression in Python's notation, got 'k = q'"),
-    "sort": (["--sort", "size"], "sort must be one of head, layer, kind, "),
-    "sink-share": (["--sink-share", "0"], "sink-share must be above 0 and at most 1, got 0"),
-    "sink-share above 1": (["--sink-share", "1.5"], "sink-share must be above 0 and at most 1, got 1.5"),
-    "sink-share no number": (["--sink-share", "nan"], "sink-share must be a finite number such as 0.125, got 'nan'"),
-    "sink-tokens": (["--sink-tokens", "0"], "sink-tokens must be a whole number from 1 to 1000000000, got 0"),
-    "top": (["--query", "1", "--top", "0"], "top must be a whole number from 1 to 1000, got 0"),
-    "sequence": (["--sequence", "1"], "sequence must be from 0 to 0, got 1"),
+    "head": (["--head", "4"], "--head 4 "),
+    "map": (["--map", "9"], "--map 9 "),
+    "map of another head": (
+        ["--head", "0,1", "--map", "2"],
+        "--map 2: head 2 is not among the heads chosen with --head",
+    ),
+    "query": (["--query", "1,13"], "--query 13 "),
+    "rows": (["--rows", "4:14"], "4:14"),
+    "keys": (["--keys", "5:5"], "5:5"),
+    "rows that are no span": (["--rows", "3"], "rows"),
+    "pattern": (["--pattern", "k = q"], "--pattern: 'k = q' "),
+    "sort": (["--sort", "size"], "size"),
+    "sink-share": (["--sink-share", "0"], "--sink-share 0 is out of range: above 0, at most 1"),
+    "sink-share above 1": (["--sink-share", "1.5"], "--sink-share 1.5 "),
+    "sink-share no number": (["--sink-share", "nan"], "nan"),
+    "sink-tokens": (["--sink-tokens", "0"], "sink-tokens"),
+    "top": (["--query", "1", "--top", "0"], "top"),
+    "sequence": (["--sequence", "1"], "sequence"),
     "train": (
         ["--train", "--dropout", "0.5"],
-        "train must be off in heads: dropout acts on patterns, which are never built",
+        "--train does not work with mha heads",
     ),
     "left padding": (
         ["a dog", "--padding", "left", "--query", "1"],
-        "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
+        "--query, --rows and --keys need texts of one length where padding is on the left",
     ),
 }
 
@@ -186,7 +189,7 @@ def test_what_does_not_exist_is_refused_before_torch_is_loaded(name, tmp_path):
 
 
 def test_two_formats_are_refused_and_a_missing_file_is_told_as_json(tmp_path):
-    attempt(tmp_path, "heads", CAT, "--csv", code=2, form=("--json",), says=["json and csv must not be given together"])
+    attempt(tmp_path, "heads", CAT, "--csv", code=2, form=("--json",), says=["--json and --csv"])
     done = attempt(tmp_path, "heads", "--file", "absent", code=1, form=("--json",), says=["absent"])
     assert done.error["path"] == "absent"
 

@@ -197,7 +197,7 @@ def test_a_closed_stdout_is_told_before_any_work(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(MhaError) as caught:
         require_stdout()
-    assert caught.value.message == "stdout must be open to write to it, got a closed stdout"
+    assert caught.value.message == "stdout is closed, so nothing can be printed"
 
 
 def test_characters_that_an_encoding_lacks_are_escaped_not_fatal(monkeypatch):

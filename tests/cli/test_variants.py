@@ -12,103 +12,70 @@ from support.processes import WITH_TORCH, Launch, attempt
 
 MASK_MEMORY_BYTES = 450_000_000
 
-ORDER = "must be off with a context, got both: a context has no order relative to the text"
 REFUSED = {
-    "kv heads that do not divide": (
-        ["run", "a b", "--heads", "8", "--kv-heads", "3"],
-        "n_heads (8) must be a multiple of n_kv_heads (3)",
-        "--kv-heads 4 works",
-    ),
-    "rotary positions with an odd width": (
-        ["run", "a b", "--positions", "rope", "--d-head", "5"],
-        "d_head (5) must be even with positions rope, which turns pairs of columns",
-        "--d-head 6 works",
-    ),
-    "interleaved ones too": (
-        ["decode", "a b", "--positions", "rope-interleaved", "--d-model", "12"],
-        "d_head (3) must be even with positions rope-interleaved, which turns pairs of columns",
-        "--d-head 4 works",
-    ),
-    "a window with a context": (
-        ["run", "a b", "--context", "c", "--window", "2"], f"window {ORDER}", "leave --window or --context out",
-    ),
-    "a prefix with a context": (
-        ["trace", "a b", "--context", "c", "--prefix", "2"], f"prefix {ORDER}", "leave --prefix or --context out",
-    ),
-    "rotary positions with a context": (
-        ["run", "a b", "--context", "c", "--positions", "rope"],
-        f"positions rope {ORDER}", "leave --positions rope or --context out",
-    ),
-    "ALiBi with a context": (
-        ["run", "a b", "--context", "c", "--positions", "alibi"],
-        f"positions alibi {ORDER}", "leave --positions alibi or --context out",
-    ),
-    "random rows with a text": (
-        ["run", "a b", "--random", "2,3"],
-        "random must stand alone, got a text besides: random rows take its place", "leave the text or --random out",
-    ),
+    "kv heads that do not divide": ("run", "a b", "--heads", "8", "--kv-heads", "3"),
+    "rotary positions with an odd width": ("run", "a b", "--positions", "rope", "--d-head", "5"),
+    "interleaved ones too": ("decode", "a b", "--positions", "rope-interleaved", "--d-model", "12"),
+    "a window with a context": ("run", "a b", "--context", "c", "--window", "2"),
+    "a prefix with a context": ("trace", "a b", "--context", "c", "--prefix", "2"),
+    "rotary positions with a context": ("run", "a b", "--context", "c", "--positions", "rope"),
+    "ALiBi with a context": ("run", "a b", "--context", "c", "--positions", "alibi"),
+    "random rows with a text": ("run", "a b", "--random", "2,3"),
+    "a shape that is none": ("run", "--random", "2,0"),
+    "sinks without a window": ("run", "a b", "--sink", "3"),
+    "documents that do not match": ("run", "a | b", "--context", "c", "--documents", "|"),
+    "documents of random rows": ("run", "--random", "2,3", "--documents", "|"),
+    "training without dropout": ("run", "a b", "--train"),
+    "a softcap of nothing": ("run", "a b", "--softcap", "0"),
+    "a window of words": ("run", "a b", "--window", "2,x"),
+}
+MESSAGES = {
     "random rows with a context": (
         ["trace", "--random", "2,3", "--context", "a b"],
-        "random must stand alone, got --context besides: there is no text", "leave --random or --context out",
-    ),
-    "a shape that is none": (
-        ["run", "--random", "2,0"], "random must be BATCH,LENGTH, two counts from 1 up such as 2,5, got '2,0'", None,
-    ),
-    "sinks without a window": (
-        ["run", "a b", "--sink", "3"],
-        "sink must come with a window, to which it is the exception, got no window", "try --window 8 --sink 3",
+        "--random and --context exclude each other: random vectors take the place of text",
+        "leave out --random or --context",
     ),
     "an angle that nothing turns by": (
         ["run", "a b", "--rope-theta", "500"],
-        "--rope-theta must come with --positions rope, without which it changes nothing", "add --positions rope",
+        "--rope-theta changes nothing without --positions rope",
+        "add --positions rope",
     ),
     "a table that nobody reads": (
         ["decode", "a b", "--max-positions", "9", "--positions", "alibi"],
-        "--max-positions must come with --positions learned, without which it changes nothing",
+        "--max-positions changes nothing without --positions learned",
         "add --positions learned",
     ),
     "a distribution of nothing": (
         ["run", "a b", "--distribution", "uniform"],
-        "--distribution must come with --random, without which it changes nothing", "add --random",
-    ),
-    "documents that do not match": (
-        ["run", "a | b", "--context", "c", "--documents", "|"],
-        "context must have as many documents as its text, 2 in sequence 0, got 1",
-        "each document of the text reads the document of the context that has its number",
-    ),
-    "documents of random rows": (
-        ["run", "--random", "2,3", "--documents", "|"],
-        "documents must be the separator of a text, got random rows", "leave --documents or --random out",
+        "--distribution changes nothing without --random",
+        "add --random",
     ),
     "decoding with a context": (
         ["decode", "a b", "--context", "c"],
-        "context must be left out of decode, which follows one text", "mha run shows it",
+        "--context does not work with mha decode, which follows one text",
+        "mha run shows cross-attention",
     ),
     "decoding in training": (
         ["decode", "a b", "--train", "--dropout", "0.1"],
-        "train must be off in decode: dropout would differ from the recomputation", "leave it out",
+        "--train does not work with mha decode: with dropout a step differs from the full recomputation",
+        "leave out --train",
     ),
     "decoding without causality": (
         ["decode", "a b", "--no-causal"],
-        "decode must be causal, got --no-causal: a token cannot read what is not there yet", None,
+        "--no-causal does not work with mha decode: later tokens do not exist yet",
+        None,
     ),
     "a prompt longer than the text": (
-        ["decode", "a b c", "--prompt-len", "4"], "prompt_len must be from 0 to the 3 tokens of the text, got 4", None,
+        ["decode", "a b c", "--prompt-len", "4"],
+        "--prompt-len 4 is out of range: the text has 3 tokens",
+        None,
     ),
     "a prefix longer than the prompt": (
         ["decode", "a b c", "--prefix", "2", "--prompt-len", "1"],
-        "prompt_len must hold the prefix, whose tokens see each other at once, got 1 of 2 tokens", "--prompt-len 2 works",
+        "--prompt-len 1 cuts the prefix of 2 tokens, which see each other at once",
+        "try --prompt-len 2",
     ),
-    "training without dropout": (
-        ["run", "a b", "--train"],
-        "train must come with a dropout above 0, got dropout 0", "try --train --dropout 0.1",
-    ),
-    "a softcap of nothing": (["run", "a b", "--softcap", "0"], "softcap must be above 0, got 0.0", None),
-    "a window of words": (
-        ["run", "a b", "--window", "2,x"],
-        "window must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got '2,x'", None,
-    ),
-}  # fmt: skip
+}
 
 
 def written_out(message: str, hint: str | None) -> str:
@@ -116,14 +83,23 @@ def written_out(message: str, hint: str | None) -> str:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_combination_that_means_nothing_is_refused_with_the_rule_and_a_way_out(name: str, tmp_path: Path) -> None:
-    words, message, hint = REFUSED[name]
+def test_a_combination_that_means_nothing_is_a_usage_error_that_names_an_option(name: str, tmp_path: Path) -> None:
+    outcome = attempt(tmp_path, *REFUSED[name], code=2)
+    assert outcome.stdout == ""
+    first, *hints = outcome.stderr.splitlines()
+    assert any(word.lstrip("-") in first for word in REFUSED[name] if word.startswith("--"))
+    assert [hint[:6] for hint in hints] in ([], ["hint: "])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_a_command_does_not_take_is_refused_with_the_reason_and_a_way_out(name: str, tmp_path: Path) -> None:
+    words, message, hint = MESSAGES[name]
     outcome = attempt(tmp_path, *words, code=2)
     assert (outcome.stdout, outcome.stderr) == ("", written_out(message, hint))
 
 
 def test_with_json_the_rule_is_one_json_line(tmp_path: Path) -> None:
-    words, message, hint = REFUSED["sinks without a window"]
+    words, message, hint = MESSAGES["a prefix longer than the prompt"]
     outcome = attempt(tmp_path, *words, code=2, form=("--json",))
     assert outcome.error == {"code": "usage", "message": message, "hint": hint, "path": None, "exit": 2}
 
@@ -131,9 +107,8 @@ def test_with_json_the_rule_is_one_json_line(tmp_path: Path) -> None:
 def test_learned_positions_that_are_too_few_are_told_without_torch(tmp_path: Path) -> None:
     outcome = attempt(tmp_path, "run", "a b c", "--positions", "learned", "--max-positions", "2", code=1)
     assert outcome.stderr == (
-        "mha: error: there must be at most 2 tokens where positions are learned, got 3\n"
-        "hint: --max-tokens 2 takes a shorter text; --max-positions 3 makes a longer table, where it does not come "
-        "from a file\n"
+        "mha: error: 3 tokens are more than the 2 learned positions\n"
+        "hint: --max-tokens 2 fits; without --weights --max-positions 3 makes room for all\n"
     )
 
 

@@ -260,7 +260,7 @@ def test_a_text_is_computed_and_looked_at(tmp_path: Path) -> None:
 
 
 def test_no_terminal_is_told_before_anything_else(saved: Path, tmp_path: Path) -> None:
-    says = ("view must have a terminal, got none on ", "hint: mha show RECORD prints")
+    says = ("mha view needs a terminal: ", "hint: mha show RECORD prints a record")
     attempt(tmp_path, "view", str(saved), code=1, says=says)
     attempt(tmp_path, "view", "no such text matters", code=1, says=says[:1])
 
@@ -269,13 +269,13 @@ def test_no_terminal_is_told_before_anything_else(saved: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "env", "code", "message"),
     [
-        ([], {"TERM": "dumb"}, 1, "view must have a terminal, got TERM=dumb"),
-        (["--heads", "3"], COLOUR, 2, "heads must be left out with a record, which is computed"),
-        (["--model", "."], COLOUR, 2, "model must be left out with a record, which is computed"),
-        (["--head", "7"], COLOUR, 2, "head must be one of 0, 1, got 7"),
-        (["--layer", "3"], COLOUR, 2, "layer and head must be of the record, got layer 3"),
-        (["--sequence", "2"], COLOUR, 2, "sequence must be from 0 to 0, got 2"),
-        (["a text"], COLOUR, 2, "record must stand alone"),
+        ([], {"TERM": "dumb"}, 1, "mha view needs a terminal: TERM is dumb"),
+        (["--heads", "3"], COLOUR, 2, "--heads does not work with a record, which is already computed"),
+        (["--model", "."], COLOUR, 2, "--model does not work with a record"),
+        (["--head", "7"], COLOUR, 2, "--head 7"),
+        (["--layer", "3"], COLOUR, 2, "--layer 3"),
+        (["--sequence", "2"], COLOUR, 2, "--sequence 2"),
+        (["a text"], COLOUR, 2, "is a record, but something else is given too"),
     ],
     ids=str,
 )
@@ -307,7 +307,7 @@ def test_textual_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(view, "find_spec", lambda name: None)
     with pytest.raises(MhaError) as caught:
         view._require_textual()
-    assert caught.value.message == "view must have textual to draw with, got none installed"
+    assert caught.value.message == "mha view needs textual, which is not installed"
     assert caught.value.hint == 'pip install "textual<9,>=8" installs it'
 
 

@@ -1,5 +1,6 @@
 import errno
 import os
+import shlex
 import stat
 import threading
 
@@ -39,8 +40,8 @@ def test_sizes_are_read(text, size):
 )
 def test_what_is_no_size_is_refused_with_the_forms_that_work(text):
     with pytest.raises(UsageError) as caught:
-        parse_size(text, "limit")
-    assert caught.value.message == f"limit must be a size above 0 such as 65536, 64M or 1.5G, got {text!r}"
+        parse_size(text, "--limit")
+    assert caught.value.message == f"--limit {shlex.quote(text[:40])} is not a size above 0 such as 65536, 64M or 1.5G"
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def test_a_file_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"x" * 2048)
     assert read_whole(str(path), 2048) == b"x" * 2048
-    assert fault_of(read_whole, str(path), 2047) == (f"{path} must have at most 2.0 KiB, got more", None)
+    assert fault_of(read_whole, str(path), 2047) == (f"{path} is larger than 2.0 KiB", None)
 
 
 def test_chunks_stop_at_the_limit_and_name_the_option(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"x" * 2048)
     assert b"".join(read_chunks(str(path), 2048, "--max")) == b"x" * 2048
-    expected = (f"{path} must have at most 1.0 KiB, got more", "--max raises the limit")
+    expected = (f"{path} is larger than 1.0 KiB", "--max raises the limit")
     assert fault_of(lambda: list(read_chunks(str(path), 1024, "--max"))) == expected
 
 
@@ -96,7 +97,7 @@ def test_what_cannot_be_read_is_told_by_its_reason(tmp_path):
         broken: "is a broken link to nowhere",
         below: "lies below something that is not a folder",
         tmp_path / ("n" * 300): "has too long a name",
-        "/dev/null": "must be a regular file or a pipe, got a device",
+        "/dev/null": "is a device, not a regular file or a pipe",
     }
     for path, reason in reasons.items():
         assert fault_of(read_whole, str(path), 9) == (f"{path} {reason}", None)
@@ -127,7 +128,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path):
 def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    assert fault_of(read_whole, str(path), 9) == (f"{path} must have a writer, got a FIFO without one", None)
+    assert fault_of(read_whole, str(path), 9) == (f"{path} is a FIFO that no process writes to", None)
 
 
 # --------------------------------------------------------------------------------------------------------------- out
@@ -189,7 +190,7 @@ class TestWriteWhole:
     def test_an_existing_file_is_kept_without_force(self, tmp_path):
         path = tmp_path / "old"
         path.write_bytes(b"old")
-        expected = (f"{path} exists and is kept as it is", "--force overwrites it")
+        expected = (f"{path} exists", "--force overwrites it")
         assert fault_of(write_whole, str(path), b"new", force=False) == expected
         assert path.read_bytes() == b"old"
 
@@ -202,7 +203,7 @@ class TestWriteWhole:
             real(fd)
 
         monkeypatch.setattr(os, "fsync", meanwhile)
-        expected = (f"{path} exists and is kept as it is", "--force overwrites it")
+        expected = (f"{path} exists", "--force overwrites it")
         assert fault_of(write_whole, str(path), b"ours", force=False) == expected
         assert path.read_bytes() == b"theirs"
         assert os.listdir(tmp_path) == ["raced"]
@@ -249,10 +250,10 @@ class TestWriteWhole:
 def test_what_is_no_regular_file_is_never_a_target(tmp_path, action, force):
     os.mkfifo(tmp_path / "pipe")
     reasons = {
-        tmp_path: "must be a regular file to be saved to, got a directory",
-        tmp_path / "pipe": "must be a regular file to be saved to, got a device, pipe or socket",
-        "/dev/null": "must be a regular file to be saved to, got a device, pipe or socket",
-        tmp_path / "absent" / "file": f"must lie in a folder that exists, got {tmp_path / 'absent'}",
+        tmp_path: "is a directory, not a regular file",
+        tmp_path / "pipe": "is a device, pipe or socket, not a regular file",
+        "/dev/null": "is a device, pipe or socket, not a regular file",
+        tmp_path / "absent" / "file": f"cannot be written: there is no folder {tmp_path / 'absent'}",
     }
     for path, reason in reasons.items():
         assert fault_of(action, str(path), force=force) == (f"{path} {reason}", None)
@@ -262,7 +263,7 @@ def test_a_target_is_refused_before_any_work(tmp_path):
     (tmp_path / "old").write_text("")
     check_target(str(tmp_path / "new"), force=False)
     check_target(str(tmp_path / "old"), force=True)
-    expected = (f"{tmp_path / 'old'} exists and is kept as it is", "--force overwrites it")
+    expected = (f"{tmp_path / 'old'} exists", "--force overwrites it")
     assert fault_of(check_target, str(tmp_path / "old"), force=False) == expected
     assert os.listdir(tmp_path) == ["old"]
 

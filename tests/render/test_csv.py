@@ -81,5 +81,5 @@ def test_a_record_without_its_pattern_is_refused():
     arrays = {name: array for name, array in record.arrays.items() if name != "pattern"}
     with pytest.raises(MhaError) as caught:
         list(pieces(replace(record, arrays=arrays)))
-    assert caught.value.message == "csv must have the pattern, got a record without it"
+    assert caught.value.message == "--csv needs the pattern, which the record does not have"
     assert (caught.value.hint, caught.value.code) == ("--keep pattern keeps it", "not-kept")

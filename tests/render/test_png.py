@@ -79,7 +79,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MhaError) as caught:
         require_png()
-    assert caught.value.message == "png must be drawn by resvg_py, which is not installed"
+    assert caught.value.message == "--png needs resvg-py, which is not installed"
     assert caught.value.hint == 'pip install "resvg-py<1,>=0.3" installs it'
 
 
@@ -90,5 +90,5 @@ def test_without_a_font_nothing_is_drawn_and_the_reason_told(monkeypatch):
     monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda **asked: drawing(**asked, skip_system_fonts=True))
     with pytest.raises(MhaError) as caught:
         require_png()
-    assert caught.value.message == "png must have a font to write with, got none"
+    assert caught.value.message == "--png needs a font, and none is installed"
     assert caught.value.hint == "install one, such as DejaVu Sans Mono, or use --svg"

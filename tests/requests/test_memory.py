@@ -64,7 +64,7 @@ def test_what_was_asked_for_is_kept_once_and_nothing_else():
 def test_a_name_that_is_no_site_is_refused_with_those_that_are():
     with pytest.raises(UsageError) as caught:
         make_plan(facts(), ("pattern", "attn"))
-    assert caught.value.message == "keep must name sites, got 'attn'"
+    assert caught.value.message == "--keep: 'attn' is not a site"
     assert caught.value.hint == "sites: " + " ".join(SITES)
 
 
@@ -72,8 +72,8 @@ def test_arrays_that_do_not_fit_the_limit_are_refused_with_the_number_that_would
     long = facts(batch=1, q_len=1024, k_len=1024, cross=False)  # 9 · 4 MiB each
     with pytest.raises(MhaError) as caught:
         make_plan(long, ("qk", "pattern"), 40 * MIB)
-    assert caught.value.message == "the arrays to keep (qk, pattern) must fit in 40.0 MiB, got 72.0 MiB"
-    assert caught.value.hint == "--keep-limit 72M raises the limit; --keep pattern keeps less"
+    assert caught.value.message == "--keep qk,pattern takes 72.0 MiB, above the limit of 40.0 MiB"
+    assert caught.value.hint == "--keep-limit 72M raises the limit; --keep pattern takes less"
     assert (caught.value.code, caught.value.exit_code) == ("too-large", 1)
     assert make_plan(long, ("qk", "pattern"), 72 * MIB).keep == ("qk", "pattern")
 
@@ -95,8 +95,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
         plan_memory(large, (), 0, available=16 * 1024 * MIB)
     needed = make_plan(large, ()).peak_bytes / 1024**3
     assert caught.value.message == (
-        "attention of 20000 × 20000 tokens, 9 heads, batch 1, must fit in memory: "
-        f"it needs {needed:.1f} GiB, and 16.0 GiB is available"
+        f"out of memory; 20000 × 20000 tokens, 9 heads, batch 1: {needed:.1f} GiB needed, 16.0 GiB available"
     )
     assert re.fullmatch(r"--max-tokens \d+ fits, so does --heads \d+", caught.value.hint)
     assert (caught.value.code, caught.value.exit_code) == ("out-of-memory", 1)
@@ -146,7 +145,7 @@ def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
     single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
     with pytest.raises(MhaError) as caught:
         plan_memory(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)
-    assert caught.value.hint == "use a shorter text or a smaller --d-model"
+    assert caught.value.hint == "a shorter text or a smaller --d-model needs less"
 
 
 MEASURED = r"""

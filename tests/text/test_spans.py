@@ -67,41 +67,41 @@ def test_spans_keep_the_order_of_the_words_and_characters_count_not_bytes():
     assert find_spans([], TEXT, ()) == ()
 
 
-SPAN = "must lie within 0:29 and hold one character at least, got"
-NAME = "the name of a span must be at most 40 letters, digits, _, - and ., a letter first, got"
-FORM = "must be START:END such as 4:17, or /REGEX/, got"
-ROLES = "span must be a role or turn of the chat, system, user, user1, assistant, assistant1, user2, assistant2, got"
-NO_CHAT = "span must be NAME=START:END or NAME=/REGEX/ where the text is no chat, got"
-EXPRESSION = "span 'a' must be a regular expression of Python's re, got"
+OUTSIDE = "is outside of the text, which has the characters 0:29"
+NAME = "is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
+FORM = "is neither START:END such as a=4:17 nor /REGEX/"
+ROLES = "is not a role or turn of the chat: system, user, user1, assistant, assistant1, user2, assistant2"
+NO_CHAT = "has no range, which a text that is not a chat needs"
+EXPRESSION = "is not a regular expression of Python's re"
 
 
 @pytest.mark.parametrize(
     ("words", "turns", "message"),
     [
-        (["a=5:30"], (), f"span 'a' {SPAN} '5:30'"),
-        (["a=29:"], (), f"span 'a' {SPAN} '29:'"),
-        (["a=5:5"], (), f"span 'a' {SPAN} '5:5'"),
-        (["a=6:5"], (), f"span 'a' {SPAN} '6:5'"),
-        (["a=-1:5"], (), f"span 'a' {FORM} '-1:5'"),
-        (["a="], (), f"span 'a' {FORM} ''"),
-        (["a=/"], (), f"span 'a' {FORM} '/'"),
-        (["a=/x"], (), f"span 'a' {FORM} '/x'"),
-        (["a=٣:5"], (), f"span 'a' {FORM} '٣:5'"),
-        (["1a=0:5"], (), f"{NAME} '1a'"),
-        (["=0:5"], (), f"{NAME} ''"),
-        ([f"{'a' * 41}=0:5"], (), f"{NAME} '{'a' * 41}'"),
-        (["\x1b=0:5"], (), f"{NAME} '\\x1b'"),
-        (["user"], (), f"{NO_CHAT} 'user'"),
-        ([""], (), f"{NO_CHAT} ''"),
-        (["usr"], TURNS, f"{ROLES} 'usr'"),
-        (["user,"], TURNS, f"{ROLES} ''"),
-        (["user3"], TURNS, f"{ROLES} 'user3'"),
-        (["a=0:5", "a=5:6"], (), "spans must have different names, got 'a' twice"),
-        (["user", "user=0:5"], TURNS, "spans must have different names, got 'user' twice"),
-        (["user,user"], TURNS, "spans must have different names, got 'user' twice"),
-        (["a=/(/"], (), f"{EXPRESSION} /(/: missing ), unterminated subpattern at position 0"),
-        (["a=/x{99999999999}/"], (), f"{EXPRESSION} /x{{99999999999}}/: the repetition number is too large"),
-        (["a=/" + "x" * 501 + "/"], (), "span 'a' must have at most 500 characters, got one of 501"),
+        (["a=5:30"], (), f"--span a=5:30 {OUTSIDE}"),
+        (["a=29:"], (), "--span a=29: is empty"),
+        (["a=5:5"], (), "--span a=5:5 is empty"),
+        (["a=6:5"], (), "--span a=6:5 is empty"),
+        (["a=-1:5"], (), f"--span a=-1:5 {FORM}"),
+        (["a="], (), f"--span a= {FORM}"),
+        (["a=/"], (), f"--span a=/ {FORM}"),
+        (["a=/x"], (), f"--span a=/x {FORM}"),
+        (["a=٣:5"], (), f"--span a=٣:5 {FORM}"),
+        (["1a=0:5"], (), f"--span: '1a' {NAME}"),
+        (["=0:5"], (), f"--span: '' {NAME}"),
+        ([f"{'a' * 41}=0:5"], (), f"--span: '{'a' * 41}' {NAME}"),
+        (["\x1b=0:5"], (), f"--span: '\\x1b' {NAME}"),
+        (["user"], (), f"--span user {NO_CHAT}"),
+        ([""], (), f"--span  {NO_CHAT}"),
+        (["usr"], TURNS, f"--span usr {ROLES}"),
+        (["user,"], TURNS, f"--span  {ROLES}"),
+        (["user3"], TURNS, f"--span user3 {ROLES}"),
+        (["a=0:5", "a=5:6"], (), "--span a is given twice"),
+        (["user", "user=0:5"], TURNS, "--span user is given twice"),
+        (["user,user"], TURNS, "--span user is given twice"),
+        (["a=/(/"], (), f"--span a=/(/ {EXPRESSION}: missing ), unterminated subpattern at position 0"),
+        (["a=/x{99999999999}/"], (), f"--span a=/x{{99999999999}}/ {EXPRESSION}: the repetition number is too large"),
+        (["a=/" + "x" * 501 + "/"], (), "--span a: the expression has 501 characters, more than 500"),
     ],
 )  # fmt: skip
 def test_what_names_no_span_is_a_usage_error(words, turns, message):
@@ -111,8 +111,13 @@ def test_what_names_no_span_is_a_usage_error(words, turns, message):
 
 
 def test_a_range_is_explained_and_a_missing_chat_hinted_at():
-    assert told(find_spans, ["a=b"], TEXT, ()).hint == "characters of the text, counted from 0, the end left out"
-    assert told(find_spans, ["user"], TEXT, ()).hint == "the roles of a chat are there with --chat"
+    assert (
+        told(find_spans, ["a=b"], TEXT, ()).hint
+        == "START and END count the characters of the text from 0; END is excluded"
+    )
+    assert told(find_spans, ["user"], TEXT, ()).hint == (
+        "try --span user=0:10 or --span user=/REGEX/; with --chat the roles are spans"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["London", "x*", "$", ""])
@@ -121,20 +126,20 @@ def test_an_expression_that_finds_nothing_is_told(pattern):
         assert told(find_spans, ["a=//"], TEXT, ()).code == "no-span"
         return
     fault = told(find_spans, ["b=/Paris/", f"a=/{pattern}/"], TEXT, ())
-    assert fault.message == f"span 'a' must match one character of the text at least, got none for /{pattern}/"
+    assert fault.message == f"--span a=/{pattern}/ matches no characters of the text"
     assert (fault.code, fault.exit_code) == ("no-span", 1)
 
 
 def test_turns_that_say_nothing_are_told():
     fault = told(find_spans, ["assistant2"], CHAT_TEXT, TURNS)
-    assert fault.message == "span 'assistant2' must hold one character at least, got nothing but empty turns"
+    assert fault.message == "span 'assistant2' is empty: every matching chat turn has no text"
     assert (fault.code, fault.exit_code) == ("no-span", 1)
 
 
 def test_a_long_chat_is_not_listed_whole():
     turns = [Turn(f"user{i}", "user", 0, 1) for i in range(1, 60)]
     message = told(find_spans, ["usr"], TEXT, turns).message
-    assert message.endswith("user18, user19, …, got 'usr'")
+    assert message.endswith("user18, user19, …")
 
 
 # -------------------------------------------------------------------------------------------------------------- search
@@ -142,10 +147,8 @@ def test_a_long_chat_is_not_listed_whole():
 
 def test_an_expression_that_never_ends_is_stopped_and_named():
     fault = told(search, [Expression("b", "a"), Expression("c", "(a|aa)+$")], "a" * 3000 + "!", 0.5)
-    assert fault.message == "span 'c' must be found within 0.5 seconds, got no end of the search for /(a|aa)+$/"
-    assert (
-        fault.hint == "repetitions inside repetitions, as in (a+)+, can take for ever; NAME=START:END needs no search"
-    )
+    assert fault.message == "--span c=/(a|aa)+$/ takes longer than 0.5 seconds to search"
+    assert fault.hint == "nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search"
     assert (fault.code, fault.exit_code) == ("too-slow", 1)
 
 
@@ -155,7 +158,7 @@ def test_the_limit_of_a_command_leaves_it_time_to_answer():
 
 def test_too_many_matches_are_refused():
     fault = told(search, [Expression("a", ".")], "x" * (searching.MAX_MATCHES + 1))
-    assert fault.message == "span 'a' must match at most 100000 times, got more for /./"
+    assert fault.message == "--span a=/./ matches more than 100000 times"
     assert fault.code == "too-large"
     assert len(search([Expression("a", ".")], "x" * searching.MAX_MATCHES)[0]) == searching.MAX_MATCHES
 

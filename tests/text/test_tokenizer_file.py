@@ -108,7 +108,7 @@ def test_a_missing_file_is_told():
 def test_a_word_that_names_no_tokenizer_is_a_usage_error():
     with pytest.raises(UsageError) as caught:
         FileTokenizer("wrod")
-    assert caught.value.message == "tokenizer must be word, char, byte or the path of a tokenizer.json, got 'wrod'"
+    assert caught.value.message == "--tokenizer wrod is not one of word, char, byte or the path of a tokenizer.json"
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
@@ -146,7 +146,7 @@ def test_a_special_token_with_more_ids_than_names_or_fewer_is_refused(word_level
     path.write_text(json.dumps(described))
     with pytest.raises(MhaError) as caught:
         list(FileTokenizer(str(path)).tokens("the cat"))
-    assert caught.value.message.startswith(f"{path} must be ")
+    assert caught.value.message.startswith(f"{path} cannot be used by the tokenizers library: ")
     n_ids, n_tokens = 3 + len(entry["ids"]), 3 + len(entry["tokens"])
     assert f"{n_ids} ids and {n_tokens} tokens" in caught.value.message
 
@@ -166,6 +166,4 @@ def test_a_special_token_whose_id_is_not_in_the_vocabulary_is_refused(word_level
     path.write_text(json.dumps(described))
     with pytest.raises(MhaError) as caught:
         list(FileTokenizer(str(path)).tokens("the cat"))
-    assert caught.value.message == (
-        f"{path} must be a tokenizer that gives ids below 7, the size of its vocabulary, got: 7 for '[CLS]'"
-    )
+    assert caught.value.message == f"{path} gives '[CLS]' the id 7, but has 7 tokens"

@@ -144,8 +144,8 @@ def test_kept_marks_and_words_cover_everything_but_white_space(text):
 
 
 LONG = (
-    "a word must have at most 4 characters, got one of {} or more",
-    "--max-token-len raises the limit; --tokenizer char reads text without spaces",
+    "a word has {} characters or more, above the limit of 4",
+    "--max-token-len 40 raises the limit; --tokenizer char needs no spaces",
 )
 
 

@@ -103,7 +103,7 @@ def decode(
         return
     require_without_model(**vars(model), **vars(going_on))
     if layer.causal is False:
-        raise UsageError("decode must be causal, got --no-causal: a token cannot read what is not there yet")
+        raise UsageError("--no-causal does not work with mha decode: later tokens do not exist yet")
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
     from mhacli.requests.layer import decodable
 
@@ -133,7 +133,7 @@ def _require_own_cache(decoding: DecodeOptions) -> None:
     """Raises `UsageError` for the ways of keeping the past, which are those of a layer of our own."""
     if decoding.cache != "preallocated" or decoding.lengths is not None:
         name = "lengths" if decoding.lengths is not None else "cache"
-        raise UsageError(f"{name} must be left out with --model, whose own cache is used", hint=f"leave --{name} out")
+        raise UsageError(f"--{name} does not work with --model, which has its own cache", hint=f"leave out --{name}")
 
 
 def _decode_checkpoint(
@@ -141,7 +141,7 @@ def _decode_checkpoint(
 ) -> None:
     """The same of a checkpoint, with the cache that it makes itself."""
     _require_own_cache(decoding)
-    require_one_layer(request, "decode")
+    require_one_layer(request, "mha decode")
     with loading_torch():
         from mhacli.compute.checkpoint.decode import decode_checkpoint
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint

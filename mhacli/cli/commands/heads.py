@@ -48,7 +48,7 @@ from mhacli.cli.shared.output import (
 from mhacli.cli.shared.request import record_command, require_heads
 from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
 from mhacli.cli.values import index_list, real, span, whole
-from mhacli.errors import UsageError
+from mhacli.errors import UsageError, out_of_range
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import more_time
 from mhacli.io.memory import uncollected
@@ -207,7 +207,7 @@ def _chosen_heads(asked: HeadsOptions) -> tuple[int, ...] | None:
 def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool, of: str = "") -> Kept:
     """What is kept cell by cell, `of` which layers. Raises `UsageError` for queries and keys that do not exist."""
     queries = index_list(asked.query, "query") or ()
-    _require_below(queries, q_len, f"query{of}")
+    _require_below(queries, q_len, "--query", of)
     corner = None
     if asked.rows is not None or asked.keys is not None:
         rows, keys = span(asked.rows, q_len, f"rows{of}"), span(asked.keys, k_len, f"keys{of}")
@@ -219,8 +219,8 @@ def _require_same_columns(kept: Kept, *, is_shifted: bool) -> None:
     """Raises `UsageError` for places in texts that begin in different columns."""
     if (kept.queries or kept.corner) and is_shifted:
         raise UsageError(
-            "query, rows and keys must be of texts of one length where padding is on the left, got different lengths",
-            hint="--padding right counts all texts from the same column",
+            "--query, --rows and --keys need texts of one length where padding is on the left",
+            hint="with --padding right all texts begin in the same column",
         )
 
 
@@ -242,19 +242,19 @@ def _kept_of_kinds(
         kept_by_kind.setdefault(kept, kind)
     if len(kept_by_kind) > 1:
         raise UsageError(
-            f"rows and keys must name both ends for layers that read different texts, got {' and '.join(kept_by_kind.values())}",
+            f"--rows and --keys need both ends, because {' and '.join(kept_by_kind.values())} layers read different texts",
             hint=_ONE_KIND,
         )
     return next(iter(kept_by_kind), Kept(z=keep_z))
 
 
-_ONE_KIND = "--layer encoder.N, decoder.N or cross.N looks at one kind"
+_ONE_KIND = "--layer encoder.N, decoder.N or cross.N chooses one kind"
 
 
 def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
     """What is asked of heads, whatever they are of."""
     if not 0 < asked.sink_share <= 1:
-        raise UsageError(f"sink-share must be above 0 and at most 1, got {asked.sink_share:g}")
+        raise UsageError(f"--sink-share {asked.sink_share:g} is out of range: above 0, at most 1")
     return HeadsRequest(
         heads=heads,
         patterns=tuple(map(parse_pattern, asked.pattern or ())),
@@ -267,16 +267,18 @@ def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ..
 
 def _require_drawable(options: ViewOptions, wanted: HeadsRequest, n_heads: int) -> None:
     """Raises `UsageError` for a map of a head that is not looked at."""
-    _require_below(options.maps, n_heads, "map")
+    _require_below(options.maps, n_heads, "--map")
     for head in options.maps:
         if wanted.heads is not None and head not in wanted.heads:
-            raise UsageError(f"map must name heads that are looked at, got {head}", hint=f"add {head} to --head")
+            raise UsageError(
+                f"--map {head}: head {head} is not among the heads chosen with --head", hint=f"add {head} to --head"
+            )
 
 
-def _require_below(indices: Sequence[int], count: int, name: str) -> None:
+def _require_below(indices: Sequence[int], count: int, name: str, of: str = "") -> None:
     for index in indices:
         if index >= count:
-            raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
+            raise UsageError(out_of_range(name, index, count) + of)
 
 
 def _watched(run: Any, count: int, of: str, options: ViewOptions, output: HeadsOutput) -> None:

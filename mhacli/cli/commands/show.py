@@ -58,10 +58,14 @@ def show(
 
     record = storage.load(file.record)
     if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
-        raise UsageError("map and sort must be of a record of mha heads, got another record", hint="leave them out")
+        raise UsageError(
+            f"--map and --sort need a record of mha heads, and {file.record} is another",
+            hint="leave out --map and --sort",
+        )
     if record.model is None and (options.layers or options.words or of_layers.queries):
         raise UsageError(
-            "layer, words and from must be of a record of a checkpoint, got another", hint="leave them out"
+            f"--layer, --words and --from need a record of a checkpoint, and {file.record} is another",
+            hint="leave out --layer, --words and --from",
         )
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -139,7 +140,7 @@ def trace(
     cell = triple(walking.cell, "cell")
     save, has_format = output.save, output.formats.chosen() is not None
     if walking.step and (has_format or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
-        raise UsageError("step must have a terminal to read keys from, got none", hint="leave --step out")
+        raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
     presentation = _Presentation(walking, with_output(_OPTIONS, output, others=save.files), output)
     if model.model is not None:
         _require_of_checkpoint(walking, own)
@@ -196,18 +197,20 @@ def _walk_ours(
 def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None:
     """Raises `UsageError` for what is only there for a layer of our own: other ways to write it, and its mask alone."""
     if walking.route != "separate":
-        raise UsageError("route must be left out with --model, whose own way is walked", hint="leave --route out")
+        raise UsageError("--route does not work with --model, which has its own", hint="leave out --route")
     if own != UserModuleOptions():
-        raise UsageError("arg, call-arg and time-limit must be of an attention of your own, got a model")
+        raise UsageError("--arg, --call-arg and --time-limit are for code of your own and do not work with --model")
     if walking.mask:
-        raise UsageError("mask must be of a layer of our own, got a model", hint="mha run --model tells its masks")
+        raise UsageError(
+            "--mask does not work with --model", hint="mha run TEXT --model DIR names the masks of its layers"
+        )
 
 
 def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, presentation: _Presentation) -> None:
     """The same of a layer of a checkpoint, the first where none is chosen."""
     from mhacli.requests.layer import CellIndex
 
-    require_one_layer(request, "a walk")
+    require_one_layer(request, "mha trace")
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
         from mhacli.compute.checkpoint.trace import walk_checkpoint
@@ -244,7 +247,7 @@ def _require_no_layer(presentation: _Presentation, layer: LayerOptions) -> None:
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
         "--html": pictures.html, "--svg": pictures.svg, "--png": pictures.png,
     }  # fmt: skip
-    require_alone("mask must be drawn alone", given, "no layer is made")
+    require_alone("--mask", given, "only the mask is drawn, without a layer")
 
 
 def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
@@ -290,12 +293,14 @@ def target_in(source: SourceOptions, own: UserModuleOptions) -> str | None:
     option_given = next((option for option, value in given.items() if value is not None), None)
     if words and (names_target(words[0]) or (option_given is not None and _NAME.fullmatch(words[0]))):
         if len(words) > 1:
-            hint = "a text of that form can stand behind another text, not before"
-            raise UsageError(f"target must stand alone, got {words[1][:80]!r} besides", hint=hint)
+            hint = f"if {shlex.quote(words[0])} is a text, put -- before the texts"
+            raise UsageError(
+                f"{words[0]} names code to trace, which takes no text, but {words[1][:80]!r} follows", hint=hint
+            )
         return words[0]
     if option_given is not None:
         raise UsageError(
-            f"{option_given} must come with a target, FILE.py:NAME or package.module:NAME, got none",
+            f"{option_given} needs code to trace, FILE.py:NAME or package.module:NAME",
             hint="try mha trace my.py:Attention --arg d_model=64",
         )
     return None
@@ -330,8 +335,8 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
         for field in fields(group):  # type: ignore[arg-type]
             if field.name not in taken and getattr(group, field.name) != field.default:
                 raise UsageError(
-                    f"--{field.name.replace('_', '-')} must be left out with a target, which is walked as its own code has it",
-                    hint="--arg NAME=VALUE is given to its constructor, --call-arg NAME=VALUE to its call",
+                    f"--{field.name.replace('_', '-')} does not work with code of your own, which decides for itself",
+                    hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
                 )
 
 

@@ -26,7 +26,7 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.checkpoint import ModelOptions, ModelTextOptions, layer_list
 from mhacli.cli.streams import wants_colour
 from mhacli.cli.values import are_literal, holds_record, whole
-from mhacli.errors import MhaError, UsageError, installing
+from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
 
@@ -110,7 +110,7 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
         from mhacli.viewer.session import ViewerOptions
 
     if not 0 <= start.sequence < len(record.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {start.sequence}")
+        raise UsageError(out_of_range("--sequence", start.sequence, len(record.sequences)))
     place = head_table(record).place_of(start.head, layers)
     run_viewer(
         record,
@@ -138,14 +138,18 @@ def _require_terminal() -> None:
     streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
     elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
     if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
-        got = f"none on {' and '.join(elsewhere)}" if elsewhere else "TERM=dumb"
-        raise MhaError(f"view must have a terminal, got {got}", hint="mha show RECORD prints", code="no-terminal")
+        lack = (
+            f"{' and '.join(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} not one"
+            if elsewhere
+            else "TERM is dumb"
+        )
+        raise MhaError(f"mha view needs a terminal: {lack}", hint="mha show RECORD prints a record", code="no-terminal")
 
 
 def _require_textual() -> None:
     if find_spec("textual") is None:
         raise MhaError(
-            "view must have textual to draw with, got none installed",
+            "mha view needs textual, which is not installed",
             hint=f"{installing('textual')} installs it",
             code="missing-extra",
         )
@@ -156,7 +160,7 @@ def _record_path(source: SourceOptions) -> str | None:
     words = [] if are_literal() else list(source.typed or ())
     records = [word for word in words if _is_record(word)]
     if records and (len(words) > 1 or source.text or source.file):
-        raise UsageError(f"record must stand alone, got {records[0]!r} and others", hint="put -- before texts")
+        raise UsageError(f"{records[0]} is a record, but something else is given too", hint="put -- before texts")
     return records[0] if records else None
 
 
@@ -173,7 +177,7 @@ def _require_record_alone(*groups: Any) -> None:
             if not is_free and _is_given(getattr(group, f.name), f.default):
                 shown = f"--{f.name.replace('_', '-')}"
                 raise UsageError(
-                    f"{shown[2:]} must be left out with a record, which is computed", hint=f"leave {shown} out"
+                    f"{shown} does not work with a record, which is already computed", hint=f"leave out {shown}"
                 )
 
 

@@ -67,7 +67,7 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
     from mhacli.text.encode import make_tokenizer
 
     if source.lines:
-        raise UsageError("lines must be left out: a vocabulary is the same however the text is cut")
+        raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
     choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
     config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
     if wanted.save is not None:

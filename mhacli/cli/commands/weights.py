@@ -150,7 +150,7 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
 def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
     """A path in, a file with one layer out, and how far it is from its source."""
     if not wanted.output:
-        raise UsageError("output must be given: the file to write", hint="add -o layer.safetensors")
+        raise UsageError("no file to write is given", hint="add -o layer.safetensors")
     for name in (wanted.layout, wanted.to):
         if name is not None:
             layout_named(name)
@@ -159,7 +159,7 @@ def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
     is_ours = isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT
     if is_ours and wanted.to is None:
         raise UsageError(
-            f"to must be given for {wanted.path}, which is a weights file of ours already", hint="add --to LAYOUT"
+            f"{wanted.path} is a weights file of mha already", hint="--to LAYOUT converts it to a checkpoint's layout"
         )
     document = _back(wanted) if wanted.to is not None else _forth(checkpoint, wanted)
 
@@ -176,8 +176,7 @@ def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
 def _checkpoint(path: str) -> Checkpoint:
     if not path:
         raise UsageError(
-            "path must be given: a folder with config.json, or a .safetensors file",
-            hint="try mha weights info DIR, the folder of a checkpoint",
+            "no checkpoint is given", hint="try mha weights info DIR, a folder with config.json, or a .safetensors file"
         )
     with show_activity("reading headers"):
         return read_checkpoint(path)
@@ -203,7 +202,7 @@ def _back(wanted: ConvertOptions) -> dict[str, Any]:
 
     for name in ("layout", "no_embedding"):
         if getattr(wanted, name):
-            raise UsageError(f"--{name.replace('_', '-')} must be left out with --to, which names the layout to write")
+            raise UsageError(f"--{name.replace('_', '-')} does not work with --to, which names the layout to write")
     given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
     source = read_layer_file(wanted.path, {name: value for name, value in given.items() if value is not None})
     layout, layer = layout_named(wanted.to or ""), wanted.layer or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.values import index_list, whole
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
 
@@ -121,7 +122,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
         match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
         if match is None:
             raise UsageError(
-                f"layer must be a list such as 5, 0,8-10 or decoder.5,cross.5, got {word[:80]!r}",
+                f"--layer {shlex.quote(word[:80])} is not a list such as 5, 0,8-10 or decoder.5,cross.5",
                 hint=f"kinds of attention: {', '.join(get_args(AttentionKind))}",
             )
         kind: Any = match[1]
@@ -138,14 +139,14 @@ def row_choice(word: str | None) -> Rows | None:
         return index_list(word, "from")
     except UsageError as fault:
         raise UsageError(
-            f"from must be generated, last or a list such as 0,2 or 0,4-6, got {str(word)[:80]!r}"
+            f"--from {shlex.quote(str(word)[:80])} is not generated, last or a list such as 0,2 or 0,4-6"
         ) from fault
 
 
 def require_one_layer(request: ModelRequest, what: str) -> None:
     """Raises `UsageError` where several layers are chosen for what is done of one."""
     if request.layers is not None and len(request.layers) != 1:
-        raise UsageError(f"layer must be one for {what}, got {len(request.layers)}", hint="--layer N chooses one")
+        raise UsageError(f"{what} takes one layer, but --layer names {len(request.layers)}", hint="try --layer 0")
 
 
 def require_without_model(**given: object) -> None:
@@ -153,7 +154,7 @@ def require_without_model(**given: object) -> None:
     for name, value in given.items():
         if value:
             option_name = f"--{name.rstrip('_').replace('_', '-')}"
-            raise UsageError(f"{option_name} must come with --model, got none", hint="add --model DIR")
+            raise UsageError(f"{option_name} needs --model", hint="add --model DIR")
 
 
 _ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
@@ -169,12 +170,13 @@ def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: T
         "--distribution": text.distribution, "--punctuation": source.punctuation, "--save-weights": save.save_weights,
     }  # fmt: skip
     if layer.heads is not None:
-        raise UsageError("heads must be left out with --model, which brings its own", hint="--head LIST chooses heads")
+        raise UsageError(
+            "--heads does not work with --model, which has its own number of heads",
+            hint="--head LIST chooses which heads to show",
+        )
     for name, value in given.items():
         if value is not None and value is not False:
-            raise UsageError(
-                f"{name[2:]} must be left out with --model, which brings its own", hint=f"leave {name} out"
-            )
+            raise UsageError(f"{name} does not work with --model, which brings its own", hint=f"leave out {name}")
 
 
 def _chat_or_texts(
@@ -186,11 +188,13 @@ def _chat_or_texts(
 
     chat = () if reading.chat is None else read_chat(reading.chat)
     if chat and has_text(source):
-        raise UsageError("chat must stand alone, got a text besides", hint="put the text into a message of the chat")
+        raise UsageError(
+            "--chat takes the place of a text, but a text is given too", hint="leave out the text or --chat"
+        )
     texts = () if chat else tuple(read_texts(source, decoding))
     for place, text in enumerate(texts):
         if not text.strip():
-            raise MhaError(f"text {place} must have at least one token, got none but white space", code="no-tokens")
+            raise MhaError(f"text {place} is only white space", code="no-tokens")
     return chat, texts
 
 
@@ -211,7 +215,7 @@ def model_request(
     assert asked.model is not None
     _require_layer_left_open(layer, source, text, save)
     if device.repeat is not None:
-        raise UsageError("repeat must be left out with --model, whose pass runs once", hint="leave --repeat out")
+        raise UsageError("--repeat does not work with --model, which runs once", hint="leave out --repeat")
     if save.save is not None:
         check_target(save.save, force=save.force)
     checkpoint = local_checkpoint(asked)
@@ -251,7 +255,7 @@ MATRICES = ("pattern", "scores", "qk", "z")
 def _require_matrices(keep: tuple[str, ...]) -> None:
     for name in keep:
         if name not in MATRICES:
-            raise UsageError(f"keep must name matrices of a layer, {', '.join(MATRICES)}, got {name!r}")
+            raise UsageError(f"--keep: {name!r} is not one of {', '.join(MATRICES)}")
 
 
 def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
@@ -263,7 +267,9 @@ def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
     if is_hub_id(path):
         return None
     if asked.revision is not None:
-        raise UsageError("revision must come with the id of a hub, got a folder", hint="leave --revision out")
+        raise UsageError(
+            f"--revision is for checkpoints on a hub, and {path} is not the id of one", hint="leave out --revision"
+        )
     try:
         return read_checkpoint(path)
     except MhaError as fault:
@@ -271,7 +277,7 @@ def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
             raise
         raise MhaError(
             fault.message,
-            hint="an id of a hub looks like org/name",
+            hint="the id of a checkpoint on a hub looks like org/name",
             code=fault.code,
             exit_code=fault.exit_code,
             path=path,
@@ -286,7 +292,8 @@ def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> 
         count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
         if count is not None and n >= count:
             raise UsageError(
-                f"layer must be from 0 to {count - 1}, got {n}", hint="mha weights info tells what there is"
+                out_of_range("--layer", n, count),
+                hint=f"mha weights info {shlex.quote(checkpoint.path)} lists the layers",
             )
 
 
@@ -299,4 +306,4 @@ def require_configured_heads(heads: tuple[int, ...] | None, request: ModelReques
     count = max((n for n in counts if n is not None), default=None)
     for head in heads or ():
         if count is not None and head >= count:
-            raise UsageError(f"{name} must be from 0 to {count - 1}, got {head}")
+            raise UsageError(out_of_range(f"--{name}", head, count))

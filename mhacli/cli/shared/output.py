@@ -76,7 +76,7 @@ class Formats:
         """The name of the format, None where the terminal's view is wanted. Raises `UsageError` for two formats."""
         names = [f.name for f in fields(self) if getattr(self, f.name)]  # type: ignore[arg-type]
         if len(names) > 1:
-            raise UsageError(f"{names[0]} and {names[1]} must not be given together: stdout holds one of them")
+            raise UsageError(f"--{names[0]} and --{names[1]} exclude each other: stdout takes one of them")
         return names[0] if names else None
 
 
@@ -273,7 +273,7 @@ def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
     }
     for name, (need, is_lost) in lost.items():
         if is_lost:
-            raise UsageError(f"{name} must come with {need}, got none")
+            raise UsageError(f"--{name} changes nothing without {need}")
 
 
 def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | None) -> None:
@@ -282,7 +282,7 @@ def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | No
     is_of_heads = (pictures.svg is not None or pictures.png is not None) and figure != "walk"
     if is_of_heads and keep is not None and "pattern" not in [word.strip() for word in keep.split(",")]:
         raise UsageError(
-            f"keep must name pattern for a picture of heads, got {keep!r}", hint=f"try --keep pattern,{keep}"
+            f"--keep {keep} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{keep}"
         )
 
 
@@ -294,7 +294,7 @@ def _require_different(files: Files) -> None:
             continue
         other = known.setdefault(_place(path), name)
         if other != name:
-            raise UsageError(f"{other} and {name} must be different files, got {path!r} for both")
+            raise UsageError(f"--{other} and --{name} name the same file, {path}")
 
 
 def _place(path: str) -> str:
@@ -322,7 +322,7 @@ def print_record(record: Record, options: ViewOptions, name: str | None, colour:
     if name is not None:
         if record.module is not None and not FORMATS[name].has_steps:
             raise UsageError(
-                f"{name} must be of a record with patterns, got a walk of somebody's attention", hint="try --json"
+                f"--{name} needs attention weights, which the trace of a module does not have", hint="try --json"
             )
         write_pieces(FORMATS[name].render(record, options))
         return
@@ -395,13 +395,15 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
     beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
     if beyond:
-        note(f"not kept, to stay within --keep-limit: {', '.join(beyond)}")
+        note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
     if unseen:
-        note(f"not kept, for the model does not show it: {', '.join(unseen)}")
+        note(f"not kept, because the model does not show it: {', '.join(unseen)}")
 
 
-def _difference(found: float | None) -> str:
-    return "numbers that are not finite" if found is None else f"a difference of {found:.3g}"
+def _excess(found: float | None, tolerance: float) -> str:
+    if found is None:
+        return "it has numbers that are not finite"
+    return f"a difference of {found:.3g} is above the tolerance of {tolerance:.3g}"
 
 
 def require_self_check(record: Record) -> None:
@@ -409,34 +411,34 @@ def require_self_check(record: Record) -> None:
     for one in () if record.survey is None else record.survey.checks:
         if not one.ok:
             raise MhaError(
-                f"the check '{one.name}' must hold within {one.tolerance:.3g}, got {_difference(one.error)}",
+                f"the check '{one.name}' fails: {_excess(one.error, one.tolerance)}",
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )
     if record.model is not None and record.model.identical_outputs is False:
         raise MhaError(
-            "the model's outputs must be the same bits with and without inspection, got others",
-            hint="a model whose outputs differ from pass to pass cannot be compared",
+            "the model's outputs with inspection are not the bits of its outputs without",
+            hint="a model whose outputs change from pass to pass cannot be compared",
             code="self-check",
             exit_code=EXIT_CHECK,
         )
     check = record.self_check
     if not check.ok:
-        rule = (
-            "follow from the pattern shown"
+        fault = (
+            "does not follow from the pattern shown"
             if record.decoding is None
-            else "follow from the pattern shown and be that of a full recomputation"
+            else "does not follow from the pattern shown, or is not that of a full recomputation"
         )
         raise MhaError(
-            f"the output must {rule} within {check.tolerance:.3g}, got {_difference(check.max_abs_error)}",
+            f"the output {fault}: {_excess(check.max_abs_error, check.tolerance)}",
             code="self-check",
             exit_code=EXIT_CHECK,
         )
     for route in record.routes:
         if not route.ok:
             raise MhaError(
-                f"the route {route.route} must agree with the separate one within {route.tolerance:.3g}, got "
-                f"{_difference(route.max_abs_difference)}",
+                f"the route {route.route} disagrees with the separate one: "
+                f"{_excess(route.max_abs_difference, route.tolerance)}",
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )

@@ -50,9 +50,7 @@ def _settings(
     """The resolved config, the file that weights come from, and what to tell of options that change nothing."""
     given = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
-        raise UsageError(
-            "init must be left out with weights, which bring their numbers, got both", hint="leave --init out"
-        )
+        raise UsageError("--init does not work with --weights, which have their numbers", hint="leave out --init")
     for path in (save.save, save.save_weights):
         if path is not None:
             check_target(path, force=save.force)
@@ -97,7 +95,7 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
     """Raises `MhaError` for a folder where a file is read, with what was meant."""
     if layer.weights is not None and os.path.isdir(layer.weights):
         shown = shlex.quote(layer.weights)
-        hint = f"--model {shown} looks into a checkpoint; mha weights convert {shown} -o FILE takes one layer out"
+        hint = f"--model {shown} inspects a checkpoint; mha weights convert {shown} -o FILE extracts one layer"
         raise MhaError(f"{layer.weights} is a directory, not a file", hint=hint, code="unreadable", path=layer.weights)
     if source.tokenizer is not None and os.path.isdir(source.tokenizer):
         hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"
@@ -139,17 +137,14 @@ def _require_used(given: Mapping[str, Any], config: Config) -> None:
     }
     for name, (option, partner, is_used) in needs.items():
         if name in given and not is_used:
-            raise UsageError(
-                f"{option} must come with {partner}, without which it changes nothing", hint=f"add {partner}"
-            )
+            raise UsageError(f"{option} changes nothing without {partner}", hint=f"add {partner}")
 
 
-def require_alone(rule: str, besides: Mapping[str, Any], why: str) -> None:
-    """Raises `UsageError` for the first option that is given `besides` one that stands alone; the `rule` begins with its name."""
-    for option, value in besides.items():
+def require_alone(option: str, besides: Mapping[str, Any], why: str) -> None:
+    """Raises `UsageError` for the first option that is given `besides` one that stands alone, with the reason."""
+    for other, value in besides.items():
         if value:
-            hint = f"leave --{rule.partition(' ')[0]} or {option} out"
-            raise UsageError(f"{rule}, got {option} besides: {why}", hint=hint)
+            raise UsageError(f"{option} and {other} exclude each other: {why}", hint=f"leave out {option} or {other}")
 
 
 def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
@@ -158,7 +153,7 @@ def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
         "--tokenizer": source.tokenizer, "--vocab": text.vocab, "--max-tokens": text.max_tokens, "--lines": source.lines,
         "--context": text.context,
     }  # fmt: skip
-    require_alone("random must stand alone", given, "there is no text")
+    require_alone("--random", given, "random vectors take the place of text")
 
 
 def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
@@ -167,7 +162,7 @@ def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOpti
     if given.get("dropout") and not config.train:
         notes.append("--dropout acts only with --train")
     if source.lines and not (source.file or "-" in (source.typed or ())):
-        notes.append("--lines takes the lines of files apart; a text argument is one sequence")
+        notes.append("--lines splits files; a text argument is one sequence")
     return tuple(notes)
 
 
@@ -209,9 +204,9 @@ def source_paths(source: SourceOptions) -> list[str]:
     """The files to read, `-` for stdin. Raises `UsageError` when stdin is named twice, or nothing is."""
     paths = [*(word for word in source.typed or () if word == "-"), *(source.file or ())]
     if paths.count("-") > 1:
-        raise UsageError("stdin (-) must be named once, got it twice")
+        raise UsageError("stdin (-) is named twice")
     if not has_text(source):
-        raise UsageError("text must be given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
+        raise UsageError("no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
     return paths
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mhacli.errors import UsageError
+from mhacli.errors import UsageError, out_of_range
 
 if TYPE_CHECKING:
     from mhacli.results.record.record import LayerChoice
@@ -80,7 +80,7 @@ def chosen(asked: Sequence[int] | None, count: int, room: int, everything: bool,
     """The indices asked for, or all, or a balanced few. Raises `UsageError` for one that does not exist."""
     for index in asked or ():
         if not 0 <= index < count:
-            raise UsageError(f"{name} must be from 0 to {count - 1}, got {index}")
+            raise UsageError(out_of_range(f"--{name}", index, count))
     if asked is not None:
         return Selection(tuple(dict.fromkeys(asked)), 0)
     return balanced(count, count if everything else room)

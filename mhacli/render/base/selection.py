@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mhacli.errors import UsageError
+from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import AttentionKind, Generated, Record, texts_of
@@ -40,7 +40,7 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
     known = [head.head for head in record.heads]
     for head in heads:
         if head not in known:
-            raise UsageError(f"head and map must name heads of the record, {listed_numbers(known)}, got {head}")
+            raise UsageError(f"head {head} is not in the record, which has the heads {listed_numbers(known)}")
     return [known.index(head) for head in heads]
 
 
@@ -59,7 +59,7 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
             matching = [i for i in wanted if record.layers[i].layer == number and kind in (None, record.layers[i].kind)]
             if not matching:
                 name = f"{kind}.{number}" if kind is not None else number
-                raise UsageError(f"layer must be one of {names_of(record.layers)}, got {name}")
+                raise UsageError(f"--layer {name} is not in the record, which has {names_of(record.layers)}")
             indices |= {*matching}
         wanted = sorted(indices)
     return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in wanted)
@@ -71,7 +71,7 @@ def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -
     for head in heads:
         if head not in known:
             where = names_of([layer.inspected for layer in layers])
-            raise UsageError(f"head and map must name heads of {where}, {listed_numbers(known)}, got {head}")
+            raise UsageError(f"head {head} is not in {where} of the record, with the heads {listed_numbers(known)}")
 
 
 def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
@@ -85,7 +85,7 @@ def survey_of(record: Record) -> HeadsSummary:
     """How heads were looked at; of several layers, that which saw the largest distances. Raises `UsageError` for none."""
     surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
     if not surveys:
-        raise UsageError("the record must be one of mha heads to be drawn so, got another")
+        raise UsageError("the record is not one of mha heads")
     return max(surveys, key=lambda survey: survey.steps[-1])
 
 
@@ -178,10 +178,10 @@ def require_rows(rows: Rows | None, texts: Iterable[TokenSequence]) -> None:
     """Raises `UsageError` for a place that none of the texts has."""
     longest = max((len(text.tokens) for text in texts), default=0)
     if isinstance(rows, tuple) and longest and max(rows, default=0) >= longest:
-        raise UsageError(f"from must name places from 0 to {longest - 1}, got {max(rows)}")
+        raise UsageError(out_of_range("--from", max(rows), longest))
 
 
 def require_generated(rows: Rows | None, *, is_generated: bool) -> None:
     """Raises `UsageError` for rows of generated tokens where there are none."""
     if rows == "generated" and not is_generated:
-        raise UsageError("from generated must have tokens that the model made, got none", hint="add --generate N")
+        raise UsageError("--from generated needs tokens that the model generated", hint="add --generate N")

@@ -78,12 +78,10 @@ def require_png() -> None:
     """Raises `MhaError` where pictures cannot be drawn as PNG: without the library, or without a font, when all text would be
     missing."""
     if find_spec("resvg_py") is None:
-        raise MhaError(
-            "png must be drawn by resvg_py, which is not installed", hint=f"{installing('resvg-py')} installs it"
-        )
+        raise MhaError("--png needs resvg-py, which is not installed", hint=f"{installing('resvg-py')} installs it")
     if png(_probe("mha")) == png(_probe("")):
         raise MhaError(
-            "png must have a font to write with, got none", hint="install one, such as DejaVu Sans Mono, or use --svg"
+            "--png needs a font, and none is installed", hint="install one, such as DejaVu Sans Mono, or use --svg"
         )
 
 

@@ -78,8 +78,8 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
     if len(heads) > 1:
         of_layers = record.model is not None and options.layers is None
         raise UsageError(
-            f"figure head must be of one head, got {len(heads)}",
-            hint="choose it with --layer N --head H" if of_layers else "choose it with --head H",
+            f"--figure head draws one head, and {len(heads)} are chosen",
+            hint="try --layer 0 --head 0" if of_layers else "try --head 0",
         )
     picture = head_picture(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
     shaded = shading([picture.shown], scale_of(options, heads))

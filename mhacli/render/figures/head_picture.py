@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, token_text, weight_text
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
@@ -67,9 +67,9 @@ def one_sequence(record: Record, options: ViewOptions) -> int:
     for one that does not exist."""
     indices = tuple(dict.fromkeys(options.sequences or (0,)))
     if len(indices) > 1:
-        raise UsageError(f"sequence must be one for a picture, got {', '.join(map(str, indices))}")
+        raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, indices))}")
     if not 0 <= indices[0] < len(record.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(record.sequences) - 1}, got {indices[0]}")
+        raise UsageError(out_of_range("--sequence", indices[0], len(record.sequences)))
     return indices[0]
 
 
@@ -79,11 +79,11 @@ def heads_to_draw(record: Record, options: ViewOptions) -> tuple[DrawableHead, .
     has_cells = all("pattern" in head.record.arrays for head in heads)
     if not heads or (options.words and not has_cells):
         what = "words" if options.words else "heads"
-        raise MhaError(f"the record must hold the pattern to draw its {what}, got none", hint=_KEEP)
+        raise MhaError(f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP)
     return heads
 
 
-_KEEP = "--keep pattern keeps it, --keep-limit makes room"
+_KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
 def head_picture(head: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> HeadPicture:
@@ -95,7 +95,7 @@ def head_picture(head: DrawableHead, sequence: int, options: ViewOptions, *, mos
     if rows is not None:
         if finest.block > 1:
             raise UsageError(
-                f"from must be of heads whose cells are kept, got a map of {finest.block} × {finest.block} tokens a cell",
+                f"--from needs whole patterns, and the record has a map of {finest.block} × {finest.block} tokens a cell",
                 hint=_KEEP,
             )
         whole = finest.of_rows(rows, max(1, -(-finest.weights.shape[1] // most)))
@@ -112,7 +112,7 @@ def _rows(head: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int,
     produced = None if head.layer is None else first_produced(head.layer.kind, generated, sequence)
     rows = rows_in(options.rows, head.record.sequences[sequence], produced)
     if not rows:
-        raise UsageError(f"from must name queries of {head.label}, got none that it has")
+        raise UsageError(f"--from names no query of {head.label}")
     return rows
 
 

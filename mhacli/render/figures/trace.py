@@ -60,7 +60,7 @@ _DRAWN_AS = "figure walk"
 def trace_figure(record: Record, options: ViewOptions) -> Sheet:
     """The picture of the steps that the record holds. Raises `MhaError` where it holds none."""
     if not record.trace:
-        raise MhaError("the record must hold the steps of a walk to draw them, got none", hint="mha trace records them")
+        raise MhaError("the record has no steps to draw", hint="mha trace records them")
     title, is_decoding = _title(record), has_steps(record)
     body = _body(record)
     width = body.width if is_decoding else max(_WIDTH, body.width)

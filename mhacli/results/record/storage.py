@@ -78,7 +78,9 @@ def _resolved(config: Config, path: str) -> Config:
     try:
         return config.resolved()
     except UsageError as fault:
-        raise MhaError(f"{path}: {fault.message}", code="bad-file", path=path) from None
+        from mhacli.spec.config import about_file
+
+        raise MhaError(f"{path}: {about_file(fault.message)}", code="bad-file", path=path) from None
 
 
 def _require_whole(record: Record, path: str) -> None:

@@ -676,8 +676,11 @@ def test_training_is_refused():
     encoded, config = small(dropout=0.5, train=True)
     with pytest.raises(UsageError) as caught:
         prepare_heads(layer_request(encoded, config), HeadsRequest())
-    assert caught.value.message == ("train must be off in heads: dropout acts on patterns, which are never built")
-    assert caught.value.hint == "leave it out"
+    assert (
+        caught.value.message
+        == "--train does not work with mha heads, which never builds the patterns that dropout acts on"
+    )
+    assert caught.value.hint == "leave out --train"
 
 
 def test_a_run_in_which_nothing_is_allowed_says_nothing_of_its_heads(tmp_path):
@@ -853,10 +856,8 @@ def test_what_does_not_fit_is_refused_with_the_longest_text_that_does(choices):
     with pytest.raises(MhaError) as caught:
         predict_heads_memory(facts, HeadsRequest(), have)
     error = caught.value
-    assert error.message.startswith(
-        "attention of 2000000 × 2000000 tokens, 8 heads, batch 1, must fit in memory: it needs "
-    )
-    assert error.message.endswith(", and 1000.0 MiB is available")
+    assert "2000000 × 2000000 tokens, 8 heads, batch 1" in error.message
+    assert "1000.0 MiB" in error.message
     assert error.code == "out-of-memory"
     n = int(error.hint.removeprefix("--max-tokens ").split()[0])
     assert predict_heads_memory(facts_for(n, **choices), HeadsRequest(), have) <= 0.8 * have

@@ -110,7 +110,7 @@ def test_a_prefix_that_padding_or_documents_move_behind_the_prompt_is_refused_be
     assert decoded(config=config, prompt_len=prompt_len).self_check.ok
     with pytest.raises(UsageError) as caught:
         decoded(config=config, prompt_len=2)
-    assert caught.value.hint == f"--prompt-len {prompt_len} works"
+    assert caught.value.hint == f"try --prompt-len {prompt_len}"
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (7, 1), (1, 7), (7, 7), (6, 7, 7), (6, 1, 1), (2, 1, 7, 7)])
@@ -241,33 +241,30 @@ def test_the_command_ends_with_3_when_a_step_goes_wrong(monkeypatch, capsys):
     assert main() == 3
     said = capsys.readouterr()
     assert "self-check FAILED" in said.out
-    assert said.err.startswith("mha: error: the output must ")
+    assert said.err.startswith("mha: error: the output ")
 
 
 @pytest.mark.parametrize(
     ("choices", "context", "prompt_len", "message", "hint"),
     [
-        ({}, (), 8, "prompt_len must be from 0 to the 7 tokens of the text, got 8", None),
-        ({}, (), -1, "prompt_len must be from 0 to the 7 tokens of the text, got -1", None),
-        ({}, ("a b",), 0, "context must be left out of decode, which follows one text", "mha run shows it"),
+        ({}, (), 8, "--prompt-len 8", None),
+        ({}, (), -1, "--prompt-len -1", None),
+        ({}, ("a b",), 0, "--context", "mha run shows cross-attention"),
         (
             {"train": True, "dropout": 0.5}, (), 0,
-            "train must be off in decode: dropout would differ from the recomputation", "leave it out",
+            "--train", "leave out --train",
         ),
         (
             {"prefix": 3}, (), 2,
-            "prompt_len must hold the prefix, whose tokens see each other at once, got 2 of 3 tokens",
-            "--prompt-len 3 works",
+            "--prompt-len 2", "try --prompt-len 3",
         ),
         (
             {"prefix": 9}, (), 0,
-            "prompt_len must hold the prefix, whose tokens see each other at once, got 0 of 7 tokens",
-            "--prompt-len 7 works",
+            "--prompt-len 0", "try --prompt-len 7",
         ),
         (
             {"prefix": 2, "padding": "left"}, (), 5,
-            "prompt_len must hold the prefix, whose tokens see each other at once, got 5 of 6 tokens",
-            "--prompt-len 6 works",
+            "--prompt-len 5", "try --prompt-len 6",
         ),
     ],
 )  # fmt: skip
@@ -275,7 +272,8 @@ def test_what_cannot_be_decoded_is_refused_with_the_rule(choices, context, promp
     config = config_of(**choices).resolved()
     with pytest.raises(UsageError) as caught:
         decodable(layer_request(encode(TEXTS, config, context=context), config), prompt_len)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.message.startswith(message + " ")
+    assert caught.value.hint == hint
 
 
 def test_decoding_means_a_causal_mask_and_a_prefix_brings_its_own():

@@ -342,11 +342,11 @@ def test_in_training_the_share_of_a_cell_is_what_dropout_left():
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (CellIndex(2, 0, 0, 0), "sequence must be from 0 to 1, got 2"),
-        (CellIndex(-1, 0, 0, 0), "sequence must be from 0 to 1, got -1"),
-        (CellIndex(0, 4, 0, 0), "cell must name a head from 0 to 3, got 4"),
-        (CellIndex(1, 0, 2, 0), "cell must name a query from 0 to 1, got 2"),
-        (CellIndex(1, 0, 0, 2), "cell must name a key from 0 to 1, got 2"),
+        (CellIndex(2, 0, 0, 0), "--sequence 2 is out of range: 0 to 1"),
+        (CellIndex(-1, 0, 0, 0), "--sequence -1 is out of range: 0 to 1"),
+        (CellIndex(0, 4, 0, 0), "--cell 4,0,0: head 4 is out of range: 0 to 3"),
+        (CellIndex(1, 0, 2, 0), "--cell 0,2,0: query 2 is out of range: 0 to 1"),
+        (CellIndex(1, 0, 0, 2), "--cell 0,0,2: key 2 is out of range: 0 to 1"),
     ],
 )
 def test_a_place_outside_the_pattern_is_refused(place, message):
@@ -359,7 +359,7 @@ def test_keys_of_a_place_are_counted_in_the_context():
     assert walked(context=CONTEXT, place=CellIndex(1, 0, 0, 4)).cell.key == 4
     with pytest.raises(UsageError) as caught:
         walked(context=CONTEXT, place=CellIndex(0, 0, 0, 3))
-    assert caught.value.message == "cell must name a key from 0 to 2, got 3"
+    assert "key 3" in caught.value.message
 
 
 def test_values_summarise_every_tensor_and_are_absent_unless_asked_for():

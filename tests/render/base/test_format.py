@@ -220,9 +220,9 @@ def test_what_was_asked_for_is_drawn_once_in_the_order_asked():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (ViewOptions(heads=(0, 4)), "head must be from 0 to 3, got 4"),
-        (ViewOptions(heads=(-1,)), "head must be from 0 to 3, got -1"),
-        (ViewOptions(sequences=(2,)), "sequence must be from 0 to 1, got 2"),
+        (ViewOptions(heads=(0, 4)), "--head 4 is out of range: 0 to 3"),
+        (ViewOptions(heads=(-1,)), "--head -1 is out of range: 0 to 3"),
+        (ViewOptions(sequences=(2,)), "--sequence 2 is out of range: 0 to 1"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_with_the_range(options, message):

@@ -378,12 +378,19 @@ def test_chosen_layers_and_heads_are_listed_alone():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("run", {"layers": ((None, 3),)}, "layer must be one of layers 0–2, got 3"),
-        ("run", {"layers": (("cross", 1),)}, "layer must be one of layers 0–2, got cross.1"),
-        ("pair", {"layers": ((None, 2),)}, "layer must be one of encoder 0, 1, decoder 0, 1, cross 0, 1, got 2"),
-        ("run", {"heads": (4,)}, "head and map must name heads of layers 0–2, 0 to 3, got 4"),
-        ("run", {"layers": ((None, 1),), "maps": (9,)}, "head and map must name heads of layer 1, 0 to 3, got 9"),
-        ("batch", {"sequences": (2,)}, "sequence must be from 0 to 1, got 2"),
+        ("run", {"layers": ((None, 3),)}, "--layer 3 is not in the record, which has layers 0–2"),
+        ("run", {"layers": (("cross", 1),)}, "--layer cross.1 is not in the record, which has layers 0–2"),
+        (
+            "pair",
+            {"layers": ((None, 2),)},
+            "--layer 2 is not in the record, which has encoder 0, 1, decoder 0, 1, cross 0, 1",
+        ),
+        ("run", {"heads": (4,)}, "head 4 is not in layers 0–2 of the record, with the heads 0 to 3"),
+        (
+            "run",
+            {"layers": ((None, 1),), "maps": (9,)},
+            "head 9 is not in layer 1 of the record, with the heads 0 to 3",
+        ),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(name, options, message):

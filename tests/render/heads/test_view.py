@@ -186,9 +186,8 @@ def test_heads_are_listed_in_the_order_that_was_asked_for(sort, records):
 
 def test_chosen_heads_are_listed_alone(records):
     assert [head for head, _ in rows_of(view(records["many"], heads=(5, 2), sort="head:down"))] == [5, 2]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError):
         view(records["some heads"], heads=(0,))
-    assert caught.value.message == "head and map must name heads of the record, 1, 3, got 0"
 
 
 def test_the_legend_explains_the_headings_and_the_patterns(records):
@@ -220,7 +219,7 @@ def test_what_was_looked_at_is_told(records):
 def test_a_record_that_is_not_of_heads_is_refused():
     with pytest.raises(UsageError) as caught:
         view(make_record())
-    assert caught.value.message == "the record must be one of mha heads to be drawn so, got another"
+    assert caught.value.message == "the record is not one of mha heads"
 
 
 # ---------------------------------------------------------------------------------------------------------- strongest
@@ -524,8 +523,8 @@ def test_a_map_is_drawn_for_each_sequence_that_was_chosen(records):
 @pytest.mark.parametrize(
     ("name", "head", "message"),
     [
-        ("some heads", 0, "head and map must name heads of the record, 1, 3, got 0"),
-        ("small", 4, "head and map must name heads of the record, 0 to 3, got 4"),
+        ("some heads", 0, "head 0 is not in the record, which has the heads 1, 3"),
+        ("small", 4, "head 4 is not in the record, which has the heads 0 to 3"),
     ],
 )
 def test_a_map_of_a_head_that_the_record_does_not_have_is_refused(name, head, message, records):

@@ -670,10 +670,10 @@ def test_options_choose_what_is_drawn_and_the_page_says_so():
     assert "drawn are layer 1 alone" in Parsed(source).texts["notes"]
     with pytest.raises(UsageError) as fault:
         page(record, ViewOptions(heads=(3,)))
-    assert fault.value.message == "head must be from 0 to 2, got 3"
+    assert fault.value.message.startswith("--head 3 ")
     with pytest.raises(UsageError) as fault:
         page(record, ViewOptions(sequences=(3,)))
-    assert fault.value.message == "sequence must be from 0 to 2, got 3"
+    assert fault.value.message.startswith("--sequence 3 ")
 
 
 def test_random_rows_have_a_title_of_their_own():

@@ -182,12 +182,12 @@ def test_chosen_sequences_and_heads_are_the_only_ones_drawn():
     assert "head 0" not in step
     assert "sequence" not in step
     for options, message in (
-        (ViewOptions(heads=(3,)), "head must be from 0 to 2, got 3"),
-        (ViewOptions(sequences=(2,)), "sequence must be from 0 to 1, got 2"),
+        (ViewOptions(heads=(3,)), "--head 3 "),
+        (ViewOptions(sequences=(2,)), "--sequence 2 "),
     ):
         with pytest.raises(UsageError) as caught:
             lines_of(record, options=options)
-        assert str(caught.value) == message
+        assert str(caught.value).startswith(message)
 
 
 def test_more_sequences_and_heads_than_a_screen_takes_are_drawn_with_all():

@@ -94,14 +94,14 @@ def test_everything_draws_all():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": (2,)}, "head must be from 0 to 1, got 2"),
-        ({"sequences": (3,)}, "sequence must be from 0 to 0, got 3"),
+        ({"heads": (2,)}, "--head 2 "),
+        ({"sequences": (3,)}, "--sequence 3 "),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused(options, message):
     with pytest.raises(UsageError) as caught:
         view(RECORDS["small"], **options)
-    assert caught.value.message == message
+    assert caught.value.message.startswith(message)
 
 
 def test_a_record_without_its_pattern_says_so():
