@@ -1,18 +1,23 @@
 """Writes the tables and the glossary of READING.md anew, from the tables that the screens use.
 
-python docs/reading.py
+    python docs/reading.py
+
+It also writes mhacli/results/mistakes.json, the texts of the catalogue of mistakes, for `mha explain`, which loads no torch.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.results.glossary import CONCEPTS, SIGNS
 from mhacli.results.record.head_statistics import HEAD_TYPES, SINK_TOKENS, STATISTICS
 
 PAGE = Path(__file__).parent / "READING.md"
+MISTAKES_FILE = Path(__file__).parent.parent / "mhacli" / "results" / "mistakes.json"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -52,7 +57,35 @@ def head_types() -> str:
     return table(("sign", "type", "in JSON", "meaning"), rows)
 
 
-PARTS = {"columns": columns, "head types": head_types}
+def signs() -> str:
+    """A row for each sign."""
+    return table(("sign", "meaning"), ((code(term.name), term.explanation) for term in SIGNS))
+
+
+def glossary() -> str:
+    """A paragraph for each concept, by the alphabet."""
+    paragraphs = []
+    for term in sorted(CONCEPTS, key=lambda term: term.name.casefold()):
+        also = f" (also: {', '.join(term.also)})" if term.also else ""
+        formula = f" Formula: `{term.formula}`." if term.formula else ""
+        source = f" Source: {term.source}." if term.source else ""
+        paragraphs.append(f"**{term.name}**{also}. {term.explanation}{formula}{source}")
+    return "\n\n".join(paragraphs)
+
+
+def mistakes() -> str:
+    """The texts of the catalogue as JSON, of each code those of its first entry."""
+    from mhacli.attention.mistakes import BY_CODE, MISTAKES
+
+    codes = dict.fromkeys(mistake.code for mistake in MISTAKES)
+    texts = {
+        code: {"message": of.message, "effect": of.effect, "wrong": of.looks_like, "right": of.fix}
+        for code, of in ((code, BY_CODE[code]) for code in codes)
+    }
+    return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
+
+
+PARTS = {"columns": columns, "head types": head_types, "signs": signs, "glossary": glossary}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 
@@ -67,3 +100,4 @@ def written(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    MISTAKES_FILE.write_text(mistakes())

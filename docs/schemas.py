@@ -28,6 +28,7 @@ from mhacli.results.diff.result import (
     TokenChange,
 )
 from mhacli.results.doctor import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
+from mhacli.results.glossary import Term
 from mhacli.results.mask import SequenceMask
 from mhacli.results.record.head_statistics import MATRICES, PER_QUERY
 from mhacli.results.record.record import InspectedLayer, Record, SelfCheck
@@ -293,6 +294,7 @@ SCHEMAS: Mapping[str, tuple[str, Schema]] = {
         "What mha vocab prints with --json and saves with --save.",
         record({"tokenizer": TEXT, "tokens": array(ITEMS["token"])}),
     ),
+    "mha.explain/1": ("What mha explain --json prints.", record({"terms": array(of(Term))})),
     "mha.weights-info/1": ("What mha weights info --json prints.", _weights_info()),
     "mha.weights-convert/1": ("What mha weights convert --json prints.", _weights_convert()),
     "mha.row/1": ("What the key y of mha view copies.", _row()),

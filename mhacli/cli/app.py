@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "weights": "List what a checkpoint or a weights file contains, or convert one attention layer of it.",
     "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
     "show": "Show a saved record in any view of run. Needs no torch.",
+    "explain": "Say what a column, sign, type of head, tensor or mistake means, with formula and source.",
     "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
 }
 """The commands with their help. `mhacli.cli.commands.NAME` holds each as a function, or a group of commands, of the same name."""

@@ -50,10 +50,12 @@ def position_formula(f: Facts) -> str:
 def position_meaning(f: Facts) -> str:
     """Why it is added."""
     kind = (
-        "a learned row for each place" if f.config.positions == "learned" else "waves that tell where each token stands"
+        "a learned vector for each position"
+        if f.config.positions == "learned"
+        else "sines and cosines that encode the position of each token"
     )
-    own = "; places count from each text's own beginning" if f.own_places else ""
-    return f"{kind}; without them attention sees a bag of words{own}"
+    own = "; positions count from the first token of each text" if f.own_places else ""
+    return f"{kind}; without them attention ignores the order of the tokens{own}"
 
 
 def position_flops(f: Facts) -> int:
@@ -79,7 +81,7 @@ def sharing(f: Facts) -> str:
     if group == 1:
         return ""
     all_share = group == f.config.n_heads
-    return "; all query heads read this one" if all_share else f"; each is read by {group} query heads in a row"
+    return "; all query heads read the same one" if all_share else f"; each is read by {group} query heads in a row"
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
@@ -109,7 +111,7 @@ def rotation(of: str) -> Callable[[Facts], str]:
     def formula(f: Facts) -> str:
         half = f.size("d_head") // 2
         a, b = ("j", f"j + {half}") if f.config.positions == "rope" else ("2j", "2j + 1")
-        return f"{of}_rot[i] = columns {a} and {b} of {of}[i], turned by i · {f.config.rope_theta:g}^(−2j/d_head)"
+        return f"{of}_rot[i] = columns {a} and {b} of {of}[i], rotated by i · {f.config.rope_theta:g}^(−2j/d_head)"
 
     return formula
 
@@ -126,7 +128,7 @@ def scores_formula(f: Facts) -> str:
     capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
     added = " + alibi" if f.config.positions == "alibi" else ""
     added += " + bias" if f.config.score_bias is not None else ""
-    return f"scores = {capped}{added}; −∞ where not allowed"
+    return f"scores = {capped}{added}; −∞ where masked"
 
 
 def scores_meaning(f: Facts) -> str:
@@ -166,7 +168,8 @@ class Site:
     `axes` are words of the house; `formula` says how the tensor is made; `sources` are the sites that it may be a view
     of, where no arithmetic lies between; `flops` counts the floating point operations of making it: a multiply-add of a
     matrix product counts 2, every other operation on a number (add, multiply, exp, tanh, max, divide) 1, and a copy 0.
-    `parameters` names the weights that are used, without `.weight` and `.bias`.
+    `parameters` names the weights that are used, without `.weight` and `.bias`; `in_general` is the formula of any config, where
+    that of one has its numbers.
     """
 
     name: str
@@ -175,6 +178,7 @@ class Site:
     meaning: Text
     sources: tuple[str, ...] = ()
     flops: Callable[[Facts], int] = lambda _: 0
+    in_general: str = ""
     parameters: tuple[str, ...] = ()
 
     def axes_for(self, facts: Facts) -> tuple[str, ...]:
@@ -215,7 +219,7 @@ _ORDER = (
         "ids",
         _axes("batch query"),
         "ids = position of each token in the vocabulary",
-        "each token becomes a number; −1 stands for padding",
+        "the number of each token in the vocabulary; −1 stands for padding",
     ),
     Site(
         "random",
@@ -223,13 +227,13 @@ _ORDER = (
         lambda f: (
             "random = N(0, 1) from the seed" if f.config.distribution == "normal" else "random = U(0, 1) from the seed"
         ),
-        "random numbers in place of embedded tokens: shapes can be studied without a text",
+        "random numbers in place of embedded tokens, to study shapes without a text",
     ),
     Site(
         "embed",
         _rows("query"),
         "embed = E[ids]",
-        "each number picks its row of the embedding table; padding gets zeros",
+        "the row of the embedding table for each token; padding gets zeros",
         parameters=("embed",),
     ),
     Site(
@@ -238,13 +242,14 @@ _ORDER = (
         position_formula,
         position_meaning,
         flops=position_flops,
+        in_general="p[i, 2j] = sin(i / 10000^(2j/d_model)), p[i, 2j+1] = cos(same); or a learned table P[i]",
         parameters=("embed_positions",),
     ),
     Site(
         "x",
         _rows("query"),
         x_formula,
-        "what the layer reads: one row of numbers per token",
+        "the input of the layer: one vector per token",
         sources=("embed", "random"),
         flops=lambda f: f.batch * f.q_len * f.size("d_input") if adds_positions(f) else 0,
     ),
@@ -252,7 +257,7 @@ _ORDER = (
         "context",
         _rows("key"),
         lambda f: "c = E[context ids]" + (" + positions" if adds_positions(f) else ""),
-        "the other text, embedded alike: keys and values come from it, queries do not",
+        "the embedded context: keys and values are computed from it, queries are not",
         flops=context_flops,
         parameters=("embed", "embed_positions"),
     ),
@@ -260,7 +265,7 @@ _ORDER = (
         "qkv",
         ("batch", "query", _QKV),
         product("qkv", "qkv"),
-        "one large product makes queries, keys and values side by side",
+        "one matrix product gives queries, keys and values side by side",
         flops=product_flops("query", _QKV),
         parameters=("q_proj", "k_proj", "v_proj"),
     ),
@@ -268,7 +273,7 @@ _ORDER = (
         "q_proj",
         _axes("batch query head·d_head"),
         product("q_proj", "q"),
-        "what each token asks for, all heads side by side",
+        "the queries of all heads side by side",
         flops=product_flops("query", "head·d_head"),
         parameters=("q_proj",),
     ),
@@ -276,7 +281,7 @@ _ORDER = (
         "q_per_head",
         _axes("batch head query d_head"),
         product("q[h]", "q[h]"),
-        "what each token asks for, one small product per head",
+        "the queries, one matrix product per head",
         flops=product_flops("query", "head·d_head"),
         parameters=("q_proj",),
     ),
@@ -284,7 +289,7 @@ _ORDER = (
         "kv",
         ("batch", "key", _KV),
         product("kv", "kv", of="c"),
-        "one product of the context makes keys and values side by side",
+        "one matrix product of the context gives keys and values side by side",
         flops=product_flops("key", _KV),
         parameters=("k_proj", "v_proj"),
     ),
@@ -292,14 +297,14 @@ _ORDER = (
         "q",
         _axes("batch head query d_head"),
         "q[h] = columns h·d_head … (h+1)·d_head",
-        "the queries cut into heads: each head gets its own d_head numbers of every token",
+        "the queries split into heads: each head gets d_head numbers of every token",
         sources=("q_proj", "qkv"),
     ),
     Site(
         "k_proj",
         _axes("batch key kv_head·d_head"),
         product("k_proj", "k", of_cross="c"),
-        "what each token offers to be found by, all heads side by side",
+        "the keys of all heads side by side",
         flops=product_flops("key", "kv_head·d_head"),
         parameters=("k_proj",),
     ),
@@ -307,7 +312,7 @@ _ORDER = (
         "k_per_head",
         _axes("batch kv_head key d_head"),
         product("k[h]", "k[h]", of_cross="c"),
-        "what each token offers to be found by, one small product per head",
+        "the keys, one matrix product per head",
         flops=product_flops("key", "kv_head·d_head"),
         parameters=("k_proj",),
     ),
@@ -315,14 +320,14 @@ _ORDER = (
         "k",
         _axes("batch kv_head key d_head"),
         "k[h] = columns h·d_head … (h+1)·d_head",
-        lambda f: f"the keys cut into heads{sharing(f)}",
+        lambda f: f"the keys split into heads{sharing(f)}",
         sources=("k_proj", "qkv", "kv"),
     ),
     Site(
         "v_proj",
         _axes("batch key kv_head·d_v"),
         product("v_proj", "v", of_cross="c"),
-        "what each token hands over when it is attended to, all heads side by side",
+        "the values of all heads side by side",
         flops=product_flops("key", "kv_head·d_v"),
         parameters=("v_proj",),
     ),
@@ -330,7 +335,7 @@ _ORDER = (
         "v_per_head",
         _axes("batch kv_head key d_v"),
         product("v[h]", "v[h]", of_cross="c"),
-        "what each token hands over when it is attended to, one small product per head",
+        "the values, one matrix product per head",
         flops=product_flops("key", "kv_head·d_v"),
         parameters=("v_proj",),
     ),
@@ -338,41 +343,45 @@ _ORDER = (
         "v",
         _axes("batch kv_head key d_v"),
         "v[h] = columns h·d_v … (h+1)·d_v",
-        lambda f: f"the values cut into heads{sharing(f)}",
+        lambda f: f"the values split into heads{sharing(f)}",
         sources=("v_proj", "qkv", "kv"),
     ),
     Site(
         "q_rot",
         _axes("batch head query d_head"),
         rotation("q"),
-        "each pair of columns turned by an angle that grows with the token's place",
+        "each pair of columns rotated by an angle that grows with the position",
+        in_general="q_rot[i] = each pair j of columns of q[i], rotated by i · θ^(−2j/d_head)",
         flops=lambda f: 3 * f.batch * f.q_len * f.size("head·d_head"),
     ),
     Site(
         "k_rot",
         _axes("batch kv_head key d_head"),
         rotation("k"),
-        "the keys turned alike: the dot product of two turned rows depends on their distance",
+        "the keys rotated in the same way: the dot product of two rotated vectors depends on their distance",
+        in_general="k_rot[i] = each pair j of columns of k[i], rotated by i · θ^(−2j/d_head)",
         flops=lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head"),
     ),
     Site(
         "alibi",
         lambda f: (*(("batch",) if f.own_places else ()), "head", "query", "key"),
         lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
-        "what distance costs: steep slopes make local heads, flat ones see far",
+        "a penalty on distance; heads with steep slopes attend to near tokens",
+        in_general="alibi[h, i, j] = −m[h] · |i − j|, m[h] = 2^(−8(h+1)/n_heads)",
         flops=lambda f: f.cells() // (1 if f.own_places else f.batch),
     ),
     Site(
         "bias",
         _axes("batch head query key"),
         lambda f: f"bias = {f.config.score_bias}",
-        "numbers of each pair of places, added to the scores; −∞ in them means not allowed",
+        "numbers for each pair of positions, added to the scores; −∞ masks a pair",
+        in_general="bias[h, i, j], from the file of --score-bias",
     ),
     Site(
         "qk",
         _axes("batch head query key"),
         qk_formula,
-        "every query meets every key: their dot product says how well they match",
+        "the dot product of every query with every key: how well they match",
         flops=lambda f: 2 * f.cells() * f.size("d_head"),
     ),
     Site(
@@ -381,40 +390,42 @@ _ORDER = (
         scores_formula,
         scores_meaning,
         flops=scores_flops,
+        in_general="scores = scale · qk + bias, softcapped first if asked for; −∞ where masked",
     ),
     Site(
         "pattern",
         _axes("batch head query key"),
         "pattern = softmax(scores) over the keys",
-        "each query's attention: shares of its keys that sum to 1",
+        "the attention weights: each query's row sums to 1 over its keys",
         flops=lambda f: 5 * f.cells(),
     ),
     Site(
         "dropped",
         _axes("batch head query key"),
         lambda f: f"dropped = pattern · keep / (1 − {f.config.dropout:g})",
-        "dropout in training: some shares become 0, the rest grow, so rows no longer sum to 1",
+        "dropout in training: some weights become 0, the rest grow, so rows no longer sum to 1",
+        in_general="dropped = pattern · keep / (1 − p)",
         flops=lambda f: 2 * f.cells(),
     ),
     Site(
         "z",
         _axes("batch head query d_v"),
         lambda f: "z = dropped v" if f.config.train else "z = pattern v",
-        "each head's result: the values, weighted by its pattern",
+        "the output of each head: the values, weighted by its attention pattern",
         flops=lambda f: 2 * f.cells() * f.size("d_v"),
     ),
     Site(
         "concat",
         _axes("batch query head·d_v"),
         "concat = z[0] … z[n_heads − 1] side by side",
-        "the heads' results joined again into one row per token",
+        "the head outputs joined into one vector per token",
         sources=("z",),
     ),
     Site(
         "head_out",
         _axes("batch head query d_model"),
         "head_out[h] = z[h] W_o[h]ᵀ",
-        "what each head alone adds to the output",
+        "what each head adds to the output",
         flops=lambda f: 2 * f.batch * f.q_len * f.size("head·d_v") * f.config.d_model,
         parameters=("o_proj",),
     ),
@@ -423,9 +434,9 @@ _ORDER = (
         lambda f: ("batch", "query", "d_model" if f.config.out_proj else "head·d_v"),
         out_formula,
         lambda f: (
-            "the heads mixed: what the layer says"
+            "the output of the layer: the output projection mixes the heads"
             if f.config.out_proj
-            else "no output projection: the heads side by side are the result"
+            else "no output projection: the head outputs side by side are the output"
         ),
         sources=("concat",),
         flops=out_flops,
@@ -435,7 +446,7 @@ _ORDER = (
         "out_sum",
         _axes("batch query d_model"),
         lambda f: "out = Σ_h head_out[h]" + (" + b_o" if f.config.bias else ""),
-        "the heads' contributions added up: the same as joining them and multiplying once",
+        "the sum of what the heads add: the same as joining them and multiplying once",
         flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + (1 if f.config.bias else 0)),
     ),
 )

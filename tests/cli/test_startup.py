@@ -75,6 +75,11 @@ def assert_light(result: tuple[int, set[str]], code: int) -> None:
     assert not {"torch", "numpy", "tokenizers"} & result[1]
 
 
+@pytest.mark.parametrize("words", [(), ("sink",), ("scale-missing",)])
+def test_explain_loads_neither_torch_nor_numpy(words: tuple[str, ...]) -> None:
+    assert_light(loaded_by("explain", *words), 0)
+
+
 def test_vocab_loads_neither_torch_nor_numpy() -> None:
     assert_light(loaded_by("vocab", "the cat sat on the mat"), 0)
 

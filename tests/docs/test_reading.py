@@ -1,4 +1,4 @@
-"""What docs/READING.md says of columns and head types is what the screens say."""
+"""What docs/READING.md and `mha explain` say is what the tables of the screens and the catalogue of mistakes say."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def reading() -> ModuleType:
 def test_the_generated_parts_are_current(reading: ModuleType) -> None:
     page = reading.PAGE.read_text()
     assert reading.written(page) == page, "run docs/reading.py"
+
+
+def test_the_texts_of_mistakes_are_current(reading: ModuleType) -> None:
+    assert reading.MISTAKES_FILE.read_text() == reading.mistakes(), "run docs/reading.py"
 
 
 def test_each_part_stands_between_its_markers(reading: ModuleType) -> None:

@@ -39,6 +39,7 @@ PRINTED = {
         "mha diff a.safetensors c.safetensors --json",
         "mha diff a.safetensors a.safetensors --json",
     ],
+    "mha.explain/1": ["mha explain --json", "mha explain sink --json"],
     "mha.vocab/1": [f"mha vocab {SENTENCE.partition(' --')[0]} --json"],
     "mha.weights-info/1": ["mha weights info w.safetensors --tensors --json", "mha weights info MiniLM --json"],
     "mha.weights-convert/1": ["mha weights convert MiniLM --layer 5 -o minilm5.safetensors --json"],

@@ -33,12 +33,12 @@ FORMULAS = {
     "v_proj": "v_proj = x W_vᵀ + b_v",
     "v_per_head": "v[h] = x W_v[h]ᵀ + b_v[h]",
     "v": "v[h] = columns h·d_v … (h+1)·d_v",
-    "q_rot": "q_rot[i] = columns j and j + 3 of q[i], turned by i · 10000^(−2j/d_head)",
-    "k_rot": "k_rot[i] = columns j and j + 3 of k[i], turned by i · 10000^(−2j/d_head)",
+    "q_rot": "q_rot[i] = columns j and j + 3 of q[i], rotated by i · 10000^(−2j/d_head)",
+    "k_rot": "k_rot[i] = columns j and j + 3 of k[i], rotated by i · 10000^(−2j/d_head)",
     "alibi": "alibi[h, i, j] = −m[h] · |i − j|, m = 0.5, 0.25, 0.125, 0.0625, …",
     "bias": "bias = b.safetensors",
     "qk": "qk = q kᵀ",
-    "scores": "scores = 0.447214 · qk; −∞ where not allowed",
+    "scores": "scores = 0.447214 · qk; −∞ where masked",
     "pattern": "pattern = softmax(scores) over the keys",
     "dropped": "dropped = pattern · keep / (1 − 0)",
     "z": "z = pattern v",
@@ -107,8 +107,8 @@ def test_keys_and_values_are_made_from_the_context_where_there_is_one():
         ({"out_proj": False}, "out", "out = concat"),
         ({"positions": "none"}, "x", "x = embed"),
         ({"positions": "none"}, "context", "c = E[context ids]"),
-        ({"scale": 0.25}, "scores", "scores = 0.25 · qk; −∞ where not allowed"),
-        ({"scale": 2.0, "softcap": 30.0}, "scores", "scores = 30 · tanh(2 · qk / 30); −∞ where not allowed"),
+        ({"scale": 0.25}, "scores", "scores = 0.25 · qk; −∞ where masked"),
+        ({"scale": 2.0, "softcap": 30.0}, "scores", "scores = 30 · tanh(2 · qk / 30); −∞ where masked"),
         ({"dropout": 0.25, "train": True}, "dropped", "dropped = pattern · keep / (1 − 0.25)"),
         ({"dropout": 0.25, "train": True}, "z", "z = dropped v"),
         ({"dropout": 0.25}, "z", "z = pattern v"),
@@ -127,15 +127,15 @@ def test_keys_and_values_are_made_from_the_context_where_there_is_one():
         (
             {"positions": "rope-interleaved", "d_head": 6, "rope_theta": 500000.0},
             "k_rot",
-            "k_rot[i] = columns 2j and 2j + 1 of k[i], turned by i · 500000^(−2j/d_head)",
+            "k_rot[i] = columns 2j and 2j + 1 of k[i], rotated by i · 500000^(−2j/d_head)",
         ),
         ({"positions": "alibi", "n_heads": 2}, "alibi", "alibi[h, i, j] = −m[h] · |i − j|, m = 0.0625, 0.003906"),
-        ({"positions": "alibi"}, "scores", "scores = 0.447214 · qk + alibi; −∞ where not allowed"),
-        ({"score_bias": "b"}, "scores", "scores = 0.447214 · qk + bias; −∞ where not allowed"),
+        ({"positions": "alibi"}, "scores", "scores = 0.447214 · qk + alibi; −∞ where masked"),
+        ({"score_bias": "b"}, "scores", "scores = 0.447214 · qk + bias; −∞ where masked"),
         (
             {"positions": "alibi", "score_bias": "b", "scale": 2.0, "softcap": 30.0},
             "scores",
-            "scores = 30 · tanh(2 · qk / 30) + alibi + bias; −∞ where not allowed",
+            "scores = 30 · tanh(2 · qk / 30) + alibi + bias; −∞ where masked",
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_sequences_that_do_not_begin_together_count_their_own_places(facts, is_o
     assert (
         SITES["positions"].formula_for(facts) == f"p[i, 2j] = sin({place} / 10000^(2j/d_model)), p[i, 2j+1] = cos(same)"
     )
-    assert ("places count from each text's own beginning" in SITES["positions"].meaning_for(facts)) == is_own
+    assert ("positions count from the first token of each text" in SITES["positions"].meaning_for(facts)) == is_own
     learned = replace(facts, config=replace(facts.config, positions="learned"))
     assert SITES["positions"].formula_for(learned) == f"p[i] = P[{place}]"
 

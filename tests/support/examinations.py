@@ -17,7 +17,7 @@ AXIS = Finding(
     "matches exactly if the softmax runs over queries instead of keys: largest difference 2.2e-16, tolerance 5e-05\n"
     "seen with 1 sequence of 2 tokens: 0.31 off, in an output whose largest number is 1.24",
     "scores.softmax(dim=-1)",
-    effect="the shares of a query do not sum to 1: some queries get nearly nothing, others much too much",
+    effect="the weights of a query do not sum to 1: some outputs are nearly 0, others much too large",
     proven=True,
     error=2.2e-16,
     tolerance=5e-5,

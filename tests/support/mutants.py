@@ -557,7 +557,7 @@ def padding_inverted(layer, q_len, k_len, lengths, side):
 
 @replaces("padding_rule")
 def padding_of_queries(layer, q_len, k_len, lengths, side):
-    """The mask lies along the queries: padding sees nothing, but is seen by all."""
+    """The mask lies along the queries: padding attends to nothing, but every token attends to it."""
     return real_tokens(q_len, lengths, side)[:, None, :, None]
 
 

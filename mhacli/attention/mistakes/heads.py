@@ -65,7 +65,7 @@ _CUTTING = (
         "split-without-transpose",
         "the projected rows are read as heads without moving the axis of the tokens",
         "q.view(batch, n_heads, length, d_head)",
-        "a head gets some tokens whole instead of some columns of every token: tokens are mixed, and the future leaks",
+        "a head gets all columns of some tokens instead of some columns of every token: tokens are mixed, and later tokens leak",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         (
@@ -104,9 +104,9 @@ _CUTTING = (
     ),
     Mistake(
         "split-batch-moved",
-        "batch and heads are made one axis in another order than that of the others",
+        "batch and heads are joined to one axis in another order than in the other tensors",
         "q.permute(2, 0, 1, 3).reshape(n_heads * batch, length, d_head)  # where k and v are [batch * n_heads, length, d_head]",
-        "a sequence attends to the tokens of others in its batch",
+        "a sequence attends to tokens of other sequences in the batch",
         "q.permute(0, 2, 1, 3).reshape(batch * n_heads, length, d_head)",
         "split",
         tuple(
@@ -184,7 +184,7 @@ _JOINING = (
         "merge-batch-moved",
         "the axis of the batch is moved when the heads are joined",
         "z.transpose(0, 1).reshape(batch, length, n_heads * d_head)  # or z.view(n_heads, batch, …) of [batch * n_heads, …]",
-        "a sequence gets rows and heads of the others in its batch",
+        "a sequence gets head outputs of other sequences in the batch",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (
@@ -225,7 +225,7 @@ _NOT_CUT = (
         "attention-over-heads",
         "the axis of the tokens stays before that of the heads: the heads of a token attend to each other",
         "q.view(batch, length, n_heads, d_head) @ k.view(batch, length, n_heads, d_head).transpose(-2, -1)",
-        "no token attends to another: nothing of the text reaches a token but itself",
+        "no token attends to another one: each output depends on its own token alone",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2), and the same of k and v",
         "split",
         (
@@ -247,7 +247,7 @@ _NOT_CUT = (
         "value-not-split",
         "the values are not cut into heads: every head weighs whole rows",
         "pattern @ v  # v is [batch, length, d_model]",
-        "the heads do not have values of their own, so the output is as wide as many copies or mixes what should stay apart",
+        "the heads have no values of their own: the output is too wide, or mixes columns of different heads",
         "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         (MistakeVariant("each head weighs the whole rows of v", values_whole),),
@@ -271,18 +271,18 @@ def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 _REDUCED = (
     Mistake(
         "heads-averaged",
-        "the mean of the heads takes the place of the heads side by side",
+        "the heads are averaged instead of concatenated",
         "z.mean(dim=1)",
-        "what the heads found apart is blurred into one",
+        "the results of the heads can no longer be separated",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (MistakeVariant("the heads are averaged instead of joined", heads_as(lambda z: z.mean(dim=1))),),
     ),
     Mistake(
         "heads-summed",
-        "the sum of the heads takes the place of the heads side by side",
+        "the heads are summed instead of concatenated",
         "z.sum(dim=1)",
-        "what the heads found apart is blurred into one, and grows with their number",
+        "the results of the heads can no longer be separated, and grow with the number of heads",
         "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (MistakeVariant("the heads are added up instead of joined", heads_as(lambda z: z.sum(dim=1))),),
@@ -314,7 +314,7 @@ _TILED = (
         "gqa-tiled",
         "the kv heads are repeated as 0 1 0 1, where query heads share them as 0 0 1 1",
         "k.repeat(1, n_heads // n_kv_heads, 1, 1)",
-        "query heads read the keys of a neighbour's group: weights of any published model give nonsense",
+        "query heads read the keys of another group: the weights of a published model give wrong outputs",
         "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "repeat_kv",
         (
@@ -378,7 +378,7 @@ def mean_for_all(heads: Tensor, n_heads: int) -> Tensor:
 _SHARED = (
     Mistake(
         "head-repeated",
-        "the output of one head stands in the place of every head",
+        "the output of one head is used for every head",
         "torch.cat([self.heads[0](x) for head in self.heads], dim=-1)",
         "the weights of the other heads are never used",
         "torch.cat([head(x) for head in self.heads], dim=-1)",
@@ -445,7 +445,7 @@ _SHARED = (
         "pattern-of-one-head",
         "every head weighs its values by one pattern",
         "pattern[:, :1] @ v",
-        "the heads attend alike: what each is to look for is lost",
+        "all heads attend alike: the queries and keys of the others have no effect",
         "pattern @ v",
         "value_weights",
         (
@@ -492,9 +492,9 @@ _WIDTHS = (
     ),
     Mistake(
         "heads-missing",
-        "the rows are never cut into heads: there is one head, whatever the number that was told",
+        "the projections are never split into heads: there is one head, whatever n_heads is",
         "q @ k.transpose(-2, -1)  # q is [batch, length, d_model]",
-        "each token has one set of shares instead of one per head",
+        "each token has one row of attention weights instead of one per head",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         site="qk",
         symptom=_never_cut,

@@ -164,7 +164,7 @@ def _inside(
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
         yield TracedTensor("k", call.k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
         yield TracedTensor("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
-        met = "every query meets every key: their dot product says how well they match"
+        met = "the dot product of every query with every key: how well they match"
         yield TracedTensor("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
         if call.mask is not None:
             is_bool = call.mask.dtype == torch.bool
@@ -204,7 +204,7 @@ class _Derivations(NamedTuple):
 
 
 def _scores_formula(scores: Scores | None) -> str:
-    return "scores as softmax reads them" if scores is None else f"scores = {scores.formula}; −∞ where not allowed"
+    return "scores as softmax reads them" if scores is None else f"scores = {scores.formula}; −∞ where masked"
 
 
 def _pattern_meaning(layer: InspectedLayer) -> str:

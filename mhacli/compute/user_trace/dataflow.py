@@ -373,7 +373,7 @@ _PER_NUMBER: Mapping[str, int] = {
 """Operations on each number of the result, counted as the walkthrough of our own layer does."""
 _CUTS = ("view", "reshape", "flatten", "unflatten")
 _MEANINGS: Mapping[str, str] = {
-    "qkv": "one large product makes queries, keys and values side by side",
+    "qkv": "one matrix product gives queries, keys and values side by side",
     "kv": "one product makes keys and values side by side",
     "kᵀ": "the keys turned, so that a product with them is a dot product for each query and key",
     "scaled": "large products would leave the softmax no choice but one key",
@@ -383,7 +383,7 @@ _MEANINGS: Mapping[str, str] = {
     "k": "the keys as attention reads them",
     "v": "the values as attention reads them",
     "dropped": "dropout in training: some shares become 0, the rest grow",
-    "out": "the heads mixed: what the layer says",
+    "out": "the output of the layer: the output projection mixes the heads",
 }
 _UNORDERED = ("single", "part")
 _HOUSE = ("q_proj", "k_proj", "v_proj", "qk", "pattern", "z", "concat")

@@ -212,7 +212,7 @@ def test_a_loop_over_heads_is_one_step_for_each_line_with_its_count(tmp_path: Pa
     for site in ("q_proj", "qk", "pattern", "z"):
         assert (found[site].repeats, found[site].repeats_of) == (5, "head")
     assert len(found["q_proj"].parameters) == 5
-    assert found["q_proj"].meaning == "what each token asks for, one small product per head"
+    assert found["q_proj"].meaning == "the queries, one matrix product per head"
     assert (found["concat"].repeats, found["concat"].axes) == (1, ("batch", "query", "head·d_head"))
     assert found["mask"].parameters == found["scores"].parameters == ()
 

@@ -1,0 +1,63 @@
+"""`mha explain`: what a term of the screens means."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import ColourOptions, command, option_group
+from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+
+SCHEMA = "mha.explain/1"
+
+
+@format_options(json="Print the terms as one JSON document.")
+class ExplainFormats(Formats):
+    """Formats of terms."""
+
+
+@option_group
+class ExplainOptions:
+    """The term."""
+
+    term: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A column, sign, type of head, site, mistake or concept. (default: list them)",
+            metavar="[TERM]",
+            show_default=False,
+        ),
+    ] = None
+    formats: ExplainFormats
+
+
+@command
+@examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain scale-missing")
+def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
+    """A term in, its explanation out; without one the list of all."""
+    from mhacli.results.glossary import meanings, similar, terms
+
+    word = " ".join(wanted.term or ())
+    found = meanings(word) if word else terms()
+    if not found:
+        near = similar(word)
+        hint = f"try mha explain {near[0]}" if near else "mha explain lists every term"
+        more = f", or {', '.join(near[1:])}" if near[1:] else ""
+        raise UsageError(f"no term is called {word[:40]!r}", hint=hint + more)
+
+    def view(on: Screen) -> RenderableType:
+        from mhacli.render.reports.explain import list_view, terms_view
+
+        return terms_view(found) if word else list_view(found, on)
+
+    document = {"schema": SCHEMA, "terms": [asdict(term) for term in found]}
+    print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)

@@ -1,0 +1,332 @@
+"""Every term that screens use, with its explanation: columns, types of heads, sites, mistakes, signs, and concepts.
+
+The texts of columns, types and sites come from the tables that make the screens; those of mistakes from mistakes.json, which
+docs/reading.py writes from `mhacli.attention.mistakes`, for that needs torch. docs/READING.md is made from here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+from mhacli.results.record.head_statistics import (
+    CERTAIN_ENOUGH,
+    HEAD_TYPES,
+    SINK_LIFT,
+    SINK_PART,
+    SINK_QUERIES,
+    SINK_SHARE,
+    SINK_TOKENS,
+    STATISTICS,
+)
+from mhacli.spec.config import Config
+from mhacli.spec.facts import Facts
+from mhacli.spec.sites import SITES
+
+Group = Literal["concept", "sign", "column", "head type", "site", "mistake"]
+GROUPS: tuple[Group, ...] = ("concept", "sign", "column", "head type", "site", "mistake")
+_MOST_SUGGESTED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A term with its `explanation` in sentences. `also` are other words that mean it, those of JSON and headings among them.
+    A mistake has the expression that is `wrong` and the `right` one."""
+
+    name: str
+    group: Group
+    explanation: str
+    formula: str = ""
+    source: str = ""
+    wrong: str = ""
+    right: str = ""
+    also: tuple[str, ...] = ()
+
+
+def _concept(name: str, explanation: str, formula: str = "", source: str = "", *, also: tuple[str, ...] = ()) -> Term:
+    return Term(name=name, group="concept", explanation=explanation, formula=formula, source=source, also=also)
+
+
+CONCEPTS = (
+    _concept(
+        "attention weight",
+        "How much of its attention a query gives to one key: a number from 0 to 1, one cell of the attention "
+        "pattern. The weights of a query sum to 1 over the keys that it can see. The head output is the sum "
+        "of the values of the keys, each multiplied by its weight.",
+        "p[i, j] = exp(s[i, j]) / Σ_k exp(s[i, k])",
+        "Vaswani et al. 2017, equation 1",
+        also=("weight", "weights", "share", "attention probability", "attention weights"),
+    ),
+    _concept(
+        "attention pattern",
+        "The attention weights of one head as a matrix: a row for each query, a column for each key. Read a "
+        "row from left to right to see what that token attends to. A causal head has weights only on and "
+        "below the diagonal.",
+        "pattern = softmax(scores) over the keys",
+        also=("attention matrix", "attn_weights"),
+    ),
+    _concept(
+        "attention scores",
+        "What the softmax reads: the dot products of queries and keys after scaling, softcap, additive bias "
+        "and mask. A larger score gives a larger weight. A masked cell has the score −∞ and the weight 0.",
+        "scores = scale · q kᵀ + bias",
+        also=("logits", "score"),
+    ),
+    _concept(
+        "query",
+        "The token that attends: a row of the pattern. Each head computes a query vector for every token, "
+        "which is compared with the keys of the tokens that it can see.",
+        "q = x W_qᵀ + b_q",
+        also=("queries", "q"),
+    ),
+    _concept(
+        "key",
+        "The token that is attended to: a column of the pattern. Each head computes a key vector for every "
+        "token. The dot product of a query and a key says how well they match.",
+        "k = x W_kᵀ + b_k",
+        also=("keys", "k"),
+    ),
+    _concept(
+        "value",
+        "The vector that a token contributes where it is attended to. The head output of a query is the "
+        "weighted sum of the values.",
+        "v = x W_vᵀ + b_v",
+        also=("values", "v"),
+    ),
+    _concept(
+        "head output",
+        "The output of one head before the output projection: for each query the weighted sum of the values.",
+        "z = pattern v",
+        also=("z", "context vector"),
+    ),
+    _concept(
+        "head",
+        "One of several attentions that run side by side in a layer, each with its own queries, keys and "
+        "values of width d_head. Their outputs are joined and projected to the layer's output. Heads are "
+        "counted from 0.",
+        source="Vaswani et al. 2017, section 3.2.2",
+        also=("heads", "n_heads", "query head", "d_head"),
+    ),
+    _concept(
+        "kv head",
+        "A head of keys and values. With grouped queries several query heads read the same kv head, so the "
+        "cache is smaller. Query head h reads kv head h // (n_heads / n_kv_heads).",
+        source="Ainslie et al. 2023, GQA",
+        also=("kv heads", "n_kv_heads", "grouped queries", "gqa", "mqa"),
+    ),
+    _concept(
+        "causal",
+        "With a causal mask a token sees itself and earlier tokens only. The weights of masked keys are "
+        "exactly 0, and are printed as 0; a small weight is printed as .00. --window, --prefix and "
+        "--documents mask keys too.",
+        also=("causal mask", "mask", "masked", "visible"),
+    ),
+    _concept(
+        "uniform attention",
+        "What the numbers would be if every query gave all keys that it sees the same weight. The last row "
+        "of the table shows it, because long texts and causal masks alone change most statistics. Compare a "
+        "head with this row, not with 0.",
+        also=("if uniform", "baseline"),
+    ),
+    _concept(
+        "sink",
+        "A key that many queries attend to much more than they would with uniform attention, often the first "
+        f"token. mha calls a key a sink if it receives at least {100 * SINK_SHARE:.0f} % of all attention and "
+        f"{SINK_LIFT:g} times what uniform attention would give it, and if more than {100 * SINK_PART:.0f} % "
+        f"of the queries that see it (at least {SINK_QUERIES} of them) do so. Trained models use sinks to "
+        "attend to nothing in particular.",
+        source="Xiao et al. 2023, StreamingLLM; Gu et al. 2024, When Attention Sink Emerges in Language Models",
+        also=("sink key", "attention sink", "sinks"),
+    ),
+    _concept(
+        "sink logit",
+        "A learned number per head that takes part in the softmax beside the scores, as if it were one more "
+        "key without a value. It takes a part of the attention, so the weights of a row sum to less than 1. "
+        "The column s_aux shows that part.",
+        "p[i, j] = exp(s[i, j]) / (exp(sink logit) + Σ_k exp(s[i, k]))",
+        "gpt-oss; Xiao et al. 2023",
+        also=("learned sink", "σ"),
+    ),
+    _concept(
+        "softcap",
+        "A tanh that keeps scores between −c and c before the mask and the softmax.",
+        "c · tanh(s / c)",
+        "Gemma 2 technical report, 2024",
+    ),
+    _concept(
+        "RoPE",
+        "Rotary position embedding: pairs of numbers in queries and keys are rotated by an angle that grows "
+        "with the position. Their dot product then depends on the distance of the two tokens.",
+        source="Su et al. 2021, RoFormer",
+        also=("rotary positions", "rotary"),
+    ),
+    _concept(
+        "ALiBi",
+        "A bias that lowers the score of a key in proportion to its distance; each head has its own slope.",
+        "scores = scale · q kᵀ − m[h] · |i − j|",
+        "Press et al. 2021",
+    ),
+    _concept(
+        "log-sum-exp",
+        "The logarithm of the denominator of the softmax. mha heads gets it from the fused kernel and "
+        "recomputes each weight from it, so that no T × T matrix is stored.",
+        "lse[i] = ln Σ_k exp(s[i, k])",
+        "Dao et al. 2022, FlashAttention",
+        also=("lse",),
+    ),
+    _concept(
+        "KV cache",
+        "The keys and values of earlier tokens, kept so that a new token needs only its own query. mha "
+        "decode shows what each step reads and what the cache takes.",
+        source="Shazeer 2019, section 2.4",
+        also=("cache", "decode"),
+    ),
+    _concept(
+        "span",
+        "A named part of the text. With two or more spans mha reports how much attention the queries of each "
+        "give to the keys of each, beside what uniform attention would give, so that long spans are not favoured.",
+        also=("spans", "--span"),
+    ),
+    _concept(
+        "self-check",
+        "Every run recomputes the output of attention from the numbers on the screen and compares it with "
+        "the output of the layer. The line shows the largest difference and the tolerance for the dtype. If "
+        "it fails, mha exits with code 3.",
+        also=("tolerance",),
+    ),
+    _concept(
+        "not verified",
+        "A layer of a checkpoint whose numbers mha could not confirm: a check failed, or the model passes "
+        "its attention function a keyword that mha does not know. Its numbers are shown with this warning.",
+        also=("verified",),
+    ),
+    _concept(
+        "IQR",
+        "The interquartile range: the distance between the first and the third quartile of the measured "
+        "times. Half of the runs lie within it.",
+        also=("interquartile range",),
+    ),
+)
+
+
+def _sign(name: str, explanation: str, *, also: tuple[str, ...] = ()) -> Term:
+    return Term(name=name, group="sign", explanation=explanation, also=also)
+
+
+SIGNS = (
+    _sign(
+        "*",
+        "The largest attention weight of its row. The column strongest names the key where columns are hidden.",
+        also=("row maximum",),
+    ),
+    _sign(
+        "0", "A masked cell: this query may not attend to this key, and the weight is exactly 0. A small weight is .00."
+    ),
+    _sign(
+        ".00",
+        "A weight that is allowed and smaller than the decimals show; --precision shows more. A masked cell is 0.",
+    ),
+    _sign(
+        "Σ",
+        "The sum of a row of attention weights. It is 1 for a query that sees a key, 0 for a query that sees "
+        "none, and less than 1 where a sink logit or dropout takes a part.",
+        also=("row sum", "sum"),
+    ),
+    _sign(
+        "strongest",
+        "The key with the largest weight of a query: its position and token. In the matrix * marks the same cell.",
+    ),
+    _sign("⋮", "Rows that do not fit on the screen. The line says how many; --all shows them.", also=("…",)),
+    _sign(
+        "‹pad›",
+        "Padding: a place that fills up a shorter text of a batch. It is masked, and attends to nothing.",
+        also=("pad",),
+    ),
+    _sign("–", "A number that does not exist: no query counts, or the value is not finite.", also=("dash",)),
+    _sign("?", "A number that is not finite: NaN or infinite.", also=("nan",)),
+)
+
+
+@cache
+def terms() -> tuple[Term, ...]:
+    """Every term, group by group."""
+    return (*CONCEPTS, *SIGNS, *_columns(), *_head_types(), *_sites(), *_mistakes())
+
+
+def meanings(word: str) -> tuple[Term, ...]:
+    """The terms that a word names, whatever its case, spaces, hyphens and underscores; none for an unknown word."""
+    exact = tuple(term for term in terms() if word.strip() in (term.name, *term.also))
+    return exact or tuple(term for term in terms() if _plain(word) in map(_plain, (term.name, *term.also)))
+
+
+def similar(word: str) -> tuple[str, ...]:
+    """The terms that are spelt most like a word."""
+    names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
+    return tuple(names[near] for near in get_close_matches(_plain(word), names, _MOST_SUGGESTED))
+
+
+def _plain(word: str) -> str:
+    return " ".join(word.casefold().replace("-", " ").replace("_", " ").split()) or word
+
+
+def _others(name: str, *words: str) -> tuple[str, ...]:
+    """The words that are not the name, each once."""
+    return tuple(word for word in dict.fromkeys(words) if word != name)
+
+
+def _columns() -> Iterator[Term]:
+    for row in STATISTICS:
+        heading = row.heading.format(sink_tokens=SINK_TOKENS)
+        yield Term(
+            name=heading or row.name,
+            group="column",
+            explanation=row.explanation,
+            formula=row.formula,
+            source=row.source,
+            also=_others(heading or row.name, row.name, row.field),
+        )
+
+
+def _head_types() -> Iterator[Term]:
+    for kind, head_type in HEAD_TYPES.items():
+        rule = (
+            f" The head has this type if that weight exceeds uniform attention by {CERTAIN_ENOUGH} of what is "
+            "possible, and more than that of any other type."
+        )
+        is_weight = kind not in ("uniform", "mixed")
+        yield Term(
+            name=head_type.name,
+            group="head type",
+            explanation=head_type.explanation + rule * is_weight,
+            also=_others(head_type.name, kind),
+        )
+
+
+def _sites() -> Iterator[Term]:
+    facts = Facts(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
+    for site in SITES.values():
+        meaning, axes = site.meaning_for(facts), " · ".join(site.axes_for(facts))
+        yield Term(
+            name=site.name,
+            group="site",
+            explanation=f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.",
+            formula=site.in_general or site.formula_for(facts),
+        )
+
+
+def _mistakes() -> Iterator[Term]:
+    known = json.loads(resources.files("mhacli.results").joinpath("mistakes.json").read_text(encoding="utf-8"))
+    for code, of in known.items():
+        sentences = (of["message"], of["effect"])
+        yield Term(
+            name=code,
+            group="mistake",
+            explanation=" ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences),
+            wrong=of["wrong"],
+            right=of["right"],
+        )

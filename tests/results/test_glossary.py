@@ -1,0 +1,68 @@
+"""Every word of the screens has an explanation, from the tables that the screens use."""
+
+from __future__ import annotations
+
+import pytest
+
+from mhacli.results.glossary import GROUPS, meanings, similar, terms
+from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS
+from mhacli.spec.sites import SITES
+
+
+def groups_of(word: str) -> list[str]:
+    """The groups of the terms that a word names."""
+    return [term.group for term in meanings(word)]
+
+
+@pytest.mark.parametrize(("word", "groups"), [
+    ("sink", ["concept", "column", "head type"]),
+    ("H", ["column"]),
+    ("effective keys", ["column"]),
+    ("Effective_Keys", ["column"]),
+    ("induction", ["column", "head type"]),
+    ("qk", ["site"]),
+    ("q", ["concept", "site"]),
+    ("scale-missing", ["mistake"]),
+    ("previous token", ["head type"]),
+    ("previous-token", ["head type"]),
+    ("*", ["sign"]),
+    ("Σ", ["sign"]),
+    (".00", ["sign"]),
+    ("0", ["sign"]),
+    ("nothing of the kind", []),
+])  # fmt: skip
+def test_a_word_names_the_terms_of_these_groups(word: str, groups: list[str]) -> None:
+    assert groups_of(word) == groups
+
+
+def test_every_column_type_and_site_is_a_term_by_all_of_its_names() -> None:
+    for row in STATISTICS:
+        for word in (row.heading.format(sink_tokens=4) or row.name, row.name, row.field):
+            assert "column" in groups_of(word), word
+    for kind, head_type in HEAD_TYPES.items():
+        assert "head type" in groups_of(kind)
+        assert "head type" in groups_of(head_type.name)
+    for name in SITES:
+        assert "site" in groups_of(name)
+
+
+def test_explanations_are_sentences_and_names_differ_within_a_group() -> None:
+    for term in terms():
+        assert term.explanation.endswith("."), term.name
+        assert term.explanation[0].isupper() or term.explanation[0] in ".–", term.name
+        assert term.group in GROUPS
+        assert term.name not in term.also
+    names = [(term.group, term.name) for term in terms()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("indcution", "induction"), ("uniform atention", "uniform attention"), ("scale-mising", "scale-missing")],
+)
+def test_a_misspelt_word_suggests_the_right_one(word: str, meant: str) -> None:
+    assert meant in similar(word)
+
+
+def test_what_resembles_nothing_suggests_nothing() -> None:
+    assert similar("zzzzzzzzzz") == ()
