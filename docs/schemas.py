@@ -208,6 +208,7 @@ def _diff() -> Schema:
         {
             "command": TEXTS,
             "verdict": {"enum": ["agree", "differ", "nothing"]},
+            "summary": TEXT,
             "said": TEXT,
             "a": TEXT,
             "b": TEXT,

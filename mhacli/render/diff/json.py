@@ -32,6 +32,7 @@ def _document(
         "schema": SCHEMA,
         "command": command,
         "verdict": differences.verdict,
+        "summary": differences.summary,
         "said": verdict_text(differences, a, b),
         "a": without_surrogates(names[0]),
         "b": without_surrogates(names[1]),

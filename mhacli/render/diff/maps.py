@@ -91,7 +91,7 @@ def maps_view(
         )
 
 
-_LIKE_NOTHING = Text("the blocks of its maps stand for other tokens, so they cannot lie beside each other", style="dim")
+_LIKE_NOTHING = Text("not drawn side by side: the blocks of its maps cover other tokens", style="dim")
 
 
 def _title(pair: _HeadPair, panels: _HeadPanels | None) -> Rule:
@@ -113,7 +113,7 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
     for record in records:
         chosen(options.sequences, len(record.sequences), 1, False, "sequence")
         if record.model is None and options.layers is not None:
-            raise UsageError("layer must be of records of a checkpoint, got another", hint="leave --layer out")
+            raise UsageError("--layer works only with records of a checkpoint", hint="leave --layer out")
         if record.model is None:
             chosen(options.heads, record.config.n_heads, 1, False, "head")
         drawable_heads(record, options)
@@ -140,7 +140,7 @@ def _pairs(differences: Differences, records: tuple[Record, Record], options: Vi
 def _why_nothing(differences: Differences) -> str:
     """Why no head can be drawn."""
     reasons = dict.fromkeys(site.why for layer in differences.layers for site in _drawn_site(layer) if not site.heads)
-    return "; ".join(reasons) or "both records must hold its pattern or map (--keep pattern)"
+    return "; ".join(reasons) or "one of the records does not hold its pattern or map (--keep pattern)"
 
 
 def _key(head: DrawableHead, record: Record) -> tuple[int | None, int]:
@@ -447,16 +447,20 @@ def _line(panel: _Panel, row: int, drawn: _HeadPanels, *, colour: bool) -> Itera
 
 def _remarks(drawn: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """What signs mean, and what is not in the pictures."""
-    remarks = ["a blank is not allowed" if has_same_tokens else "a blank is not allowed, or not of the same tokens"]
+    remarks = [
+        "a blank cell is masked"
+        if has_same_tokens
+        else "a blank cell is masked, or has other tokens in the other record"
+    ]
     maps = [each for panels in drawn for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
     remarks += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.weights).any() for each in maps) else []
     if any(panels.is_pooled for panels in drawn):
-        remarks += [
-            "a mark of several cells shows the mean weight that its queries give to its keys, of B − A the mean change"
-        ]
+        remarks += ["a mark of several cells shows their mean weight, in B − A their mean change"]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
     remarks += [f"{' and '.join(trained)} before dropout"] if trained else []
-    return remarks + (["what sink logits take is not drawn"] if any(each.learned is not None for each in maps) else [])
+    return remarks + (
+        ["the weight of sink logits is not drawn"] if any(each.learned is not None for each in maps) else []
+    )
 
 
 def _caption(maps: Sequence[HeadMap], scales: _Scales, screen: Screen, *, remarks: Sequence[str]) -> RenderableType:

@@ -63,7 +63,8 @@ def diff_view(
         *sites_view(differences, a, b, screen, everything=options.everything),
         *_heads(differences, screen, everything=options.everything),
         *maps_view(differences, records, options=options, screen=screen),
-        _closing(differences),
+        _tolerance(differences),
+        Text(visible(differences.summary), style=_COLOURS[differences.verdict]),
     ]
     spaced: list[RenderableType] = []
     for section in sections:
@@ -79,14 +80,14 @@ def _names(names: tuple[str, str], differences: Differences, screen: Screen) -> 
         yield Text("\n".join(filled(["the same in both: " + alike[0], *alike[1:]], screen.width)), style="dim")
 
 
-def _closing(differences: Differences) -> Text:
-    """What the numbers mean."""
+def _tolerance(differences: Differences) -> Text:
+    """When numbers count as the same."""
     tolerance, dtype = differences.tolerance, differences.dtype
-    origin = "as asked" if dtype is None else f"for {dtype}, the coarser of both; --tolerance sets another"
+    origin = "from --tolerance" if dtype is None else f"for {dtype}, the coarser of both; --tolerance sets another"
     rule = (
-        "numbers agree where they are the same bits"
+        "numbers agree if they are equal bit for bit"
         if tolerance == 0
-        else f"numbers agree where |B − A| is at most {tolerance:.3g} × the largest number of the site in either record"
+        else f"numbers agree if |B − A| is at most {tolerance:.3g} × the largest number of the site in either record"
     )
     return Text(f"{rule} ({origin}); numbers are compared as float64", style="dim")
 
@@ -107,7 +108,7 @@ def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) 
         table.add_row(Text(fitted(name, 28)), Text(visible(one.a)), Text(visible(one.b)))
     hidden = len(settings) - len(shown)
     more = [Text(f"⋮ {hidden} more (--all)", style="dim")] if hidden else []
-    yield Group(title_rule("what is said differently"), table, *more)
+    yield Group(title_rule("settings that differ"), table, *more)
 
 
 # -------------------------------------------------------------------------------------------------------------------- tokens
@@ -119,7 +120,7 @@ def _texts(differences: Differences, a: Record, b: Record, *, everything: bool) 
     lines: list[RenderableType] = []
     n_a, n_b = differences.n_sequences
     if n_a != n_b:
-        lines.append(Text(f"A has {count_of(n_a, 'sequence')}, B {n_b}: the first ones are compared"))
+        lines.append(Text(f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are compared"))
     shown = others if everything else others[:_MAX_TEXTS]
     for text in shown:
         lines += [Text(_text_counts(text, len(differences.texts))), *_changes(text, a, b, everything=everything)]
@@ -133,14 +134,14 @@ def _text_counts(text: TextDifference, n_texts: int) -> str:
     name = "" if n_texts == 1 else f"{'context' if text.family == 'context' else 'sequence'} {text.sequence}: "
     sentence = f"{name}{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"
     if text.n_other_ids:
-        sentence += f"; {text.n_other_ids} of them have another number in the vocabulary"
+        sentence += f"; {text.n_other_ids} of them have another id in the vocabulary"
     if text.n_aligned < max(text.n_a, text.n_b):
         sentence += "; numbers are compared for the same tokens" + (
             " and those replaced one to one" if text.replaced else " alone"
         )
     if not text.exact:
         sentence += (
-            "; aligned by tokens that either text has once: they are too long and too different for the best alignment"
+            "; aligned by tokens that occur once in each text, because the texts are too long for the best alignment"
         )
     return sentence
 
@@ -193,7 +194,7 @@ def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Ite
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
     yield Group(
-        title_rule(f"heads whose statistics changed, the largest change of an attention weight first: {len(changes)}"),
+        title_rule(f"{count_of(len(changes), 'head')} with changed statistics, the largest change first"),
         table,
         *more,
     )
@@ -278,7 +279,7 @@ def _layers_alone(differences: Differences) -> Iterator[RenderableType]:
         if labels:
             yield Text(f"only in {name}: {visible(layers_text(labels))}", style="dim")
     if not differences.layers:
-        yield Text("no layer is in both: nothing is compared", style="yellow")
+        yield Text("the records have no layer in common", style="yellow")
 
 
 def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, everything: bool) -> RenderableType:
@@ -291,7 +292,7 @@ def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, ever
         parts.append(_sites_table(listed, layer, a, b, screen))
     if quiet:
         names = ", ".join(site_name(site.site) for site in quiet)
-        parts.append(Text(f"the same shape, numbers not in the records: {names}", style="dim"))
+        parts.append(Text(f"same shape, numbers not saved: {names}", style="dim"))
     for name, sites in (("A", layer.only_a), ("B", layer.only_b)):
         if sites:
             parts.append(Text(f"only in {name}: {', '.join(map(site_name, sites))}", style="dim"))
@@ -344,16 +345,18 @@ def _remark(site: SiteDifference, own: tuple[Record, Record]) -> str:
     """Where the largest difference is, or why nothing was compared; and what a trace says differently."""
     parts = []
     if site.n_only_a or site.n_only_b:
-        parts.append(f"{count_of(site.n_only_a, 'cell')} allowed only in A, {site.n_only_b} only in B")
+        parts.append(f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B")
     elif site.n_nonfinite:
-        parts.append(f"{count_of(site.n_nonfinite, 'number')} finite in one alone")
+        parts.append(f"{count_of(site.n_nonfinite, 'number')} finite in only one")
     elif site.largest is None and site.n_different:
-        parts.append(f"{site.n_different} of {site.n_cells} are others")
+        parts.append(f"{site.n_different} of {site.n_cells} differ")
     if site.at is not None and site.status != "skipped":
         parts.append(place_text(site.at, *own))
     n_held = math.prod(site.shape_a or ())
     if "query block" in site.axes and 0 < site.n_cells < n_held:
-        parts.append(f"{site.n_cells:,} of {n_held:,} cells compared: blocks of the same tokens in the same places")
+        parts.append(
+            f"{site.n_cells:,} of {n_held:,} cells compared: blocks with the same tokens at the same positions"
+        )
     parts += [site.why] if site.why else []
     parts += [f"{one.name}: {visible(one.a)} against {visible(one.b)}" for one in site.told]
     return "; ".join(parts)

@@ -28,7 +28,7 @@ _MASK = "allowed"
 def verdict_text(differences: Differences, a: Record, b: Record) -> str:
     """The one line that a person needs: whether they agree, and where they first depart."""
     if differences.verdict == "nothing":
-        return "nothing can be compared: the records hold no layer, site or step in common"
+        return differences.summary
     if differences.first is None:
         return _agreement(differences)
     return f"the records differ: first at {_departure_text(differences, differences.first, a, b)}"
@@ -52,8 +52,8 @@ def _agreement(differences: Differences) -> str:
     compared = [site for _, site in differences.compared]
     if not compared:
         n_steps = sum(len(layer.sites) for layer in differences.layers)
-        alike = f"{count_of(n_steps, 'step')} alike in name, axes and shape"
-        return f"the records agree{both}: {alike}; they hold no numbers to compare"
+        alike = f"{count_of(n_steps, 'step')} with the same name, axes and shape"
+        return f"the records agree{both}: {alike}; they hold no numbers that could be compared"
     n_same = sum(site.is_same_bits for site in compared)
     head = f"the records agree{both}: {count_of(len(compared), 'site')}"
     if n_same == len(compared):
@@ -109,7 +109,7 @@ def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str
 
 def _ids_text(differences: Differences) -> str:
     n = sum(text.n_other_ids for text in differences.texts)
-    return f"{count_of(n, 'token')} that both have, with another number in the vocabulary"
+    return f"{count_of(n, 'token')} with another id in the vocabulary"
 
 
 def texts_of(text: TextDifference, a: Record, b: Record) -> tuple[TokenSequence, TokenSequence]:
@@ -144,7 +144,7 @@ def _sentence_name(label: str, site: SiteDifference) -> str:
 
 def _at_site(differences: Differences, label: str, site: SiteDifference, a: Record, b: Record) -> str:
     layer = next(layer for layer in differences.layers if layer.label == label)
-    unseen = ", the first whose numbers both hold" if _is_unseen_before(differences, site, a) else ""
+    unseen = ", the first site whose numbers both records hold" if _is_unseen_before(differences, site, a) else ""
     return f"{_sentence_name(label, site)}{unseen} ({_how_far(differences, layer, site, a, b)})"
 
 
@@ -163,11 +163,11 @@ def _how_far(differences: Differences, layer: LayerDifference, site: SiteDiffere
         return site.why
     if site.n_nonfinite:
         first = f", the first at {where}" if where else ""
-        return f"{count_of(site.n_nonfinite, 'number')} finite in one of the two alone{first}"
+        return f"{count_of(site.n_nonfinite, 'number')} finite in only one of the records{first}"
     if site.n_only_a or site.n_only_b:
-        return f"{count_of(site.n_only_a, 'cell')} allowed only in A, {site.n_only_b} only in B, the first at {where}"
+        return f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B, the first at {where}"
     if site.largest is None:
-        return f"{site.n_different} of {count_of(site.n_cells, 'number')} are others, one at {where}"
+        return f"{site.n_different} of {count_of(site.n_cells, 'number')} differ, one at {where}"
     at = (
         f" at {where}"
         if where

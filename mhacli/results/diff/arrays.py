@@ -51,7 +51,7 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
         both = (a[sequence], b[sequence]) if has_batch else (a, b)
         _count_sequence(tally, name, pair, sequence=sequence, axes=own, both=both)
     if tally.n_cells == 0:
-        return _not_compared(name, axes, (a, b), NotComparable("no cell belongs to the same tokens", departs=False))
+        return _not_compared(name, axes, (a, b), NotComparable("no cells have tokens in common", departs=False))
     is_measured = name not in (*_EXACT, *_INDICES)
     return SiteDifference(
         site=name,
@@ -68,7 +68,7 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
         largest=tally.largest if is_measured and math.isfinite(tally.largest) else None,
         magnitude=tally.magnitude if is_measured else None,
         at=tally.first_nonfinite or tally.at,
-        why="near-equal keys may change places by rounding alone" if name in _INDICES and tally.n_different else "",
+        why="rounding alone can exchange keys of nearly equal weight" if name in _INDICES and tally.n_different else "",
         heads=tally.by_head(),
     )
 
@@ -344,7 +344,7 @@ class Pair:
             if n_a != n_b:
                 return NotComparable(f"{n_a} heads against {n_b}")
             if not {*self.a.heads} & {*self.b.heads}:
-                return NotComparable("other heads were looked at", departs=False)
+                return NotComparable("the records hold different heads", departs=False)
         return None
 
     def _survey_layout(self, name: str, axes: Sequence[str]) -> NotComparable | None:
@@ -355,14 +355,14 @@ class Pair:
         spans = [tuple(span.name for span in side.record.spans) for side in (self.a, self.b)]
         unlike = {
             "query block": a.block != b.block and f"blocks of {a.block} against {b.block} tokens",
-            "step": a.steps != b.steps and "other distances were asked about",
-            "span": spans[0] != spans[1] and "other spans were asked about",
+            "step": a.steps != b.steps and "the records hold different distances",
+            "span": spans[0] != spans[1] and "the records hold different spans",
             "asked query": (a.kept.queries, a.kept.top) != (b.kept.queries, b.kept.top)
-            and "other queries were asked about",
-            "corner query": a.kept.corner != b.kept.corner and "another corner was kept",
+            and "the records hold rows of different queries",
+            "corner query": a.kept.corner != b.kept.corner and "the records hold different parts of the pattern",
         }
         has_same_tokens = all(text.is_same for text in (*self.queries, *self.keys))
-        moved = {"asked query", "corner query"} & {*axes} and not has_same_tokens and "its places hold other tokens"
+        moved = {"asked query", "corner query"} & {*axes} and not has_same_tokens and "its positions hold other tokens"
         why = next((said for axis, said in unlike.items() if said and axis in axes), moved)
         return NotComparable(why, departs=False) if why else None
 

@@ -20,6 +20,7 @@ from mhacli.results.diff.arrays import (
     unlike_axes,
 )
 from mhacli.results.diff.result import (
+    PATTERN_SITES,
     Differences,
     DiffLocation,
     HeadChange,
@@ -73,11 +74,14 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
         only_a=_labels_alone(a, {pair.index_a for pair in pairs}),
         only_b=_labels_alone(b, {pair.index_b for pair in pairs}),
     )
-    changes = changed_heads([(pair.label, _head_pairs(pair)) for pair in pairs], allowed)
+    heads = [_head_pairs(pair) for pair in pairs]
+    changes = changed_heads([(pair.label, both) for pair, both in zip(pairs, heads, strict=True)], allowed)
     compared = [_compared_layer(pair, found, with_trace=len(pairs) == 1) for pair in pairs]
-    return replace(
-        found, layers=tuple(replace(layer, heads=heads) for layer, heads in zip(compared, changes, strict=True))
+    layers_with_heads = (
+        replace(layer, heads=changed, n_heads=max([len(both), *_head_counts(layer)]))
+        for layer, changed, both in zip(compared, changes, heads, strict=True)
     )
+    return replace(found, layers=tuple(layers_with_heads))
 
 
 def _coarser_dtype(a: Record, b: Record) -> str:
@@ -156,7 +160,12 @@ def _compared_layer(pair: _LayerPair, found: Differences, *, with_trace: bool) -
         sites = tuple(_in_order(sites, steps))
         more = names_alone(a, b)
         alone = [tuple(dict.fromkeys((*own, *others))) for own, others in zip(alone, more, strict=True)]
-    return LayerDifference(pair.label, pair.index_a, pair.index_b, sites, (), *alone)
+    only_a, only_b = alone
+    return LayerDifference(pair.label, pair.index_a, pair.index_b, sites, heads=(), only_a=only_a, only_b=only_b)
+
+
+def _head_counts(layer: LayerDifference) -> list[int]:
+    return [len(site.heads) for site in layer.sites if site.site in PATTERN_SITES]
 
 
 def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) -> Iterator[SiteDifference]:
@@ -241,11 +250,11 @@ def _shared(record: Record) -> Mapping[str, str]:
 
 def _kind(record: Record) -> str:
     if record.module is not None:
-        return "a walk of somebody's attention"
-    own = "a checkpoint" if record.model is not None else "a layer of our own"
+        return "a trace of user code"
+    layer = "a checkpoint" if record.model is not None else "a layer made by mha"
     if record.decoding is not None:
-        return f"a decoding of {own}"
-    return own if record.survey is None else f"a look at heads of {own}"
+        return f"decoding with {layer}"
+    return layer if record.survey is None else f"head statistics of {layer}"
 
 
 def _of_layers(layers: Sequence[tuple[InspectedLayer, InspectedLayer]]) -> tuple[Setting, ...]:

@@ -24,6 +24,8 @@ OF_PATTERN = (
     "entropy", "strongest_key",
 )  # fmt: skip
 """What records hold that was counted of scores and of a pattern: statistics, and no sites of the computation."""
+PATTERN_SITES = ("pattern", "map")
+"""Where the attention weights of a head are: all of them, or the means of blocks."""
 TokenFamily = Literal["texts", "context"]
 
 
@@ -199,7 +201,8 @@ class HeadChange:
 @dataclass(frozen=True)
 class LayerDifference:
     """One layer that both have, or all there is where there are no layers, then `label` is empty. `index_a` and `index_b` are its
-    places among the records' layers. `only_a` and `only_b` are sites that one record alone holds."""
+    places among the records' layers. `n_heads` heads were compared; `heads` are those that changed. `only_a` and `only_b` are
+    sites that one record alone holds."""
 
     label: str
     index_a: int | None
@@ -208,6 +211,15 @@ class LayerDifference:
     heads: tuple[HeadChange, ...]
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
+    n_heads: int = 0
+
+    def changed_heads(self, tolerance: float) -> frozenset[int]:
+        """The heads whose pattern or statistics differ by more than the tolerance."""
+        patterns = [(site, (site.magnitude or 0.0) * tolerance) for site in self.sites if site.site in PATTERN_SITES]
+        differing = {
+            head.head for site, most in patterns for head in site.heads if head.largest is None or head.largest > most
+        }
+        return frozenset(differing | {change.head for change in self.heads})
 
 
 @dataclass(frozen=True)
@@ -270,9 +282,31 @@ class Differences:
         )
 
     @property
+    def summary(self) -> str:
+        """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+        if self.verdict == "nothing":
+            return "nothing can be compared: the records have no layer, site or step in common"
+        n_heads = sum(layer.n_heads for layer in self.layers)
+        n_changed = sum(len(layer.changed_heads(self.tolerance)) for layer in self.layers)
+        changed = f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"
+        parts = [changed] if n_heads else []
+        if self.first is None:
+            n_sites = len(self.compared)
+            return "; ".join(
+                [f"no difference in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else "no difference", *parts]
+            )
+        return "; ".join([*parts, f"the first difference is in {_place(self.first)}"])
+
+    @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
         """Whether they agree in everything that both hold; `nothing` where they hold nothing in common."""
         if self.first is not None:
             return "differ"
         is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
         return "agree" if is_known else "nothing"
+
+
+def _place(departure: Departure) -> str:
+    if departure.site is None:
+        return "the tokens" if departure.where == "tokens" else "the ids of the tokens"
+    return f"{departure.layer} {'the mask' if departure.site.site == 'allowed' else departure.site.site}".strip()

@@ -89,22 +89,22 @@ def test_the_verdict_names_the_layer_and_the_sequence_where_there_are_several() 
     [
         (
             with_cell(A, "out", (0, 1, 2), np.nan),
-            "out (1 number finite in one of the two alone, the first at query 1 “cat”, head·d_v 2)",
+            "out (1 number finite in only one of the records, the first at query 1 “cat”, head·d_v 2)",
         ),
         (
             with_cell(A, "allowed", (0, 0, 4, 1), 0),
-            "the mask (1 cell allowed only in A, 0 only in B, the first at query 4 “it”, key 1 “cat”)",
+            "the mask (1 cell visible only in A, 0 only in B, the first at query 4 “it”, key 1 “cat”)",
         ),
         (make_record(TEXT, causal=True, n_heads=2), "qk (3 heads against 2)"),
         (
             replace(
                 A, sequences=(make_sequence(("the", "dog", "sat", "on", "it"), ("it", "on", "sat", "the", "dog")),)
             ),
-            "the input: 1 token replaced (1 “cat” by “dog”), 4 tokens that both have, with another number in the vocabulary",
+            "the input: 1 token replaced (1 “cat” by “dog”), 4 tokens with another id in the vocabulary",
         ),
         (
             replace(A, sequences=(replace(A.sequences[0], ids=(7, *A.sequences[0].ids[1:])),)),
-            "the input: 1 token that both have, with another number in the vocabulary",
+            "the input: 1 token with another id in the vocabulary",
         ),
     ],
     ids=["nan", "mask", "heads", "tokens", "ids"],
@@ -126,6 +126,12 @@ def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_the_last_line_is_the_result_in_a_sentence() -> None:
+    b = with_cell(A, "pattern", (0, 2, 3, 1), 0.875)
+    assert view(A, b, 200)[-1] == compare(A, b).summary
+    assert json.loads("".join(json_pieces(compare(A, b), (A, b), ("a", "b"), ())))["summary"] == compare(A, b).summary
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -151,7 +157,7 @@ def test_every_site_has_its_row_in_the_order_of_execution() -> None:
     largest = max(np.abs(r.arrays["scores"][np.isfinite(r.arrays["scores"])]).max() for r in (A, b))
     assert rows["scores"].split()[:6] == ["scores", "45", "1", f"{gap:.4g}", f"{gap / largest:.4g}", "DIFFERS"]
     assert rows["scores"].endswith("head 0, query 2 “sat”, key 1 “cat”")
-    assert "1 number finite in one alone; query 1 “cat”, head·d_v 7" in rows["out"]
+    assert "1 number finite in only one; query 1 “cat”, head·d_v 7" in rows["out"]
     assert all("same bits" in rows[name] for name in ("qk", "mask", "pattern", "entropy", "strongest_key", "z"))
 
 
@@ -202,36 +208,36 @@ def test_a_site_before_which_no_number_is_known_is_told_as_the_first_that_both_h
         "the records differ: first at qk (largest difference "
     )
     assert said(WALKED, b).startswith(
-        "the records differ: first at qk, the first whose numbers both hold (largest difference "
+        "the records differ: first at qk, the first site whose numbers both records hold (largest difference "
     )
     later = with_cell(WALKED, "scores", (0, 1, 2, 0), 3.5)
     assert said(WALKED, later).startswith("the records differ: first at scores (largest difference ")
     a = layered(text_of(TEXT), n_layers=2)
-    assert ", the first whose" in said(a, with_cell(a, "layers.0.max_score", (0, 1, 2), 99.0))
-    assert ", the first whose" not in said(a, with_cell(a, "layers.1.max_score", (0, 1, 2), 99.0))
+    assert ", the first site whose" in said(a, with_cell(a, "layers.0.max_score", (0, 1, 2), 99.0))
+    assert ", the first site whose" not in said(a, with_cell(a, "layers.1.max_score", (0, 1, 2), 99.0))
 
 
 def test_numbers_of_tokens_are_no_numbers_that_records_lack() -> None:
-    lines = [line for line in view(WALKED, WALKED) if line.startswith("the same shape, numbers not in the records: ")]
-    assert lines == ["the same shape, numbers not in the records: embed"]
+    lines = [line for line in view(WALKED, WALKED) if line.startswith("same shape, numbers not saved: ")]
+    assert lines == ["same shape, numbers not saved: embed"]
     text = A.sequences[0]
     b = replace(
         make_record(TEXT, TEXT, causal=True, n_heads=3), sequences=(replace(text, ids=(9, *text.ids[1:])), text)
     )
-    expected = "the input: 1 against 2 sequences, 1 token that both have, with another number in the vocabulary"
+    expected = "the input: 1 against 2 sequences, 1 token with another id in the vocabulary"
     assert said(A, b).startswith(f"the records differ: first at {expected}")
 
 
 def test_layers_that_one_alone_has_are_told_in_lines_of_their_own() -> None:
     lines = view(layered(text_of(TEXT), n_layers=3), A)
     start = next(i for i, line in enumerate(lines) if line.startswith("layer by layer "))
-    assert lines[start + 1 : start + 3] == ["only in A: layers 0–2", "no layer is in both: nothing is compared"]
+    assert lines[start + 1 : start + 3] == ["only in A: layers 0–2", "the records have no layer in common"]
 
 
 def test_maps_say_how_many_of_their_cells_were_compared() -> None:
     a, b = (layered(text_of(text), n_layers=1) for text in (TEXT, (*TEXT[:2], "dogs", *TEXT[2:])))
     row = next(line for line in view(a, b, 300) if line.startswith("map "))
-    assert "; 36 of 196 cells compared: blocks of the same tokens in the same places" in row
+    assert "; 36 of 196 cells compared: blocks with the same tokens at the same positions" in row
 
 
 def test_a_change_too_small_for_its_decimals_is_written_out_and_statistics_have_their_names() -> None:
@@ -347,7 +353,7 @@ def test_a_long_text_is_drawn_in_blocks_of_mean_weights_and_mean_changes() -> No
     moved = means[1] - means[0]
     caption = " ".join(lines)
     assert f"B − A: linear, −{abs(moved).max():.4g} … +{abs(moved).max():.4g}: " in caption
-    assert "the mean weight that its queries give to its keys, of B − A the mean change" in caption
+    assert "shows their mean weight, in B − A their mean change" in caption
     for i, j in zip(*allowed.nonzero(), strict=True):
         part = moved[i, j] / abs(moved).max()
         signs_near = {
@@ -418,7 +424,7 @@ def test_of_two_attentions_of_a_layer_the_one_that_changed_is_drawn() -> None:
 def test_a_head_that_is_asked_for_and_not_drawn_has_its_reason() -> None:
     assert "no head is drawn: 3 heads against 2" in view(A, make_record(TEXT, causal=True, n_heads=2), heads=(1,))
     bare = replace(A, arrays={"out": A.arrays["out"]})
-    expected = "no head is drawn: both records must hold its pattern or map (--keep pattern)"
+    expected = "no head is drawn: one of the records does not hold its pattern or map (--keep pattern)"
     assert expected in view(A, bare, 200, sequences=(0,))
 
 
@@ -481,7 +487,7 @@ def test_heads_are_drawn_as_they_are_chosen_and_those_that_did_not_change_only_t
 @pytest.mark.parametrize(("options", "message"), [
     ({"heads": (3,)}, "--head 3 "),
     ({"sequences": (1,)}, "--sequence 1 "),
-    ({"layers": ((None, 0),)}, ""),
+    ({"layers": ((None, 0),)}, "--layer works only with records of a checkpoint"),
 ])  # fmt: skip
 def test_a_choice_that_is_not_there_is_refused(options: dict[str, tuple[int]], message: str) -> None:
     with pytest.raises(UsageError) as fault:
@@ -549,7 +555,7 @@ def test_what_pictures_leave_out_is_said() -> None:
         line.endswith("; B before dropout") for line in view(replace(a, config=replace(a.config, train=False)), b)
     )
     a, b = (layered(text_of(TEXT), sinks=True, seed=seed) for seed in (0, 1))
-    assert "what sink logits take is not drawn" in " ".join(view(a, b))
+    assert "the weight of sink logits is not drawn" in " ".join(view(a, b))
 
 
 def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> None:

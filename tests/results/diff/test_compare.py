@@ -586,3 +586,37 @@ def test_heads_whose_statistics_changed_come_with_the_largest_change_of_a_share_
     one = by_size(layer.heads)[1]
     assert (one.kind_a, one.kind_b) == ("mixed", "sink")
     assert [(s.name, s.a, s.b) for s in one.statistics] == [("sink", 0.25, 0.75)]
+
+
+# ------------------------------------------------------------------------------------------------------- the result in words
+
+
+def with_entropy(record: Record, head: int, entropy: float) -> Record:
+    return replace(record, heads=tuple(replace(h, entropy=entropy) if h.head == head else h for h in record.heads))
+
+
+def test_the_summary_counts_the_heads_that_changed_and_names_the_first_difference() -> None:
+    a = make_record(TEXT, n_heads=3)
+    other_pattern = with_array(a, "pattern", put((0, 2, 3, 1), 0.875))
+    other_statistics = with_entropy(other_pattern, 0, 0.125)
+    assert compare(a, a).summary == "no difference in 8 sites; none of 3 heads changed"
+    assert compare(a, other_pattern).summary == "1 of 3 heads changed; the first difference is in pattern"
+    assert compare(a, other_statistics).summary == "2 of 3 heads changed; the first difference is in pattern"
+    hidden = with_array(a, "allowed", put((0, 0, 4, 1), 0))
+    assert compare(a, hidden).summary == "none of 3 heads changed; the first difference is in the mask"
+
+
+def test_the_summary_names_the_layer_or_the_input() -> None:
+    a = layered(text_of(TEXT), n_layers=3)
+    b = with_array(a, "layers.2.pattern", put((0, 1, 4, 1), 0.9))
+    n = 3 * 4
+    assert compare(a, b).summary == f"1 of {n} heads changed; the first difference is in layer 2 pattern"
+    replaced = replace(a, sequences=(replace(a.sequences[0], tokens=("a", *TEXT[1:])),))
+    assert compare(a, replaced).summary.endswith("; the first difference is in the tokens")
+    renumbered = replace(a, sequences=(replace(a.sequences[0], ids=(7, *a.sequences[0].ids[1:])),))
+    assert compare(a, renumbered).summary.endswith("; the first difference is in the ids of the tokens")
+
+
+def test_records_with_nothing_in_common_are_summed_up_as_that() -> None:
+    nothing = Differences(1e-5, None, settings=(), alike=(), n_sequences=(1, 1), texts=(), layers=())
+    assert nothing.summary == "nothing can be compared: the records have no layer, site or step in common"
