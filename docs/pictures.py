@@ -2,7 +2,7 @@
 
     python docs/pictures.py
 
-- run.svg: a real run, as a terminal shows it: the configuration, the heads and the self-check, which rich sets as SVG.
+- run.svg: a real run, as a terminal shows it: the whole first screen, which rich sets as SVG.
 - grid.svg: what `--svg` writes of the heads of MiniLM.
 - page.png: what a browser shows of the page that `--html` writes of the same record. Needs playwright and a Chromium.
 - view.svg: what the viewer shows of it. Needs textual.
@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-WORDS = ["run", "the cat sat on the mat", "--heads", "4", "--causal", "--head", "0,1"]
-TITLE = 'mha run "the cat sat on the mat" --heads 4 --causal --head 0,1'
-COLUMNS = 84
+WORDS = ["run", "the cat sat on the mat", "--heads", "4", "--causal"]
+TITLE = 'mha run "the cat sat on the mat" --heads 4 --causal'
+COLUMNS = 80
 SENTENCE = "The animal did not cross the street because it was too tired"
 PLACE = "#layer=2&head=8&query=8"
 HERE = Path(__file__).parent
@@ -38,14 +38,6 @@ def coloured_output() -> str:
     """What the command prints on a terminal that has colour."""
     screen = {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
     return subprocess.run([MHA, *WORDS], env=os.environ | screen, capture_output=True, text=True, check=True).stdout
-
-
-def parts_to_show(output: str) -> str:
-    """The configuration, the heads with their caption, and the self-check: what does not change from run to run."""
-    sections = output.strip("\n").split("\n\n")
-    wanted = ("mha ", "sequence 0 · head", "shade linear", "self-check")
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", section) for section in sections]
-    return "\n\n".join(s for s, words in zip(sections, plain, strict=True) if words.startswith(wanted))
 
 
 def svg(text: str) -> str:
@@ -103,7 +95,7 @@ async def viewed(record: Path) -> str:
 
 def main() -> None:
     """Draws all of them."""
-    (HERE / "run.svg").write_text(svg(parts_to_show(coloured_output())))
+    (HERE / "run.svg").write_text(svg(coloured_output()))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = draw_record(folder)

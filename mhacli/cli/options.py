@@ -394,6 +394,21 @@ class DrawingOptions:
     all: Everything = False
 
 
+ShowTokens = Annotated[bool, option(VIEW, "Print the tokens with their ids.", "--tokens")]
+Brief = Annotated[bool, option(VIEW, "Print one line per head.", "--brief")]
+
+
+@option_group
+class SectionOptions:
+    """Which tables are printed beside the patterns."""
+
+    tokens: ShowTokens = False
+    shapes: Annotated[bool, option(VIEW, "Print the shape of every step.", "--shapes")] = False
+    timings: Annotated[bool, option(VIEW, "Print the time of every step.", "--timings")] = False
+    verbose: Annotated[bool, option(VIEW, "Print all of these, and every column of a pattern.", "--verbose")] = False
+    brief: Brief = False
+
+
 @option_group
 class HeadsViewOptions:
     """How the overview of many heads is ordered, and which maps stand below it."""

@@ -173,7 +173,9 @@ def test_a_table_shows_every_hostile_token_as_an_escape(hostile: Path) -> None:
 
 @pytest.mark.parametrize("view", ["matrix", "heatmap", "top", "none"])
 def test_every_view_shows_every_hostile_token_as_an_escape(hostile: Path, view: str) -> None:
-    done = attempt(hostile, "show", "record", "--view", view, "--all", launch=Launch(env={"COLUMNS": "500"}))
+    done = attempt(
+        hostile, "show", "record", "--view", view, "--all", "--tokens", launch=Launch(env={"COLUMNS": "500"})
+    )
     for token in HOSTILE:
         assert escaped(token) in done.stdout
 
@@ -225,7 +227,7 @@ def test_a_hostile_vocabulary_file_is_refused_in_escapes(tmp_path: Path, form: t
 def test_tokens_that_look_like_markup_are_printed_literally(hostile: Path) -> None:
     for words in (
         ["vocab", "--file", "text.txt", "--tokenizer", "tokenizer.json", "--all"],
-        ["show", "record", "--all"],
+        ["show", "record", "--all", "--tokens"],
     ):
         printed = attempt(hostile, *words).stdout
         for token in MARKUP:
@@ -243,7 +245,7 @@ def test_the_columns_of_a_table_are_aligned_around_wide_characters(hostile: Path
 
 
 def test_the_columns_of_a_matrix_are_aligned_around_wide_characters(hostile: Path) -> None:
-    done = attempt(hostile, "show", "record", "--all", launch=Launch(env={"COLUMNS": "500"}))
+    done = attempt(hostile, "show", "record", "--all", "--verbose", launch=Launch(env={"COLUMNS": "500"}))
     rows = [line for line in done.stdout.splitlines() if " 1.00 " in line]
     wide = [row for row in rows if row.startswith(tuple(WIDE))]
     assert len(wide) >= len(WIDE)

@@ -589,7 +589,12 @@ def test_any_width_keeps_the_tokens_readable(folder: Path, columns: str) -> None
 
 def test_a_tiny_terminal_keeps_the_tokens_readable(folder: Path) -> None:
     launch = Launch(env={"TERM": "dumb"}, terminal=(10, 3))
-    for words in (["vocab", TEXT], ["show", "r"], ["show", "r", "--view", "heatmap"], ["show", "r", "--view", "top"]):
+    for words in (
+        ["vocab", TEXT],
+        ["show", "r", "--tokens"],
+        ["show", "r", "--view", "heatmap", "--tokens"],
+        ["show", "r", "--view", "top"],
+    ):
         assert set(WORDS) <= set(attempt(folder, *words, launch=launch).stdout.replace("\n", " ").split())
 
 

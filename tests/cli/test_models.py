@@ -117,7 +117,7 @@ def values_of(gpt2: str) -> list[np.ndarray]:
 
 
 def test_run_prints_the_model_its_tokens_every_head_and_its_checks(mha: Mha, gpt2: str) -> None:
-    said = mha("run", "--model", gpt2, TEXT, "--all")
+    said = mha("run", "--model", gpt2, TEXT, "--all", "--tokens")
     assert said.err == ""
     flat = " ".join(said.out.split())
     for piece in ("gpt2 · GPT2Model · ", f"{N_LAYERS} layers", f"{N_HEADS} heads × d_head 12", "positions learned, 64 at most",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
     OUTPUT,
+    Brief,
     ColourOptions,
     DeviceOptions,
     DrawingOptions,
@@ -19,6 +20,8 @@ from mhacli.cli.options import (
     Precision,
     SaveOptions,
     SaveRecord,
+    SectionOptions,
+    ShowTokens,
     SourceOptions,
     TextOptions,
     command,
@@ -140,6 +143,8 @@ class HeadsDrawing:
     sequence: Annotated[str | None, sequence_list("the first four")] = None
     precision: Precision = 2
     all: Everything = False
+    tokens: ShowTokens = False
+    brief: Brief = False
 
 
 @examples(
@@ -162,7 +167,8 @@ def heads(
 ) -> None:
     """Options in, the study `heads` or that of a checkpoint, its overview out."""
     to_draw = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
-    options = replace(view_options(to_draw, ranking), layers=layer_list(model.layer))
+    sections = SectionOptions(tokens=drawing.tokens, brief=drawing.brief)
+    options = replace(view_options(to_draw, ranking, sections), layers=layer_list(model.layer))
     save = output.saving
     options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
     if model.model is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mhacli.cli.help import examples
@@ -11,12 +12,13 @@ from mhacli.cli.options import (
     DrawingOptions,
     HeadsViewOptions,
     LayerOptions,
-    SaveOptions,
+    SectionOptions,
     SourceOptions,
     TextOptions,
     command,
 )
 from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
     LayerDrawing,
     ModelOptions,
     ModelTextOptions,
@@ -26,7 +28,14 @@ from mhacli.cli.shared.checkpoint import (
     require_without_model,
     row_choice,
 )
-from mhacli.cli.shared.output import RecordOutput, print_result, save_record, view_options, with_output
+from mhacli.cli.shared.output import (
+    RecordOutput,
+    print_result,
+    require_own_steps,
+    save_record,
+    view_options,
+    with_output,
+)
 from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
@@ -53,36 +62,32 @@ def run(
     model: ModelOptions,
     reading: ModelTextOptions,
     drawing: DrawingOptions,
+    sections: SectionOptions,
     of_layers: LayerDrawing,
     output: RecordOutput,
 ) -> None:
     """Options in, the study `inspect` or that of a checkpoint, the view of a run out."""
     save = output.save
-    options = with_output(view_options(drawing, HeadsViewOptions()), output, others=save.files, keep=save.keep)
+    options = with_output(
+        view_options(drawing, HeadsViewOptions(), sections), output, others=save.files, keep=save.keep
+    )
     if model.model is None:
         require_without_model(words=of_layers.words, from_=of_layers.queries)
     else:
+        require_own_steps(sections)
         rows = row_choice(of_layers.queries)
         require_generated(rows, is_generated=reading.generate is not None)
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
-    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
+    given = ComputeRequest(source, text, layer, device, model, reading, save)
+    record, notes = computed(given, options)
     print_result(record, notes, options=options, output=output)
+    if sys.stdout.isatty():
+        from mhacli.cli.shared.next_steps import suggest_next
+
+        suggest_next(record, given, options, output)
 
 
 # --------------------------------------------------------------------------------------------------------- computation
-
-
-@dataclass(frozen=True)
-class ComputeRequest:
-    """What is computed: the option groups that `run` and `view` share."""
-
-    source: SourceOptions
-    text: TextOptions
-    layer: LayerOptions
-    device: DeviceOptions
-    model: ModelOptions
-    reading: ModelTextOptions
-    save: SaveOptions
 
 
 def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:

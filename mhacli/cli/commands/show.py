@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import DrawingOptions, HeadsViewOptions, command, option_group
+from mhacli.cli.options import DrawingOptions, HeadsViewOptions, SectionOptions, command, option_group
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
-from mhacli.cli.shared.output import ShownOutput, print_record, tell_notes, view_options, with_output, write_pictures
+from mhacli.cli.shared.output import (
+    ShownOutput,
+    print_record,
+    require_own_steps,
+    tell_notes,
+    view_options,
+    with_output,
+    write_pictures,
+)
 from mhacli.cli.values import require_record
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
@@ -39,6 +47,7 @@ class RecordOptions:
 def show(
     file: RecordOptions,
     drawing: DrawingOptions,
+    sections: SectionOptions,
     ranking: HeadsViewOptions,
     choice: LayerChoiceOptions,
     of_layers: LayerDrawing,
@@ -46,7 +55,7 @@ def show(
 ) -> None:
     """A record's file in, any view of it out."""
     options = replace(
-        view_options(drawing, ranking),
+        view_options(drawing, ranking, sections),
         layers=layer_list(choice.layer),
         rows=row_choice(of_layers.queries),
         words=of_layers.words,
@@ -67,6 +76,8 @@ def show(
             f"--layer, --words and --from need a record of a checkpoint, and {file.record} is another",
             hint="leave out --layer, --words and --from",
         )
+    if record.model is not None or record.survey is not None:
+        require_own_steps(sections)
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
     picture_sizes = write_pictures(record, options, output)

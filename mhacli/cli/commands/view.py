@@ -23,7 +23,7 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.shared.checkpoint import ModelOptions, ModelTextOptions, layer_list
+from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
 from mhacli.cli.streams import wants_colour
 from mhacli.cli.values import are_literal, holds_record, whole
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
@@ -84,7 +84,7 @@ def view(
 
         require_agreement(record)
         return
-    from mhacli.cli.commands.run import ComputeRequest, computed
+    from mhacli.cli.commands.run import computed
     from mhacli.cli.shared.output import require_self_check, tell_notes
 
     heads = None if start.head is None else (start.head,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mhacli.cli.options import (
@@ -109,6 +109,19 @@ class LayerDrawing:
             metavar="ROWS",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class ComputeRequest:
+    """What `run` and `view` compute: the option groups that they share."""
+
+    source: SourceOptions
+    text: TextOptions
+    layer: LayerOptions
+    device: DeviceOptions
+    model: ModelOptions
+    reading: ModelTextOptions
+    save: SaveOptions
 
 
 def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:

@@ -20,6 +20,7 @@ from mhacli.cli.options import (
     Force,
     HeadsViewOptions,
     SaveOptions,
+    SectionOptions,
     option,
     option_group,
 )
@@ -213,9 +214,14 @@ class ShownOutput:
         return self.force
 
 
-def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOptions:
-    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none, and for no order."""
+def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: SectionOptions) -> ViewOptions:
+    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none, for no order, and for more
+    tables in a brief view."""
     require_order(ranking.sort)
+    if sections.brief:
+        added = next((name for name, is_given in vars(sections).items() if is_given and name != "brief"), None)
+        if added is not None:
+            raise UsageError(f"--brief and --{added} exclude each other", hint=f"leave --{added} out")
     return ViewOptions(
         view=drawing.view,
         heads=index_list(drawing.head, "head"),
@@ -225,7 +231,17 @@ def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions) -> ViewOpti
         everything=drawing.all,
         maps=index_list(ranking.map, "map") or (),
         sort=ranking.sort,
+        **vars(sections),
     )
+
+
+def require_own_steps(sections: SectionOptions) -> None:
+    """Raises `UsageError` for the shapes or timings of anything but a run of our own layer."""
+    for name, is_given in (("shapes", sections.shapes), ("timings", sections.timings)):
+        if is_given:
+            raise UsageError(
+                f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
+            )
 
 
 Files = Sequence[tuple[str, str | None]]

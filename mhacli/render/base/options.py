@@ -24,7 +24,8 @@ class ViewOptions:
     and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a number; `rows`
     are the queries that are drawn of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for
     short texts, log for long ones. Of files, `figure` says what is drawn (None: what was chosen), `hide_sinks` renormalises what
-    is left beside sinks, and `full` puts every cell into a page."""
+    is left beside sinks, and `full` puts every cell into a page. `tokens`, `shapes` and `timings` add these tables, `verbose` all
+    of them and every column of a matrix; `brief` leaves the table of heads alone."""
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -41,6 +42,11 @@ class ViewOptions:
     figure: Figure | None = None
     hide_sinks: bool = False
     full: bool = False
+    tokens: bool = False
+    shapes: bool = False
+    timings: bool = False
+    verbose: bool = False
+    brief: bool = False
 
 
 @dataclass(frozen=True)

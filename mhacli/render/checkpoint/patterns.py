@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, type_text
-from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
+from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
 from mhacli.render.heads.head_map import HeadPattern, largest_of, where
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
-from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
+from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
@@ -46,21 +45,15 @@ def patterns_view(
         )
         yield Text(message, style="yellow")
     groups = [*_groups([layer for layer in layers if layer.has_pattern], sequences, options)]
-    shown = [[group[place] for place in selection.shown] for group, selection in groups]
-    heads = [head for group in shown for head in group]
+    heads = [pattern.head for group in groups for pattern in group.patterns]
     scale = drawing_scale(heads, largest_of(heads), options, screen)
-    for group, (_, selection) in zip(shown, groups, strict=True):
-        for place, head in enumerate(group):
-            if selection.hidden and place == selection.before:
-                yield hidden(selection.hidden, "pattern", "--all, --layer, --head")
-            yield Group(_title(head), drawing(head, scale, options, screen))
-    captions = [*_captions(heads, scale, options, screen)] if heads else []
+    for group in groups:
+        yield from drawings(group, scale, options, screen)
+    captions = [*_captions(groups, scale, options, screen)] if heads else []
     yield from [Group(*captions)] if captions else []
 
 
-def _groups(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions
-) -> Iterator[tuple[list[HeadPattern], Selection]]:
+def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions) -> Iterator[PatternGroup]:
     """What is to be drawn, in groups of which a part may be left out: of each layer that was chosen its heads, or of heads
     that were chosen in all layers, all together."""
     drawn = [[*_of_layer(layer, b, options)] for layer in layers for b in sequences]
@@ -68,7 +61,10 @@ def _groups(
         drawn = [[head for group in drawn for head in group]]
     is_asked = options.everything or (options.layers is not None and options.heads is not None)
     for group in drawn:
-        yield group, balanced(len(group), len(group) if is_asked else MAX_DRAWN)
+        selection = balanced(len(group), len(group) if is_asked else MAX_DRAWN)
+        missing = hidden(selection.hidden, "pattern", "--all, --layer, --head") if selection.hidden else None
+        titled = [TitledPattern(_title(group[place]), group[place]) for place in selection.shown]
+        yield PatternGroup(titled, selection.before, missing)
 
 
 def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[HeadPattern]:
@@ -88,7 +84,7 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
             yield HeadPattern(view, sequence, place, "pattern", rows, produced, inspected)
 
 
-def _title(head: HeadPattern) -> Rule:
+def _title(head: HeadPattern) -> Text:
     layer, statistics = head.layer, head.statistics
     assert layer is not None, "a head of a checkpoint is of a layer"
     name = where(head.record, head.sequence, layer.label, statistics.head) + kv_head_of(head.record, statistics.head)
@@ -96,14 +92,14 @@ def _title(head: HeadPattern) -> Rule:
     title = Text(name, style="bold")
     if not layer.verified:
         title.append(" · NOT verified", style="bold red")
-    title.append(" · ").append(f"{sign} {type_text(statistics)}", style=colour)
-    return title_rule(title)
+    return title.append(" · ").append(f"{sign} {type_text(statistics)}", style=colour)
 
 
-def _captions(heads: Sequence[HeadPattern], scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[Text]:
+def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[Text]:
     """The common scale, what a sink logit took, what the names of rows mean, and what words are."""
+    heads = [pattern.head for group in groups for pattern in group.patterns]
     if options.view == "matrix":
-        yield matrix_caption(heads, scale.largest, options)
+        yield matrix_caption(groups, scale.largest, options, screen)
     if options.view == "heatmap":
         yield scale_caption(heads, scale, screen, options.precision)
     if options.view != "matrix" and any(head.has_learned_sink for head in heads):

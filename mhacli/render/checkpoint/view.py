@@ -47,12 +47,14 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sequences = drawn_sequences(options, len(record.sequences))
     listed, remarks = listed_heads(heads, options)
     table = overview(record, listed, options, screen)
+    if options.brief:
+        return Group(*remarks, table, Text(""), checks_view(record, screen))
     sections: list[RenderableType] = [
         model_header(record, record.model, screen, everything=options.everything),
         grid(record, layers, screen),
         Group(*remarks, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
         *_strong_places(layers, listed, options, screen),
-        *token_tables(record, sequences, options, screen),
+        *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
     ]
     if any("span_mass" in layer.record.arrays for layer in layers):
         sections.append(span_view(record, layers, sequences.shown, options, screen))

@@ -6,18 +6,19 @@ A matrix is a table with tokens on both axes, shaded, the maximum of each row ma
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, level_of, shade
-from mhacli.render.base.format import PADDING, fitted, weight_text
+from mhacli.render.base.format import PADDING, fitted, title_rule, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern
@@ -31,9 +32,61 @@ _NARROW_LABEL = 6
 _NEXT_WIDTH = 10
 """Of a name that is followed by what the model made of it."""
 _HIDDEN = "… {} …"
+_SINK_LOGIT = "s_aux"
+_BETWEEN, _RULE = 2, 3
+"""Blanks between matrices that stand side by side; how much longer a line with a title is than it, at least."""
 
 
-def drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> RenderableType:
+@dataclass(frozen=True)
+class TitledPattern:
+    """A pattern to draw, and what stands above it."""
+
+    title: Text
+    head: HeadPattern
+
+
+@dataclass(frozen=True)
+class PatternGroup:
+    """Patterns that stand together; before the place `gap` some are left out, of which `hidden` says how many."""
+
+    patterns: Sequence[TitledPattern]
+    gap: int = 0
+    hidden: Text | None = None
+
+
+def drawings(group: PatternGroup, scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+    """Each pattern under its title; matrices stand side by side, as many as fit the screen."""
+    n = _n_beside(group, options, screen)
+    if group.hidden is None:
+        yield from _rows_of_drawings(group.patterns, n, scale, options, screen)
+        return
+    yield from _rows_of_drawings(group.patterns[: group.gap], n, scale, options, screen)
+    yield group.hidden
+    yield from _rows_of_drawings(group.patterns[group.gap :], n, scale, options, screen)
+
+
+def _rows_of_drawings(
+    patterns: Sequence[TitledPattern], n: int, scale: HeatScale, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    """`n` drawings side by side, then the next `n` below them."""
+    if n == 1:
+        for pattern in patterns:
+            yield Group(title_rule(pattern.title), _drawing(pattern.head, scale, options, screen))
+        return
+    width = _panel_width(n, screen)
+    for start in range(0, len(patterns), n):
+        row = Table.grid(padding=(0, _BETWEEN, 0, 0), pad_edge=False)
+        panels = [
+            Group(title_rule(p.title), matrix(p.head, scale.largest, options, replace(screen, width=width)))
+            for p in patterns[start : start + n]
+        ]
+        for pattern in patterns[start : start + n]:
+            row.add_column(min_width=pattern.title.cell_len + _RULE)
+        row.add_row(*panels)
+        yield row
+
+
+def _drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> RenderableType:
     """The pattern as a matrix, a heatmap, or each query's strongest keys."""
     if not len(head.weights):
         return Text("none of the rows that were asked for is in this text", style="yellow")
@@ -42,6 +95,28 @@ def drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: S
     if options.view == "top":
         return _top_keys(head, options)
     return matrix(head, scale.largest, options, screen)
+
+
+def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
+    """How many matrices stand side by side: as few rows of them as the screen takes, and as many in each."""
+    patterns = group.patterns
+    if options.view != "matrix" or options.verbose or not all(len(p.head.weights) for p in patterns):
+        return 1
+    for n in range(len(patterns), 1, -1):
+        width = _panel_width(n, screen)
+        if all(p.title.cell_len + _RULE <= width and _fits(p.head, options, width) for p in patterns):
+            return -(-len(patterns) // -(-len(patterns) // n))
+    return 1
+
+
+def _panel_width(n: int, screen: Screen) -> int:
+    return (screen.width - (n - 1) * _BETWEEN) // n
+
+
+def _fits(head: HeadPattern, options: ViewOptions, width: int) -> bool:
+    """Whether a matrix of that width shows every key."""
+    n_keys = int(head.weights.shape[1])
+    return n_keys * (options.precision + 1) < width and layout_of(head, options, width).room >= n_keys
 
 
 def drawing_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
@@ -91,9 +166,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
 
 def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
     """The table, or with `everything` as many tables below each other as the keys need."""
-    is_whole = options.everything or head.rows is not None
-    rows = balanced(len(head.weights), len(head.weights) if is_whole else MAX_ROWS)
-    layout = _matrix_layout(head, rows, options.precision, screen)
+    rows, layout = _rows_of(head, options), layout_of(head, options, screen.width)
     n_keys = head.weights.shape[1]
     if options.everything and n_keys > layout.room:
         starts = [*range(0, n_keys, layout.room), n_keys]
@@ -103,66 +176,136 @@ def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Scre
     return Group(*(_table(head, rows, keys, layout, largest, options, screen) for keys in panels))
 
 
-def matrix_caption(heads: Sequence[HeadPattern], largest: float, options: ViewOptions) -> Text:
-    """The scale of matrices, and what their signs mean."""
+def matrix_caption(groups: Sequence[PatternGroup], largest: float, options: ViewOptions, screen: Screen) -> Text:
+    """The scale of matrices, and what their signs mean, of those that occur."""
     small = weight_text(0.0, options.precision)
-    has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
-    sums = "Σ sum of the row"
+    widths = [_panel_width(_n_beside(group, options, screen), screen) for group in groups]
+    drawn = [(p.head, w) for group, w in zip(groups, widths, strict=True) for p in group.patterns]
+    drawn = [(head, width) for head, width in drawn if len(head.weights)]
+    layouts, heads = [layout_of(head, options, width) for head, width in drawn], [head for head, _ in drawn]
+    parts = [
+        f"shade linear, 0 … {weight_text(largest, options.precision)}, the same for all heads",
+        "* the row's maximum",
+        f"0 not allowed, {small} small",
+    ]
+    parts += ["Σ sum of the row"] if any(layout.sum for layout in layouts) else []
     if any(head.has_learned_sink for head in heads):
-        sums += ", less than 1 where the sink logit, which is no key, takes the rest: s_aux"
-    return Text(
-        f"shade linear, 0 … {weight_text(largest, options.precision)}, the same for all heads · * the row's maximum · "
-        f"0 not allowed, {small} small · {sums} · H its entropy in nats"
-        + (f" · {PADDING} padding, masked" if has_padding else ""),
-        style="dim",
-    )
+        parts[-1] += f", less than 1 where the sink logit, which is no key, takes the rest: {_SINK_LOGIT}"
+    parts += ["H its entropy in nats"] if any(layout.has_entropy for layout in layouts) else []
+    has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
+    parts += [f"{PADDING} padding, masked"] if has_padding else []
+    return Text(" · ".join(parts), style="dim")
 
 
 @dataclass(frozen=True)
-class _MatrixLayout:
-    """Widths in cells: of a query's name, of a key's column, of the strongest key; and how many keys fit. Where not all do,
-    `weight` is the width of the strongest key's attention weight behind its name, 0 where there is no room for it."""
+class MatrixLayout:
+    """Widths in cells: of a query's name, of a key's column, of a number without its mark, of a row's sum (0: not shown), of the
+    strongest key (0: not shown); whether rows have their entropy; and how many keys fit. Where not all do, `weight` is the width
+    of the strongest key's attention weight behind its name, 0 where there is no room for it."""
 
     label: int
     key: int
-    strongest: int
+    number: int
     room: int
+    sum: int = 0
+    has_entropy: bool = False
+    strongest: int = 0
     weight: int = 0
 
 
-def _matrix_layout(head: HeadPattern, rows: Selection, precision: int, screen: Screen) -> _MatrixLayout:
-    """The roomiest layout in which two keys and the count of the hidden ones fit."""
-    n_keys = head.weights.shape[1]
-    number, total = _number_widths(head, precision)
+def layout_of(head: HeadPattern, options: ViewOptions, width: int) -> MatrixLayout:
+    """The roomiest layout that shows every key; else one in which two keys and the count of the hidden ones fit.
+
+    Rows have their sum where one of them is not 1, their entropy where there is room, and their strongest key where it may be
+    hidden; in the verbose view all of these.
+    """
+    n_keys, rows, numbers = head.weights.shape[1], _rows_of(head, options), _number_widths(head, options)
     names = max(cell_len(head.key_name(j)) for j in range(n_keys))
     labels = max(len("query"), len(_gap(rows, 0)), *(cell_len(head.row_label(i)) for i in rows.shown))
-    sums = (2 if head.has_learned_sink else 1) * (total + 1)
     extra = 0 if head.produced is None else _NEXT_WIDTH
-    gap = len(_HIDDEN.format(n_keys)) + 1
-    narrow = max(len("max"), len(str(n_keys - 1)))
-    tried = (
-        (_LABEL_WIDTH, _STRONGEST_WIDTH, number - 1),
-        (_NARROW_LABEL, narrow, number - 1),
-        (_NARROW_LABEL, narrow, 0),
-    )
-    for most, strongest, weight in tried:
+    total = numbers.sum if options.verbose or numbers.has_odd_sums else 0
+    sums = _sums_width(head, total)
+    for most, has_entropy, number in _preferences(head, numbers, options):
         label = min(labels, max(most + extra, len(_gap(rows, 0))))
-        left = screen.width - (label + 1) - sums - (_ENTROPY_WIDTH + 1) - strongest
-        for width in range(max(number, min(names, _KEY_WIDTH)), number - 1, -1):
-            if n_keys * (width + 1) <= left:
-                return _MatrixLayout(label, width, strongest, n_keys)
-        room = (left - gap - (weight + 1 if weight else 0)) // (number + 1)
-        if room >= 2:
+        strongest = _STRONGEST_WIDTH if options.verbose else 0
+        left = width - label - sums - (_ENTROPY_WIDTH + 1) * has_entropy - (strongest + 1 if strongest else 0)
+        for key in range(max(number + 1, min(names, _KEY_WIDTH)), number, -1):
+            if n_keys * (key + 1) <= left:
+                return MatrixLayout(label, key, number, n_keys, total, has_entropy, strongest)
+    return _cut_layout(head, options, width, MatrixLayout(labels, numbers.wide + 1, numbers.wide, n_keys, total))
+
+
+def _preferences(head: HeadPattern, numbers: _NumberWidths, options: ViewOptions) -> Iterator[tuple[int, bool, int]]:
+    """The widest name of a query, whether rows have their entropy, and the width of a number, what is liked best first."""
+    if head.site == "pattern":  # what dropout leaves of a row is no distribution
+        yield _LABEL_WIDTH, True, numbers.wide
+        if options.verbose:
+            return
+        yield _LABEL_WIDTH, True, numbers.short
+    yield from ((label, False, n) for label in (_LABEL_WIDTH, _NARROW_LABEL) for n in (numbers.wide, numbers.short))
+
+
+def _sums_width(head: HeadPattern, total: int) -> int:
+    """Of the column of row sums of that width, with the one of the sink logit where there is one."""
+    sink = max(len(_SINK_LOGIT), total) + 1 if head.has_learned_sink else 0
+    return total + 1 + sink if total else 0
+
+
+def _cut_layout(head: HeadPattern, options: ViewOptions, width: int, whole: MatrixLayout) -> MatrixLayout:
+    """The layout where not all keys fit beside each other: the rest is counted, or follows in a table below."""
+    n_keys, rows = whole.room, _rows_of(head, options)
+    has_strongest = options.verbose or not options.everything
+    gap = 0 if options.everything else len(_HIDDEN.format(n_keys)) + 1
+    narrow = max(len("max"), len(str(n_keys - 1)))
+    sums = _sums_width(head, whole.sum)
+    tried = [
+        (_LABEL_WIDTH, _STRONGEST_WIDTH, whole.number, head.site == "pattern"),
+        (_NARROW_LABEL, narrow, whole.number, head.site == "pattern"),
+        (_NARROW_LABEL, narrow, whole.number, False),
+        (_NARROW_LABEL, narrow, 0, False),
+    ]
+    for most, strongest, weight, has_entropy in tried:
+        most += 0 if head.produced is None else _NEXT_WIDTH
+        label = min(whole.label, max(most, len(_gap(rows, 0))))
+        left = width - label - sums - (_ENTROPY_WIDTH + 1) * has_entropy - gap
+        left -= (strongest + 1 + (weight + 1 if weight else 0)) if has_strongest else 0
+        if left // (whole.key + 1) >= 2:
             break
-    return _MatrixLayout(label, number, strongest, max(2, room), weight)
+    room = max(2, left // (whole.key + 1))
+    if not has_strongest:
+        strongest = weight = 0
+    return replace(whole, label=label, room=room, has_entropy=has_entropy, strongest=strongest, weight=weight)
 
 
-def _number_widths(head: HeadPattern, precision: int) -> tuple[int, int]:
-    """Of an attention weight with its mark, and of a row's sum."""
-    weights = [1.0, float(np.fmax.reduce(head.weights, axis=None))]
-    sums = [1.0, float(np.fmax.reduce(head.weights.sum(axis=1)))]
-    widest = [max(len(weight_text(x, precision)) for x in numbers) for numbers in (weights, sums)]
-    return max(widest[0], len("drop") if head.site == "dropped" else 0) + 1, widest[1]
+@dataclass(frozen=True)
+class _NumberWidths:
+    """Of attention weights without a mark, and `short` where those of 1 and more have a decimal less; of the sum of a row; and
+    whether a sum is not 1 as it is printed."""
+
+    wide: int
+    short: int
+    sum: int
+    has_odd_sums: bool
+
+
+def _number_widths(head: HeadPattern, options: ViewOptions) -> _NumberWidths:
+    precision = options.precision
+    largest = float(np.fmax.reduce(head.weights, axis=None))
+    sums = head.weights.sum(axis=1, dtype=np.float64)
+    texts = {weight_text(float(x), precision) for x in sums}
+    wide = max(len(weight_text(x, precision)) for x in (0.0, largest))
+    least = len("drop") if head.site == "dropped" else len("nan") if np.isnan(sums).any() else 0
+    return _NumberWidths(
+        wide=max(wide, least),
+        short=max(min(wide, max(precision + 1, wide - 1)), least),
+        sum=max(map(len, texts)),
+        has_odd_sums=texts != {weight_text(1.0, precision)},
+    )
+
+
+def _rows_of(head: HeadPattern, options: ViewOptions) -> Selection:
+    is_whole = options.everything or head.rows is not None
+    return balanced(len(head.weights), len(head.weights) if is_whole else MAX_ROWS)
 
 
 def _gap(rows: Selection, width: int) -> str:
@@ -175,7 +318,7 @@ def _table(
     head: HeadPattern,
     rows: Selection,
     keys: Selection,
-    layout: _MatrixLayout,
+    layout: MatrixLayout,
     largest: float,
     options: ViewOptions,
     screen: Screen,
@@ -186,12 +329,13 @@ def _table(
         if keys.hidden and place == keys.before:
             table.add_column(Text(_HIDDEN.format(keys.hidden), style="dim"), justify="center", no_wrap=True)
         table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
-    table.add_column(Text("Σ", style="dim"), justify="right", no_wrap=True)
-    if head.has_learned_sink:
-        table.add_column(Text("s_aux", style="dim"), justify="right", no_wrap=True)
-    table.add_column(Text("H", style="dim"), justify="right", no_wrap=True)
-    strongest = "strongest" if layout.strongest >= len("strongest") else "max"
-    table.add_column(Text(strongest, style="dim"), no_wrap=True)
+    signs = ["Σ"] if layout.sum else []
+    signs += [_SINK_LOGIT] if layout.sum and head.has_learned_sink else []
+    for sign in [*signs, *(["H"] if layout.has_entropy else [])]:
+        table.add_column(Text(sign, style="dim"), justify="right", no_wrap=True)
+    if layout.strongest:
+        strongest = "strongest" if layout.strongest >= len("strongest") else "max"
+        table.add_column(Text(strongest, style="dim"), no_wrap=True)
     for place, query in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
             table.add_row(Text(_gap(rows, layout.label), style="dim"))
@@ -207,36 +351,42 @@ def _row(
     head: HeadPattern,
     query: int,
     keys: Selection,
-    layout: _MatrixLayout,
+    layout: MatrixLayout,
     largest: float,
     options: ViewOptions,
     screen: Screen,
-) -> list[Text]:
+) -> Iterator[Text]:
     weights, allowed = head.weights[query], head.allowed[query]
     strongest = int(weights.argmax()) if allowed.any() and not np.isnan(weights).any() else -1
-    cells = [Text(fitted(head.row_label(query), layout.label), style="bold")]
+    yield Text(fitted(head.row_label(query), layout.label), style="bold")
     for place, key in enumerate(keys.shown):
         if keys.hidden and place == keys.before:
             hidden = slice(keys.shown[place - 1] + 1, key)
             mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), options.precision)
-            cells.append(Text(mass if allowed[hidden].any() else "0", style="dim italic"))
-        cells.append(_cell(head, query, key, key == strongest, largest, options, screen))
-    total = float(weights.sum(dtype=np.float64))
-    cells.append(Text(weight_text(total, options.precision)))
-    cells += (
-        [Text(weight_text(head.learned_weight(query), options.precision), style="magenta")]
-        if head.has_learned_sink
-        else []
-    )
-    cells.append(Text(_entropy_text(head, query)))
-    named = _strongest_text(head, strongest, layout, "not a number" if allowed.any() else "none allowed")
-    if layout.weight and strongest >= 0:
+            yield Text(mass if allowed[hidden].any() else "0", style="dim italic")
+        text, style = _cell(head, (query, key), layout, largest, options)
+        mark = "*" if key == strongest else " "
+        yield Text(text + mark, style=style if screen.colour else "")
+    if layout.sum:
+        yield Text(weight_text(float(weights.sum(dtype=np.float64)), options.precision))
+        if head.has_learned_sink:
+            yield Text(weight_text(head.learned_weight(query), options.precision), style="magenta")
+    if layout.has_entropy:
+        yield Text(f"{head.entropy[query]:.2f}")
+    if layout.strongest:
+        yield _strongest_cell(head, query, strongest, layout, options)
+
+
+def _strongest_cell(head: HeadPattern, query: int, key: int, layout: MatrixLayout, options: ViewOptions) -> Text:
+    """The strongest key of a row, −1 where there is none, and its attention weight where there is room."""
+    named = _strongest_text(head, key, layout, "not a number" if head.allowed[query].any() else "none allowed")
+    if layout.weight and key >= 0:
         named.append(" " * (layout.strongest - named.cell_len + 1))
-        named.append(f"{weight_text(float(weights[strongest]), options.precision):>{layout.weight}}")
-    return [*cells, named]
+        named.append(f"{weight_text(float(head.weights[query, key]), options.precision):>{layout.weight}}")
+    return named
 
 
-def _strongest_text(head: HeadPattern, key: int, layout: _MatrixLayout, none: str) -> Text:
+def _strongest_text(head: HeadPattern, key: int, layout: MatrixLayout, none: str) -> Text:
     """The key's position, and its name where there is room; `none` where there is no such key."""
     index = str(head.key_index(key))
     if layout.strongest < _STRONGEST_WIDTH:
@@ -246,18 +396,16 @@ def _strongest_text(head: HeadPattern, key: int, layout: _MatrixLayout, none: st
     return Text(fitted(f"{index} {head.key_name(key)}", layout.strongest))
 
 
-def _entropy_text(head: HeadPattern, query: int) -> str:
-    """Entropy belongs to the pattern; what dropout leaves of a row is no distribution."""
-    return f"{head.entropy[query]:.2f}" if head.site == "pattern" else "–"
-
-
 def _cell(
-    head: HeadPattern, query: int, key: int, is_largest: bool, largest: float, options: ViewOptions, screen: Screen
-) -> Text:
-    weight = float(head.weights[query, key])
-    if not head.allowed[query, key]:
-        return Text("0 ", style=EMPTY)
+    head: HeadPattern, at: tuple[int, int], layout: MatrixLayout, largest: float, options: ViewOptions
+) -> tuple[str, Style | str]:
+    """What stands in a cell, and its shade. Where the layout is short of room, a weight of 1 or more has a decimal less."""
+    weight = float(head.weights[at])
+    if not head.allowed[at]:
+        return "0", EMPTY
     if head.site == "dropped" and weight == 0:
-        return Text("drop ", style=EMPTY)
-    text = weight_text(weight, options.precision) + ("*" if is_largest else " ")
-    return Text(text, style=shade(level_of(weight, largest)) if screen.colour and not math.isnan(weight) else "")
+        return "drop", EMPTY
+    text = weight_text(weight, options.precision)
+    if len(text) > layout.number:
+        text = weight_text(weight, options.precision - 1)
+    return text, "" if math.isnan(weight) else shade(level_of(weight, largest))

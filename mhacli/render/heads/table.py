@@ -104,7 +104,8 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
     """What the headings that are shown mean, and which are not shown."""
     columns, hidden = _shown_columns(record, listed, options, screen)
     parts = legend_parts(columns, listed)
-    parts += [f"not shown: {' '.join(hidden)} (a wider screen, --sort, --csv)"] if hidden else []
+    elsewhere = "--sort, --csv" if record.survey is not None or record.layers else "mha heads"
+    parts += [f"not shown: {' '.join(hidden)} (a wider screen, {elsewhere})"] if hidden else []
     for line in filled(parts, screen.width):
         yield Text(line, style="dim")
 

@@ -30,6 +30,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.base.selection import places_of, survey_of
+from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
@@ -50,11 +51,16 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if options.heads is not None:
         places_of(record, options.heads)
         listed = tuple(head for head in listed if head.head in options.heads)
-    sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
+    table = overview(record, listed, options, screen)
+    if options.brief:
+        return Group(table, Text(""), _checks(record, survey, screen))
+    drawn = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
+    sequences = drawn.shown
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width), _summary(record, survey, screen)),
+        *(token_tables(record, drawn, options, screen) if options.tokens or options.verbose else ()),
         Group(
-            overview(record, listed, options, screen),
+            table,
             *legend(record, listed, options, screen),
             _sinks(record, listed, screen),
         ),

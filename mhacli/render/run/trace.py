@@ -378,5 +378,5 @@ def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequen
         line.stylize("bold yellow")
     odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
     remarks = [Text(f"! look at {', '.join(odd)}", style="bold yellow")] if odd else []
-    check = self_check_line(record.self_check, "the same call without being watched differs")
+    check = self_check_line(record.self_check, "the call without watching gives the same output")
     return [line, *remarks, check]

@@ -1,4 +1,4 @@
-"""The terminal view of a run: configuration, tokens, shapes, every head, timings, and the self-check."""
+"""The terminal view of a run: patterns, a table of heads, the self-check; with options also tokens, shapes and timings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from mhacli.render.base.format import (
     number_text,
     plain_table,
     seconds_text,
-    title_rule,
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.head_map import HeadPattern, largest_weight
-from mhacli.render.heads.heatmap import HeatScale, scale_caption
-from mhacli.render.heads.matrix import drawing, drawing_scale, kv_head_of, matrix_caption
-from mhacli.render.heads.table import overview
+from mhacli.render.heads.heatmap import scale_caption
+from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
+from mhacli.render.heads.table import legend, overview
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
 from mhacli.text.escape import visible
@@ -38,29 +37,33 @@ _BETWEEN_AXES = " · "
 
 
 def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """Everything that `mha run` and `mha show` print. Raises `UsageError` for a head or sequence that does not exist."""
+    """What `mha run` and `mha show` print. Raises `UsageError` for a head or sequence that does not exist."""
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
-    sections = [
-        configuration(record, screen.width),
-        *([] if record.config.random else token_tables(record, sequences, options, screen)),
-        *_random_rows(record),
-        shape_trace(record, screen),
-        *groups_table(record),
-    ]
-    sections += _heads(record, sequences, heads, options, screen)
     known = {head.head: head for head in record.heads}
     listed = [known[head] for head in heads.shown if head in known]
-    sections.append(overview(record, listed, options, screen, gap=(heads.before, heads.hidden)))
-    sections += [timing_table(record, screen), self_check_line(record.self_check)]
-    return Group(*_spaced(sections))
+    table = overview(record, listed, options, screen, gap=(heads.before, heads.hidden))
+    if options.brief:
+        return Group(table, Text(""), self_check_line(record.self_check))
+    sections: list[RenderableType] = [Group(configuration(record, screen.width), *_random_rows(record))]
+    if (options.tokens or options.verbose) and not record.config.random:
+        sections += token_tables(record, sequences, options, screen)
+    if options.shapes or options.verbose:
+        sections.append(shape_trace(record, screen))
+    sections += groups_table(record)
+    sections += _heads(record, sequences, heads, options, screen)
+    sections.append(Group(table, *legend(record, listed, options, screen)))
+    if options.timings or options.verbose:
+        sections.append(timing_table(record, screen))
+    return Group(*_spaced([*sections, self_check_line(record.self_check)]))
 
 
-def self_check_line(check: SelfCheck, compared: str = "the output recomputed from the pattern differs") -> Text:
+def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
     """One line: whether the output follows from the pattern that is shown, or from what else it was `compared` with."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
+    within = "within" if check.ok else "only within"
     return verdict.append(
-        f": {compared} by at most {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
+        f": {compared} {within} {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
         style="not bold default",
     )
 
@@ -147,29 +150,33 @@ def _heads(
         return
     patterns = [HeadPattern(record, index, head) for index in sequences.shown for head in heads.shown]
     scale = drawing_scale(patterns, largest_weight(record, "pattern"), options, screen)
-    for index in sequences.shown:
-        for place, head in enumerate(heads.shown):
-            if heads.hidden and place == heads.before:
-                yield hidden(heads.hidden, "head", "--all or --head")
-            yield from _one_head(HeadPattern(record, index, head), scale, options, screen)
+    groups = [_group(record, index, heads) for index in sequences.shown]
+    for group in groups:
+        yield from drawings(group, scale, options, screen)
     if "dropped" in record.arrays:
         yield _dropout_caption(record, sequences)
     if options.view == "matrix":
-        yield matrix_caption([HeadPattern(record, 0, 0)], scale.largest, options)
+        yield matrix_caption(groups, scale.largest, options, screen)
     if options.view == "heatmap":
         yield scale_caption(patterns, scale, screen, options.precision)
 
 
-def _one_head(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    sites = {"pattern": ""}
-    if "dropped" in head.record.arrays:
-        sites = {
-            "pattern": ", before dropout",
-            "dropped": ", after dropout: what is left grew, rows no longer sum to 1",
-        }
+def _group(record: Record, sequence: int, heads: Selection) -> PatternGroup:
+    """The heads of a sequence."""
+    each = [[*_of_head(HeadPattern(record, sequence, head))] for head in heads.shown]
+    missing = hidden(heads.hidden, "head", "--all or --head") if heads.hidden else None
+    return PatternGroup([p for patterns in each for p in patterns], sum(map(len, each[: heads.before])), missing)
+
+
+def _of_head(head: HeadPattern) -> Iterator[TitledPattern]:
+    """The pattern of a head; in training before and after dropout."""
+    sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
+    if "dropped" not in head.record.arrays:
+        sites = {"pattern": ""}
+    sequence = f"sequence {head.sequence} · " if len(head.record.sequences) > 1 else ""
     for site, note in sites.items():
-        name = f"sequence {head.sequence} · head {head.place}{kv_head_of(head.record, head.place)}{note}"
-        yield Group(title_rule(name), drawing(replace(head, site=site), scale, options, screen))
+        name = f"{sequence}head {head.place}{kv_head_of(head.record, head.place)}{note}"
+        yield TitledPattern(Text(name, style="bold"), replace(head, site=site))
 
 
 def _dropout_caption(record: Record, sequences: Selection) -> Text:

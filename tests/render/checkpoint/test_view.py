@@ -96,7 +96,7 @@ def test_colour_is_used_only_when_it_is_on_and_never_comes_from_a_token(name):
 
 
 def test_markup_in_tokens_names_and_reasons_is_printed_as_it_is():
-    hostile = flat(view(RECORDS["hostile"], 200))
+    hostile = flat(view(RECORDS["hostile"], 200, tokens=True))
     for piece in ("[bold]b[/bold]", r"\x1b[31mred", r"\u202eevil", "[red]", r"\x1b]0;"):
         assert piece in hostile
     assert r"the keyword \x1b[2J[foo] is not understood" in flat(view(RECORDS["bad"], 200))
@@ -209,7 +209,7 @@ def token_rows(lines, title):
 
 
 def test_tokens_have_their_ids_names_bytes_and_places():
-    lines = view(RECORDS["run"], 120, everything=True)
+    lines = view(RECORDS["run"], 120, everything=True, tokens=True)
     rows = token_rows(lines, "text: 15 tokens, vocabulary of 30,522")
     for index, row in enumerate(rows):
         text = RECORDS["run"].sequences[0]
@@ -221,7 +221,7 @@ def test_tokens_have_their_ids_names_bytes_and_places():
 
 
 def test_all_heads_come_first_then_the_tokens_and_patterns_last():
-    lines = view(RECORDS["run"], 80, layers=((None, 0),), heads=(0,))
+    lines = view(RECORDS["run"], 80, layers=((None, 0),), heads=(0,), tokens=True)
     begins = [
         next(i for i, line in enumerate(lines) if line.startswith(words)) for words in ("layer  0", "text:", "query")
     ]
@@ -229,27 +229,27 @@ def test_all_heads_come_first_then_the_tokens_and_patterns_last():
 
 
 def test_columns_give_way_but_what_is_special_stays():
-    rows = token_rows(view(RECORDS["run"], 40, everything=True), "text")
+    rows = token_rows(view(RECORDS["run"], 40, everything=True, tokens=True), "text")
     assert rows[0].split() == ["0", "100", "[CLS]", "–", "special"]
     assert "…" not in "".join(rows)
 
 
 def test_padding_is_masked_and_generated_tokens_are_marked():
-    rows = token_rows(view(RECORDS["batch"], 80, everything=True), "sequence 1: 4 tokens + 11 padding")
+    rows = token_rows(view(RECORDS["batch"], 80, everything=True, tokens=True), "sequence 1: 4 tokens + 11 padding")
     assert [row.split()[-1] for row in rows[4:]] == ["masked"] * 11
-    rows = token_rows(view(KEPT, 80, everything=True), "text")
+    rows = token_rows(view(KEPT, 80, everything=True, tokens=True), "text")
     assert ["generated" in row for row in rows] == [False] * 9 + [True] * 6
     assert "6 tokens generated, each the likeliest · one pass over the whole text makes 5 of 6 the same" in flat(
         view(KEPT, 120)
     )
-    short = token_rows(view(KEPT, 80), "text")
+    short = token_rows(view(KEPT, 80, tokens=True), "text")
     assert len(short) == 15
     long = layered(text_of(WORDS * 3))
-    assert any(line.split() == ["⋮", "25", "more", "(--all)"] for line in view(long))
+    assert any(line.split() == ["⋮", "25", "more", "(--all)"] for line in view(long, tokens=True))
 
 
 def test_both_texts_of_a_pair_are_named_the_encoder_s_first():
-    lines = view(RECORDS["pair"], 80)
+    lines = view(RECORDS["pair"], 80, tokens=True)
     titles = [line.split(",")[0] for line in lines if "vocabulary of" in line]
     assert titles == ["encoder: 15 tokens", "decoder: 9 tokens"]
 
@@ -519,8 +519,7 @@ def test_a_chosen_head_of_a_chosen_layer_is_drawn_cell_by_cell(name):
         words = line.split()
         cells = [weight_text(pattern[i, j], 2) if allowed[i, j] else "0" for j in range(15)]
         assert [word.rstrip("*") for word in words[1:16]] == cells
-        sums = [weight_text(pattern[i].sum(), 2)]
-        sums += [weight_text(1 - pattern[i].sum(), 2)] if name == "sinks" else []
+        sums = [weight_text(x, 2) for x in (pattern[i].sum(), 1 - pattern[i].sum())] if name == "sinks" else []
         assert words[16 : 16 + len(sums)] == sums
         assert words[16 + len(sums)] == f"{arrays['entropy'][0, 2, i]:.2f}"
 

@@ -429,11 +429,11 @@ def test_one_head_has_nothing_to_share_and_a_short_crossing_keeps_a_digit():
 def test_the_verdict_says_whether_the_steps_give_what_a_full_recomputation_gives(width):
     record = decoded(make_record(TEXT, causal=True))
     for check, verdict in (
-        (SelfCheck(1.5e-7, 2e-6, True), "ok: {} 1.50e-07 (tolerance 2.00e-06)"),
-        (SelfCheck(0.25, 2e-6, False), "FAILED: {} 0.25 (tolerance 2.00e-06)"),
-        (SelfCheck(None, 2e-6, False), "FAILED: {} nan (tolerance 2.00e-06)"),
+        (SelfCheck(1.5e-7, 2e-6, True), "ok: {} within 1.50e-07 (tolerance 2.00e-06)"),
+        (SelfCheck(0.25, 2e-6, False), "FAILED: {} only within 0.25 (tolerance 2.00e-06)"),
+        (SelfCheck(None, 2e-6, False), "FAILED: {} only within nan (tolerance 2.00e-06)"),
     ):
-        words_of_it = verdict.format("the steps' outputs differ from a full recomputation by at most")
+        words_of_it = verdict.format("the steps equal a full pass")
         assert sections(replace(record, self_check=check), width)[-1] == f"self-check {words_of_it}"
 
 

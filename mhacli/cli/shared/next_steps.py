@@ -1,0 +1,137 @@
+"""What to type next, on a terminal: the cell to follow with `mha trace`, and the page or the viewer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from mhacli.cli.streams import write
+from mhacli.cli.values import are_literal
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import chosen_layers
+from mhacli.text.escape import visible
+
+if TYPE_CHECKING:
+    from mhacli.cli.shared.checkpoint import ComputeRequest
+    from mhacli.cli.shared.output import RecordOutput
+    from mhacli.results.record.record import Record
+
+PAGE = "attention.html"
+_MOST = 160
+"""Characters of a command that is worth suggesting."""
+
+
+def suggest_next(record: Record, given: ComputeRequest, options: ViewOptions, output: RecordOutput) -> None:
+    """Prints commands to type next, unless the output is a format or brief."""
+    if output.formats.chosen() is not None or options.brief:
+        return
+    lines = [f"next: {words}\n" for words in map(typed_words, next_commands(record, given, options, output)) if words]
+    if not (options.verbose or record.model is not None):
+        lines.insert(0, "more: --tokens, --shapes, --timings, or --verbose for all\n")
+    if lines:
+        write("\n" + "".join(lines))
+
+
+def typed_words(command: list[str]) -> str:
+    """A command as a shell reads it; nothing for one that a terminal would not show as it is, or that is long."""
+    text = " ".join(map(_quoted, command))
+    return text if visible(text) == text and len(text) <= _MOST else ""
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell reads it: plain, in double quotes, or, where these change it, as `shlex` quotes it."""
+    plain = shlex.quote(word)
+    return plain if plain == word or any(sign in word for sign in '"$`\\!') else f'"{word}"'
+
+
+def next_commands(
+    record: Record, given: ComputeRequest, options: ViewOptions, output: RecordOutput
+) -> Iterator[list[str]]:
+    """The commands that follow a cell, and that make a page of the record or open it."""
+    sources = [*(given.source.typed or ()), *(given.source.file or ())]
+    can_repeat = "-" not in sources and given.reading.generate is None and given.reading.chat is None
+    cell = strongest_cell(record, options)
+    if can_repeat and cell is not None:
+        layer, sequence, place = cell
+        of_layer = (given.source, given.text, given.layer, given.device)
+        chosen = ["--cell", ",".join(map(str, place))]
+        chosen += ["--sequence", str(sequence)] if sequence else []
+        if given.model.model is not None:
+            chosen = ["--model", given.model.model, "--layer", str(layer), *chosen]
+            chosen += ["--revision", given.model.revision] if given.model.revision else []
+        yield ["mha", "trace", *_retyped(of_layer, chosen)]
+    saved = given.save.save
+    if output.pictures.html is None and saved is not None:
+        yield ["mha", "show", saved, "--html", PAGE]
+    elif saved is not None:
+        yield ["mha", "view", saved]
+    elif can_repeat:
+        everything = (given.source, given.text, given.layer, given.device, given.model, given.reading)
+        page = output.pictures.html is None
+        yield ["mha", "run" if page else "view", *_retyped(everything, ["--html", PAGE] if page else [])]
+
+
+def strongest_cell(record: Record, options: ViewOptions) -> tuple[int, int, tuple[int, int, int]] | None:
+    """The layer, the sequence, and head, query and key of the largest attention weight that a query gives to another token, of
+    queries with a choice of keys; of a checkpoint the first token, which is often a sink, counts only if nothing else does."""
+    import numpy as np
+
+    best, found = 0.0, None
+    for number, view in _views(record, options):
+        pattern, allowed = view.arrays["pattern"], view.arrays["allowed"]
+        weights = np.where(allowed & (allowed.sum(axis=-1, keepdims=True) > 1), np.nan_to_num(pattern), 0.0)
+        heads = [head.head for head in view.heads]
+        for b in range(len(view.sequences)) if options.sequences is None else options.sequences:
+            cells = weights[b]
+            first_query, first_key = view.first_query(b), view.first_key(b)
+            if view.context is None:
+                cells[:, np.eye(cells.shape[1], dtype=bool)] = 0.0
+            if record.model is not None and cells[:, :, first_key + 1 :].any():
+                cells[:, :, first_key] = 0.0
+            if options.heads is not None:
+                cells[[place for place, head in enumerate(heads) if head not in options.heads]] = 0.0
+            place, query, key = (int(n) for n in np.unravel_index(int(cells.argmax()), cells.shape))
+            if cells[place, query, key] > best:
+                best = float(cells[place, query, key])
+                found = number, b, (heads[place], query - first_query, key - first_key)
+    return found
+
+
+def _views(record: Record, options: ViewOptions) -> Iterator[tuple[int, Record]]:
+    """The layers that are drawn and whose cells can be followed, each with its number."""
+    if record.model is None:
+        yield from [(0, record)] if "pattern" in record.arrays else []
+        return
+    for layer in chosen_layers(record, options):
+        if layer.has_pattern and layer.inspected.kind in ("self", "decoder"):
+            yield layer.inspected.layer, layer.record
+
+
+def _retyped(groups: tuple[object, ...], chosen: list[str]) -> list[str]:
+    """The texts and options of the groups as they can be typed again, and behind them those that are `chosen`."""
+    texts: list[str] = []
+    options: list[str] = []
+    for group in groups:
+        hints = get_type_hints(type(group), include_extras=True)
+        for f in fields(group):  # type: ignore[arg-type]
+            value = getattr(group, f.name)
+            if value == f.default or value is None:
+                continue
+            if f.name == "typed":
+                texts = list(value)
+                continue
+            options += _option_words(f.name, hints[f.name].__metadata__[0], value)
+    if are_literal() or any(text.startswith("-") for text in texts):
+        return [*options, *chosen, "--", *texts]
+    return [*texts, *options, *chosen]
+
+
+def _option_words(name: str, declared: Any, value: Any) -> list[str]:
+    """An option and its value: `--heads 4`, `--no-causal`, one of each of a list."""
+    names = [word for word in (declared.default, *declared.param_decls) if str(word).startswith("--")]
+    on, _, off = (names or [f"--{name.replace('_', '-')}"])[0].partition("/")
+    if isinstance(value, bool):
+        return [on if value else off]
+    return [word for each in (value if isinstance(value, list) else [value]) for word in (on, str(each))]

@@ -1,0 +1,105 @@
+"""What `run` suggests on a terminal can be typed, and follows the cell that it says."""
+
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.layers_made import layered
+from support.records import make_record
+
+from mhacli.cli.options import ColourOptions, DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
+from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions
+from mhacli.cli.shared.next_steps import next_commands, strongest_cell, typed_words
+from mhacli.cli.shared.output import PictureOptions, RecordFormats, RecordOutput
+from mhacli.render.base.options import ViewOptions
+
+
+def typed(*texts, layer=None, text=None, source=None, save=None, reading=None):
+    return ComputeRequest(
+        source or SourceOptions(typed=list(texts)), text or TextOptions(), layer or LayerOptions(), DeviceOptions(),
+        ModelOptions(), reading or ModelTextOptions(), save or SaveOptions(),
+    )  # fmt: skip
+
+
+def commands(given, record=None, **pictures):
+    output = RecordOutput(
+        formats=RecordFormats(), save=given.save, pictures=PictureOptions(**pictures), colour=ColourOptions()
+    )
+    return [*next_commands(record or RECORD, given, ViewOptions(), output)]
+
+
+def with_weights(record, **cells):
+    """The record with a pattern of zeros but for these weights, each at `bBhHqQkK`."""
+    pattern = np.zeros_like(record.arrays["pattern"])
+    for place, weight in cells.items():
+        b, h, q, k = (int(digit) for digit in place if digit.isdigit())
+        pattern[b, h, q, k] = weight
+    return replace(record, arrays={**record.arrays, "pattern": pattern})
+
+
+RECORD = with_weights(make_record(), b0h1q2k0=0.7)
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"b0h1q2k1": 0.4, "b0h0q1k0": 0.3}, (0, 0, (1, 2, 1))),
+        ({"b0h0q0k0": 1.0, "b0h1q1k0": 0.1}, (0, 0, (1, 1, 0))),  # a query without a choice, and itself
+        ({"b0h0q2k2": 0.9, "b1h0q1k0": 0.2}, (0, 1, (0, 1, 0))),
+    ],
+)
+def test_the_cell_is_the_largest_that_a_query_with_a_choice_gives_to_another_token(cells, found):
+    record = with_weights(make_record(("the", "cat", "sat"), ("a", "dog"), causal=True), **cells)
+    assert strongest_cell(record, ViewOptions()) == found
+
+
+def test_the_cell_is_of_a_head_and_a_text_that_are_drawn():
+    record = with_weights(make_record(("the", "cat", "sat"), ("a", "dog")), b0h1q2k1=0.9, b0h0q2k0=0.5, b1h1q0k1=0.3)
+    assert strongest_cell(record, ViewOptions(heads=(0,))) == (0, 0, (0, 2, 0))
+    assert strongest_cell(record, ViewOptions(sequences=(1,))) == (0, 1, (1, 0, 1))
+
+
+def test_of_a_checkpoint_the_first_token_counts_only_where_nothing_else_does():
+    record = layered()
+    layer, b, (head, query, key) = strongest_cell(record, ViewOptions(layers=((None, 1),)))
+    cells = record.of_layer(1).arrays["pattern"][b].copy()
+    cells[:, range(cells.shape[1]), range(cells.shape[1])] = 0
+    assert (layer, key) != (0, 0)
+    assert cells[head, query, key] == cells[:, :, 1:].max()
+
+
+def test_the_options_of_the_run_are_typed_again():
+    layer = LayerOptions(heads=4, bias=False, causal=True, scale=0.5)
+    given = typed("the cat", "it's", layer=layer, text=TextOptions(context=None))
+    first, second = commands(given)
+    options = ["--heads", "4", "--no-bias", "--causal", "--scale", "0.5"]
+    assert first == ["mha", "trace", "the cat", "it's", *options, "--cell", "1,2,0"]
+    assert second == ["mha", "run", "the cat", "it's", *options, "--html", "attention.html"]
+
+
+def test_texts_that_look_like_options_stand_behind_two_dashes():
+    first, _ = commands(typed("-a b", "c"))
+    assert first[-3:] == ["--", "-a b", "c"]
+
+
+def test_a_saved_record_is_shown_and_what_has_a_page_is_viewed():
+    saved = typed("the cat", save=SaveOptions(save="my run.safetensors"))
+    assert commands(saved)[1] == ["mha", "show", "my run.safetensors", "--html", "attention.html"]
+    assert commands(saved, html="x.html")[1] == ["mha", "view", "my run.safetensors"]
+    assert commands(typed("the cat"), html="x.html")[1] == ["mha", "view", "the cat"]
+
+
+def test_what_was_read_from_stdin_or_generated_is_not_suggested_again():
+    assert commands(typed("-")) == []
+    assert commands(typed("a", reading=ModelTextOptions(generate=3))) == []
+
+
+@pytest.mark.parametrize("text", ["the cat", "it's", 'say "no"', "5 $ `x` \\ !", "*", "a;b", ""])
+def test_a_shell_reads_the_words_that_were_meant(text):
+    assert shlex.split(typed_words(["mha", "run", text])) == ["mha", "run", text]
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "two\nlines", "\u202eevil", "x" * 200])
+def test_what_a_terminal_would_not_show_as_it_is_or_is_long_is_left_out(text):
+    assert typed_words(["mha", "run", text]) == ""
