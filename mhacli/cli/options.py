@@ -351,7 +351,12 @@ class LayerOptions:
     ] = None
     sink: Annotated[
         int | None,
-        number(_MASK, integer("sink", 1, MAX_LENGTH), "The first N tokens stay visible outside --window; 0 for none."),
+        number(
+            _MASK,
+            integer("sink-window", 1, MAX_LENGTH),
+            "The first N tokens stay visible outside --window; 0 for none.",
+            "--sink-window",
+        ),
     ] = None
     padding: Annotated[
         PaddingSide | None, option(_MASK, "Side on which shorter sequences are padded. (default: right)")

@@ -169,7 +169,7 @@ class _RefusedError(Exception):
 
 
 def _refused(fault: str) -> UsageError:
-    return UsageError(f"--pattern: {fault}", hint=_HINT)
+    return UsageError(f"--where: {fault}", hint=_HINT)
 
 
 def _quoted(source: str) -> str:

@@ -150,6 +150,7 @@ def _check_choices(config: Config) -> None:
 _OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {
     "n_heads": "--heads",
     "n_kv_heads": "--kv-heads",
+    "sink": "--sink-window",
 }
 
 
@@ -234,7 +235,7 @@ def _check_mask(full: Config) -> None:
     if full.sink is not None and full.window is None:
         raise UsageError(
             f"{typed('sink', full.sink)} exempts tokens from a window, and there is none",
-            hint=f"try --window 8 --sink {full.sink}",
+            hint=f"try --window 8 --sink-window {full.sink}",
         )
     if full.documents == "":
         raise UsageError("--documents '' is empty", hint="try --documents '|'")

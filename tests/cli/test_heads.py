@@ -30,7 +30,7 @@ from mhacli.compute import heads
 
 CAT = "the cat sat on the mat and the dog sat on the cat"
 STORY = Path(__file__).parents[2] / "sample_texts" / "story.txt"
-ASKED = ["--causal", "--rows", "2:5", "--query", "3,7", "--pattern", "k == q - 1"]
+ASKED = ["--causal", "--rows", "2:5", "--query", "3,7", "--where", "k == q - 1"]
 DRAWN = ["--map", "1", "--sort", "sink:up"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -122,7 +122,7 @@ def test_hostile_tokens_are_visible_wherever_they_are_drawn(tmp_path):
         "--map",
         "0",
     ]
-    words += ["--all", "--heads", "1", "--d-model", "8", "--pattern", 'tok[k] == "\x1b[2J"', "--sink-share", "0.01"]
+    words += ["--all", "--heads", "1", "--d-model", "8", "--where", 'tok[k] == "\x1b[2J"', "--sink-weight", "0.01"]
     launch = Launch(WITH_TORCH, env={"COLUMNS": "120"})
     done = attempt(tmp_path, "heads", *words, "--save", "r", writes={"r"}, launch=launch)
     for piece in (r"\x1b]52", r"\x1b[2J", r"\u009b31m", "[mask]", "[/b]", "[/INST]", "[red]", "[link=http", ":bug:",
@@ -161,12 +161,12 @@ USAGE = {
     "rows": (["--rows", "4:14"], "4:14"),
     "keys": (["--keys", "5:5"], "5:5"),
     "rows that are no span": (["--rows", "3"], "rows"),
-    "pattern": (["--pattern", "k = q"], "--pattern: 'k = q' "),
+    "where": (["--where", "k = q"], "--where: 'k = q' "),
     "sort": (["--sort", "size"], "size"),
-    "sink-share": (["--sink-share", "0"], "--sink-share 0 is out of range: above 0, at most 1"),
-    "sink-share above 1": (["--sink-share", "1.5"], "--sink-share 1.5 "),
-    "sink-share no number": (["--sink-share", "nan"], "nan"),
-    "sink-tokens": (["--sink-tokens", "0"], "sink-tokens"),
+    "sink-weight": (["--sink-weight", "0"], "--sink-weight 0 is out of range: above 0, at most 1"),
+    "sink-weight above 1": (["--sink-weight", "1.5"], "--sink-weight 1.5 "),
+    "sink-weight no number": (["--sink-weight", "nan"], "nan"),
+    "first-tokens": (["--first-tokens", "0"], "first-tokens"),
     "top": (["--query", "1", "--top", "0"], "top"),
     "sequence": (["--sequence", "1"], "sequence"),
     "train": (

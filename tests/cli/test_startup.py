@@ -59,7 +59,7 @@ def test_a_run_loads_torch_so_that_the_report_can_be_trusted() -> None:
         (["run", "the cat", "--weights", "/no/such/file"], 1),
         (["decode", "--help"], 0),
         (["decode", "the cat", "--heads", "5"], 2),
-        (["run", "the cat", "--sink", "2"], 2),
+        (["run", "the cat", "--sink-window", "2"], 2),
         (["run", "the cat", "--d-head", "5", "--positions", "rope"], 2),
         (["run", "the cat", "--random", "2,5"], 2),
         (["run", "the cat", "--random", "two"], 2),

@@ -22,7 +22,7 @@ REFUSED = {
     "ALiBi with a context": ("run", "a b", "--context", "c", "--positions", "alibi"),
     "random rows with a text": ("run", "a b", "--random", "2,3"),
     "a shape that is none": ("run", "--random", "2,0"),
-    "sinks without a window": ("run", "a b", "--sink", "3"),
+    "sinks without a window": ("run", "a b", "--sink-window", "3"),
     "documents that do not match": ("run", "a | b", "--context", "c", "--documents", "|"),
     "documents of random rows": ("run", "--random", "2,3", "--documents", "|"),
     "training without dropout": ("run", "a b", "--train"),
@@ -167,7 +167,7 @@ def test_every_choice_together_passes_its_own_checks(tmp_path: Path) -> None:
     words = [
         "run", "the cat | sat on", "a | mat is", "--documents", "|", "--positions", "rope", "--rope-theta", "500",
         "--heads", "6", "--kv-heads", "2", "--d-head", "4", "--d-v", "3", "--d-input", "9", "--d-model", "10",
-        "--no-out-proj", "--window", "1,1", "--sink", "1", "--padding", "left", "--softcap", "2", "--scale", "0.7",
+        "--no-out-proj", "--window", "1,1", "--sink-window", "1", "--padding", "left", "--softcap", "2", "--scale", "0.7",
         "--repeat", "1",
     ]  # fmt: skip
     outcome = attempt(tmp_path, *words, form=("--json",), launch=Launch(WITH_TORCH))

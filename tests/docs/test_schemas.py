@@ -21,7 +21,7 @@ PRINTED = {
         f"mha run {SENTENCE} --causal --save a.safetensors --save-weights w.safetensors --json",
         f"mha run {SENTENCE} --context 'le chat' --train --dropout 0.1 --kv-heads 1 --keep context,q,k,out,dropped --json",
         "mha run --random 2,5 --json",
-        f"mha heads {SENTENCE} --rows 0:2 --query 1 --keep-z --pattern 'q == k' --json",
+        f"mha heads {SENTENCE} --rows 0:2 --query 1 --keep-z --where 'q == k' --json",
         f"mha trace {SENTENCE} --causal --cell 0,2,1 --values --json",
         f"mha trace {ATTENTION} --json",
         f"mha decode {SENTENCE} --prompt-len 4 --lengths 8 --json",

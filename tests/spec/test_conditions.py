@@ -220,7 +220,7 @@ def test_the_named_patterns_are_patterns() -> None:
 def test_what_cannot_be_is_refused_with_the_part_and_the_rule(text: str, rule: str, shown: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_pattern(text)
-    assert caught.value.message == f"--pattern: {shown} {rule}"
+    assert caught.value.message == f"--where: {shown} {rule}"
     assert caught.value.hint == HINT
 
 
@@ -232,7 +232,7 @@ def test_a_long_text_is_refused_by_its_length() -> None:
     assert parse_pattern("k < q" + " " * 495).text == "k < q"
     with pytest.raises(UsageError) as caught:
         parse_pattern("k < q" + " " * 496)
-    assert caught.value.message == "--pattern: the condition has 501 characters, at most 500 are read"
+    assert caught.value.message == "--where: the condition has 501 characters, at most 500 are read"
 
 
 def test_deep_nesting_is_refused_by_its_depth() -> None:
@@ -243,13 +243,13 @@ def test_deep_nesting_is_refused_by_its_depth() -> None:
     for text, depth in ((nested(49), 51), ("-" * 490 + "k < q", 492), ("+".join("k" * 100) + "<q", 101)):
         with pytest.raises(UsageError) as caught:
             parse_pattern(text)
-        assert caught.value.message == f"--pattern: the condition is nested {depth} deep, at most 50 are read"
+        assert caught.value.message == f"--where: the condition is nested {depth} deep, at most 50 are read"
 
 
 def test_a_part_that_is_long_is_shown_in_part() -> None:
     with pytest.raises(UsageError) as caught:
         parse_pattern(f"k < q and {'x' * 300} < 3")
-    assert caught.value.message == f"--pattern: {'x' * 80!r} {NAMES}"
+    assert caught.value.message == f"--where: {'x' * 80!r} {NAMES}"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_nothing_is_executed(tmp_path, monkeypatch, text: str, rule: str, shown:
         parse_pattern(text)
     if shown is None:
         shown = text.removeprefix("abs(").removesuffix(" == 0").removesuffix(") < 1")
-    assert caught.value.message == f"--pattern: {shown!r} {rule}"
+    assert caught.value.message == f"--where: {shown!r} {rule}"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -301,7 +301,7 @@ def test_any_text_is_a_pattern_or_is_refused(text: str) -> None:
     if isinstance(found, Pattern):
         assert found.text == text.strip()
     else:
-        assert found.startswith("--pattern: ")
+        assert found.startswith("--where: ")
         assert len(found) < 1000  # of 80 characters each may take ten, as in \\U0001d4c6
 
 

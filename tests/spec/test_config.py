@@ -129,8 +129,8 @@ MESSAGES = [
     ({"max_positions": 0}, "--max-positions 0 is too small: at least 1", None),
     ({"d_input": 0}, "--d-input 0 is too small: at least 1", None),
     ({"prefix": 0}, "--prefix 0 is too small: at least 1", None),
-    ({"window": (2, 0), "sink": -1}, "--sink -1 is too small: at least 1", None),
-    ({"sink": 3}, "--sink 3 exempts tokens from a window, and there is none", "try --window 8 --sink 3"),
+    ({"window": (2, 0), "sink": -1}, "--sink-window -1 is too small: at least 1", None),
+    ({"sink": 3}, "--sink-window 3 exempts tokens from a window, and there is none", "try --window 8 --sink-window 3"),
     ({"documents": ""}, "--documents '' is empty", "try --documents '|'"),
     (
         {"documents": "|", "random": (2, 5)},

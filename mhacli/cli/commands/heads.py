@@ -83,20 +83,27 @@ class HeadsOptions:
         option(
             _HEADS,
             f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
+            "--where",
             metavar="CONDITION",
             common=True,
         ),
     ] = None
     sink_tokens: Annotated[
         int,
-        number(_HEADS, whole("sink-tokens", 1, MAX_LENGTH), "Number of first tokens whose attention is reported."),
+        number(
+            _HEADS,
+            whole("first-tokens", 1, MAX_LENGTH),
+            "Number of first tokens whose attention is reported together.",
+            "--first-tokens",
+        ),
     ] = SINK_TOKENS
     sink_share: Annotated[
         float,
         number(
             _HEADS,
-            real("sink-share"),
-            "The least share of all attention of a key that is a sink.",
+            real("sink-weight"),
+            "The least part of all attention that a key must receive to be a sink.",
+            "--sink-weight",
             metavar="P",
         ),
     ] = SINK_SHARE
@@ -260,7 +267,7 @@ _ONE_KIND = "--layer encoder.N, decoder.N or cross.N chooses one kind"
 def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
     """What is asked of heads, whatever they are of."""
     if not 0 < asked.sink_share <= 1:
-        raise UsageError(f"--sink-share {asked.sink_share:g} is out of range: above 0, at most 1")
+        raise UsageError(f"--sink-weight {asked.sink_share:g} is out of range: above 0, at most 1")
     return HeadsRequest(
         heads=heads,
         patterns=tuple(map(parse_pattern, asked.pattern or ())),

@@ -160,7 +160,7 @@ def _choices(record: Record) -> list[str]:
     parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
     parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
     parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
-    parts += [] if c.sink is None else [f"sink {c.sink}"]
+    parts += [] if c.sink is None else [f"sink window {c.sink}"]
     parts += [] if c.documents is None else [f"documents split at {c.documents}"]
     parts += ["padding left"] if record.facts.padded and c.padding == "left" else []
     parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]

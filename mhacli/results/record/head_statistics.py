@@ -245,7 +245,7 @@ STATISTICS = (
         field="leading", unit="weight", heading="first {sink_tokens}", priority=7,
         name="weight on the first few tokens", legend="on the first {sink_tokens} tokens",
         explanation=f"The attention weight on the first {SINK_TOKENS} tokens of the text together, averaged over the queries. "
-        "--sink-tokens changes their number.",
+        "--first-tokens changes their number.",
         source="Xiao et al. 2023, section 3.2",
     ),
     Statistic(
