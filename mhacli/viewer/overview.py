@@ -96,7 +96,7 @@ class Overview(HeadsScreen):
         self.top_line.show(
             lambda width: [_record_line(record, sequence, width, doubtful=self.session.contradicts_itself())]
         )
-        self.heads.show(self.session.place)
+        self.heads.show(self.session.place, (sequence, self.session.scale, self.session.hides_sinks))
         self.numbers.show(partial(_numbers_beside if self.has_class("wide") else _numbers_below, head))
         if self.heads.size:
             self.legend.styles.height = len(self._legend(self.size.width))

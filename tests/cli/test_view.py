@@ -332,4 +332,4 @@ def test_a_word_is_a_record_by_its_ending_or_its_header_and_never_after_two_dash
 
 def test_help_needs_no_terminal() -> None:
     done = subprocess.run([MHA, "view", "--help"], capture_output=True, text=True, check=True)
-    assert "Look at a record, a text or a checkpoint" in " ".join(done.stdout.split())
+    assert "Explore a text, a checkpoint or a saved record" in " ".join(done.stdout.split())

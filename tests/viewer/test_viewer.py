@@ -471,6 +471,27 @@ def test_heads_of_one_layer_stand_in_as_many_lines_as_make_them_largest() -> Non
     drive(make_record(MAT, n_heads=4, causal=True), size=(120, 40), act=walk)
 
 
+def test_a_move_sends_two_titles_and_no_picture_but_another_scale_sends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    render_line = HeadGrid.render_line
+
+    def noted(grid: HeadGrid, y: int) -> Any:
+        sent.append(y)
+        return render_line(grid, y)
+
+    async def move(app: Viewer, pilot: Any) -> None:
+        height = app.screen.heads.size.height
+        below = 1 + app.screen.heads.layout_for(*app.screen.heads.size).height
+        for key, lines in (("right", {1}), ("down", {1, below}), ("s", set(range(height)))):
+            sent.clear()
+            await pilot.press(key)
+            await pilot.pause()
+            assert set(sent) == lines, key
+
+    monkeypatch.setattr(HeadGrid, "render_line", noted)
+    drive(make_record(MAT, n_heads=4, causal=True), size=(120, 40), act=move)
+
+
 @pytest.mark.parametrize("size", [(120, 40), (200, 50)])
 def test_a_wide_screen_has_a_small_picture_of_each_of_seventy_two_heads(size: tuple[int, int]) -> None:
     record = layered(n_layers=6, n_heads=12)

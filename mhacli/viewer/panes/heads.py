@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
+from textual.geometry import Region
 from textual.message import Message
 from textual.timer import Timer
 
@@ -68,15 +69,28 @@ class HeadGrid(Pane, can_focus=True):
         self._top, self._left = 0, 0
         self._small: dict[TableHead, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
+        self._shown_as: tuple[object, ...] = ()
         self._sizes: dict[tuple[int, int], ThumbnailSize | None] = {}
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
         self._coming: Timer | None = None
 
-    def show(self, place: tuple[int, int]) -> None:
-        """Puts the cursor on a head."""
-        self.place = place
-        self.repaint()
+    def show(self, place: tuple[int, int], shown_as: tuple[object, ...]) -> None:
+        """Puts the cursor on a head. Where small pictures are `shown_as` before, two titles alone go to the terminal."""
+        before, self.place = (self.place, self._shown_as), place
+        self._shown_as = shown_as
+        layout = self.layout_for(self.size.width, self.size.height)
+        if layout.thumbnail is None or before[1] != shown_as or before[0] == place:
+            self.repaint()
+            return
+        tops = [
+            1 + layout.height * line
+            for line, (row, columns) in enumerate(layout.bands())
+            for at in (before[0], place)
+            if at[0] == row and at[1] in columns
+        ]
+        self._lines = None
+        self.refresh(*(Region(0, top, self.size.width, 1) for top in tops))
 
     def layout_for(self, width: int, height: int) -> GridLayout:
         """Small pictures where they fit, else signs, the cursor's among them."""
