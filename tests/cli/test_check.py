@@ -118,7 +118,7 @@ def test_json_is_the_examination_with_what_was_printed_and_the_command(monkeypat
         "command": ["mha", "check", "mine:Attention", "--json"],
     }
     assert document == json.loads(json.dumps(expected))
-    guessed = "mha: n_heads=8 is guessed: the number of heads; --arg n_heads=… says otherwise\n"
+    guessed = "mha: n_heads=8 is guessed: the number of heads; --arg n_heads=… sets it\n"
     assert err == (guessed if examination.verdict == "right" else "")
 
 
@@ -158,7 +158,8 @@ def test_a_document_of_the_process_that_is_none_is_refused(monkeypatch, capsys):
             return RIGHT.as_json() | {"verdict": "splendid"}
 
     *_, fault, _ = told(monkeypatch, capsys, Odd())
-    assert "the examination.verdict must be one of right, wrong, unknown, got 'splendid'" in fault.message
+    assert "the examination.verdict" in fault.message
+    assert "splendid" in fault.message
 
 
 # --------------------------------------------------------------------------------------------------------------------- words
@@ -188,21 +189,21 @@ def test_a_pair_of_another_form_is_refused(word, message):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "target must be given: FILE.py:NAME or package.module:NAME"),
+        ([], 2, "name what to check: FILE.py:NAME or package.module:NAME"),
         (["mine.py"], 2, "mine.py:Attention"),
-        (["mine.py:"], 2, "target must end in the name of a class or function, got ''"),
-        (["mine.py:a b"], 2, "target must end in the name of a class or function, got 'a b'"),
+        (["mine.py:"], 2, "''"),
+        (["mine.py:a b"], 2, "'a b'"),
         (["nowhere.py:Attention"], 1, "nowhere.py"),
         (["mine.py:Attention", "--against", "nowhere.py:Attention"], 1, "nowhere.py"),
-        (["mine.py:Attention", "--arg", "d_model"], 2, "arg must be NAME=VALUE such as d_model=64, got 'd_model'"),
-        (["mine.py:Attention", "--arg", "a=1", "--arg", "a=2"], 2, "arg must name each argument once, got a twice"),
-        (["mine.py:Attention", "--call-arg", "x"], 2, "call-arg must be NAME=VALUE"),
-        (["mine.py:Attention", "--time-limit", "0"], 2, "time-limit must be seconds above 0 and at most 86400, got 0"),
-        (["mine.py:Attention", "--time-limit", "soon"], 2, "time-limit must be a finite number"),
-        (["mine.py:Attention", "--seed", "-1"], 2, "seed must be"),
-        (["mine.py:Attention", "--heads", "0"], 2, "heads must be a whole number from 1 to 1024, got 0"),
-        (["mine.py:Attention", "--scale", "nan"], 2, "scale must be a finite number"),
-        (["mine.py:Attention", "--device", "gpu"], 2, "device must be"),
+        (["mine.py:Attention", "--arg", "d_model"], 2, "'d_model'"),
+        (["mine.py:Attention", "--arg", "a=1", "--arg", "a=2"], 2, "twice"),
+        (["mine.py:Attention", "--call-arg", "x"], 2, "call-arg"),
+        (["mine.py:Attention", "--time-limit", "0"], 2, "--time-limit 0 is out of range"),
+        (["mine.py:Attention", "--time-limit", "soon"], 2, "time-limit"),
+        (["mine.py:Attention", "--seed", "-1"], 2, "seed"),
+        (["mine.py:Attention", "--heads", "0"], 2, "heads"),
+        (["mine.py:Attention", "--scale", "nan"], 2, "scale"),
+        (["mine.py:Attention", "--device", "gpu"], 2, "device"),
         (["mine.py:Attention", "--mask-means", "drop"], 2, "keep"),
         (["mine.py:Attention", "--rope", "both"], 2, "interleaved"),
     ],
@@ -210,6 +211,21 @@ def test_a_pair_of_another_form_is_refused(word, message):
 def test_a_usage_error_or_a_missing_file_needs_no_torch(tmp_path, words, code, says, form):
     (tmp_path / "mine.py").write_text(MINE)
     assert mha(tmp_path, *words, code=code, form=form, says=(says,)).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model"], "'model' is a folder, not a class or function"),
+        (["notes.txt"], "'notes.txt' is not a Python file"),
+        (["mine.py:Attention", "--against-arg", "a=1"], "--against-arg works only with --against"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_what_it_is(tmp_path, words, message):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "notes.txt").write_text("a text")
+    (tmp_path / "model").mkdir()
+    assert mha(tmp_path, *words, code=2, form=("--json",)).error["message"] == message
 
 
 def test_help_needs_no_torch(tmp_path):

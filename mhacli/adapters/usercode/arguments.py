@@ -346,9 +346,9 @@ def require_known(name: str, parameters: Mapping[str, Any]) -> None:
     by_end = {one.rpartition(".")[2]: one for one in parameters}
     near = difflib.get_close_matches(name.rpartition(".")[2], list(by_end), n=1, cutoff=0.5)
     raise MhaError(
-        f"argument {name} must be one of {describe_parameters(parameters)}, got {name}"
+        f"--arg {name}: there is no such argument, only {describe_parameters(parameters)}"
         if parameters
-        else f"argument {name} must be left out, got it for a constructor without arguments",
+        else f"--arg {name}: the constructor takes no arguments",
         hint=f"did you mean --arg {by_end[near[0]]}=VALUE?" if near else None,
         code="argument",
     )
@@ -357,7 +357,7 @@ def require_known(name: str, parameters: Mapping[str, Any]) -> None:
 def describe_unknown(owner: str, names: Sequence[str]) -> MhaError:
     """The error for parameters that have no default, were not given, and mean nothing that could be guessed."""
     return MhaError(
-        f"{owner} must be given {' and '.join(names)}, got nothing and no usual name to guess from",
+        f"{owner} needs a value for {' and '.join(names)}, which mha cannot guess from the name",
         hint=" ".join(f"--arg {name}=VALUE" for name in names),
         code="argument",
     )

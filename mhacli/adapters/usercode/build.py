@@ -94,7 +94,7 @@ def _given(request: TargetRequest) -> dict[str, object]:
     given: dict[str, object] = {}
     for name, word in request.arguments:
         if name in given:
-            raise UsageError(f"argument {name} must be given once, got it twice")
+            raise UsageError(f"--arg {name} is given twice")
         value = parse_value(word)
         if role_of(name.rpartition(".")[2]) == "dtype" and isinstance(value, str):
             value = getattr(torch, value, value)
@@ -108,7 +108,7 @@ def _require_device(name: str) -> None:
         torch.empty(0, device=name)
     except Exception as fault:  # torch has a kind of its own for each reason
         raise MhaError(
-            f"device {name} must be present, got none: {exception_text(fault)}",
+            f"--device {name}: there is no such device here: {exception_text(fault)}",
             hint="--device cpu works everywhere",
             code="no-device",
         ) from fault
@@ -119,11 +119,11 @@ def _require_buildable(target: Target) -> None:
     cls = target.thing
     if inspect.isabstract(cls):
         names = ", ".join(sorted(cls.__abstractmethods__))
-        raise MhaError(f"{target.name} must be complete, got an abstract class without {names}", code="no-target")
+        raise MhaError(f"{target.name} is an abstract class: it does not define {names}", code="no-target")
     has_call = any("__call__" in vars(base) for base in cls.__mro__ if base is not nn.Module)
     has_forward = hasattr(cls, "forward") and getattr(cls, "forward", None) is not nn.Module.forward
     if not (has_call or has_forward):
-        raise MhaError(f"{target.name} must have a forward or __call__, got a class without", code="no-target")
+        raise MhaError(f"{target.name} has neither forward nor __call__", code="no-target")
 
 
 # ------------------------------------------------------------------------------------------------ what is taken as it is
@@ -149,7 +149,9 @@ def _unbuilt(target: Target, call: Callable[..., Any]) -> Built:
 
     def rebuild(changes: Mapping[str, Any]) -> Built:
         if changes:
-            raise MhaError(f"{target.name} must be a class to be built with {', '.join(changes)}", code="argument")
+            raise MhaError(
+                f"{target.name} is not a class and cannot be built with {', '.join(changes)}", code="argument"
+            )
         again = copied(original)
         return built if module is None else _unbuilt(target, again)
 
@@ -163,7 +165,7 @@ def _require_no_arguments(target: Target, request: TargetRequest, kind: str) -> 
     if request.arguments:
         names = ", ".join(name for name, _ in request.arguments)
         raise MhaError(
-            f"{target.name} must be a class to be built with arguments, got {kind} and --arg {names}",
+            f"--arg {names}: {target.name} is {kind}, not a class",
             hint="--call-arg NAME=VALUE is passed to each call",
             code="argument",
         )
@@ -218,9 +220,9 @@ def _of_what_came_back(target: Target, made: Any) -> Target:
     """The target of a function that builds, as what it returned: that is what is examined. Raises `MhaError` for what cannot be
     called."""
     if inspect.isclass(made) or not (callable(made) or hasattr(made, "forward")):
-        got = f"the class {made.__name__}" if inspect.isclass(made) else f"a value of type {type(made).__name__}"
+        what = f"the class {made.__name__}" if inspect.isclass(made) else f"a value of type {type(made).__name__}"
         raise MhaError(
-            f"{target.name} takes no rows, so it must return a module, got {got}",
+            f"{target.name} takes no token vectors, and what it returns is {what}, not a module",
             hint="name a class, a function that attends, or one that returns a module",
             code="no-target",
             path=target.file,
@@ -281,7 +283,7 @@ def _require_known(name: str, named: Mapping[str, inspect.Parameter]) -> None:
     asked = name.rpartition(".")[2]
     if config is not None and role_of(asked) is not None:
         raise MhaError(
-            f"argument {name} must be one of {describe_parameters({n: p.default for n, p in named.items()})}, got {name}",
+            f"--arg {name}: there is no such argument, only {describe_parameters({n: p.default for n, p in named.items()})}",
             hint=f"--arg {config}.{asked}=VALUE sets it in the config",
             code="argument",
         )
@@ -350,11 +352,11 @@ def _refusal(target: Target, fault: BaseException, given: Mapping[str, Any]) -> 
     words = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
     subject = f"{target.name.rpartition(':')[2]}({words}){where}"
     if lacks_cuda(exception_text(fault)):
-        subject = f"{subject} needs a CUDA device, which this machine lacks"
+        subject = f"{subject} needs a CUDA device, which this machine does not have"
         return user_code_error(subject, fault, target.file, code="no-device")
     named = {} if given else {p.name: p.default for p in parameters_of(target.thing).named}
     advice = f"its arguments are {describe_parameters(named)}" if named else None
-    return user_code_error(f"{subject} must be buildable", fault, target.file, code="build", advice=advice)
+    return user_code_error(f"{subject} could not be built", fault, target.file, code="build", advice=advice)
 
 
 # -------------------------------------------------------------------------------------------------------------- configs
@@ -548,7 +550,7 @@ def _changed(config: Any, name: str, given: Mapping[str, Any]) -> Any:
         try:
             setattr(owner, last, value)
         except AttributeError as fault:
-            raise MhaError(f"{name}.{path} must be changeable, got {fault}", code="argument") from fault
+            raise MhaError(f"--arg {name}.{path} cannot be set: {fault}", code="argument") from fault
     return config
 
 

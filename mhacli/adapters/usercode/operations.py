@@ -84,8 +84,8 @@ class _Watcher(TorchFunctionMode):
             return
         if len(self.seen) + len(outputs) > MAX_OPERATIONS:
             raise MhaError(
-                f"operations of one call must be at most {MAX_OPERATIONS:,}, got more",
-                hint="a loop over queries and keys is watched better with fewer of them",
+                f"one call runs more than {MAX_OPERATIONS:,} operations, which is too many to watch",
+                hint="a loop over queries and keys runs fewer operations on a shorter text",
                 code="too-large",
             )
         for number, output in enumerate(outputs):

@@ -149,7 +149,7 @@ def _started(asked: bytes) -> Iterator[_Child]:
             )
         except OSError as fault:
             reason = fault.strerror or "unknown error"
-            raise MhaError(f"a process must start that runs the code, got: {reason}") from fault
+            raise MhaError(f"could not start a process to run the code: {reason}") from fault
         try:
             hears.close()
             tells.close()
@@ -239,7 +239,7 @@ def _understood(answers: _MessageParser, chunk: bytes) -> Iterator[tuple[dict[st
         yield from answers.fed(chunk)
     except (ValueError, TypeError, RecursionError) as fault:
         raise MhaError(
-            f"{answers.what} must leave the pipe of its process alone, got something else written into it",
+            f"{answers.what} failed: the code wrote into the pipe through which mha reads its results",
             code="crashed",
         ) from fault
 
@@ -253,25 +253,24 @@ def _passed_on(line: Mapping[str, Any]) -> MhaError:
 def _end(child: _Child, what: str, ended: int) -> MhaError:
     """The error for a process that ended before it gave a result."""
     if ended < 0:
-        name = _signal_name(-ended)
-        got = f"its end by {name}"
-        advice = "the system ends a process so that takes too much memory" if -ended == signal.SIGKILL else None
+        how = f"by {_signal_name(-ended)}"
+        advice = "the system does this to a process that takes too much memory" if -ended == signal.SIGKILL else None
     else:
-        got, advice = f"its end with exit status {ended}", None
-    return MhaError(f"{what} must not end the process, got {got}", hint=_hints(child, advice), code="crashed")
+        how, advice = f"with exit status {ended}", None
+    return MhaError(f"{what} ended the process {how}", hint=_hints(child, advice), code="crashed")
 
 
 def _too_slow(child: _Child, what: str, limit_s: float) -> MhaError:
     """The error for a stage that lasts too long."""
     if what == _LOADING:
-        return MhaError(f"{what} must end within {limit_s:g} seconds, got no end", hint=_hints(child), code="too-slow")
+        return MhaError(f"{what} took longer than {limit_s:g} seconds", hint=_hints(child), code="too-slow")
     with contextlib.suppress(ProcessLookupError):
         os.kill(child.process.pid, signal.SIGUSR1)  # it writes its stack
     until = time.monotonic() + _DUMP_S
     while child.place() is None and time.monotonic() < until:
         time.sleep(0.01)
     return MhaError(
-        f"{what} must end within {limit_s:g} seconds, got no end",
+        f"{what} took longer than {limit_s:g} seconds",
         hint=_hints(child, "--time-limit SECONDS allows more"),
         code="too-slow",
     )
@@ -280,7 +279,7 @@ def _too_slow(child: _Child, what: str, limit_s: float) -> MhaError:
 def _hints(child: _Child, advice: str | None = None) -> str | None:
     """The line that was running, what to do, and the last printed lines."""
     lines = child.printed.last_lines()
-    return "; ".join(filter(None, [child.place(), advice, lines and f"it printed last: {lines}"])) or None
+    return "; ".join(filter(None, [child.place(), advice, lines and f"it last printed: {lines}"])) or None
 
 
 def _signal_name(number: int) -> str:
@@ -350,9 +349,9 @@ def as_error(fault: BaseException, what: str) -> MhaError:
     if isinstance(fault, MhaError):
         return fault
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
-        return MhaError(f"memory must suffice for {what}, got none left", code="out-of-memory")
+        return MhaError(f"out of memory while {what}", code="out-of-memory")
     if source_line_of(fault) is not None or not isinstance(fault, Exception):
-        return user_code_error(f"{what} must not raise", fault, None, code="raised")
+        return user_code_error(f"{what} failed", fault, None, code="raised")
     return MhaError(
         f"internal error: {type(fault).__name__}: {fault}",
         hint="this is a bug of mha; MHA_DEBUG=1 shows where it happened",
@@ -494,12 +493,12 @@ def is_on_cuda(text: str) -> bool:
 def user_code_error(
     subject: str, fault: BaseException, file: str | None, *, code: str, advice: str | None = None
 ) -> MhaError:
-    """The error that says what their code raised: `subject` is what must be so, such as `my.py must be importable`."""
+    """The error that says what user code raised: `subject` is what went wrong, such as `my.py could not be imported`."""
     place = source_line_of(fault, file)
     hints = [place.text] if place else []
     hints += [advice] if advice else []
     return MhaError(
-        f"{subject}, got {exception_text(fault)}",
+        f"{subject}: {exception_text(fault)}",
         hint="; ".join(hints) or None,
         code=code,
         path=place.file if place else file,

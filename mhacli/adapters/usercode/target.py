@@ -43,11 +43,11 @@ def split_target(target: str) -> tuple[str, str]:
     """The file or module and the dotted name in it. Raises `UsageError` for what has not the form of a target."""
     location, colon, name = target.rpartition(":")
     if not colon:
-        raise UsageError(f"target must be {_FORM}, got {target[:200]!r}", hint=_without_colon(target))
+        raise UsageError(f"{target[:200]!r} is not of the form {_FORM}", hint=_without_colon(target))
     if not name or not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(f"target must end in the name of a class or function, got {name[:200]!r}", hint=_FORM)
+        raise UsageError(f"{name[:200]!r}, after the last colon, is not the name of a class or function", hint=_FORM)
     if not is_file(location) and not all(part.isidentifier() for part in location.split(".")):
-        raise UsageError(f"target must begin with a file or a module, got {location[:200]!r}", hint=_FORM)
+        raise UsageError(f"{location[:200]!r}, before the last colon, is neither a file nor a module", hint=_FORM)
     return location, name
 
 
@@ -75,13 +75,13 @@ def find_target(target: str) -> Target:
     thing = _thing_named(module, location, name)
     if inspect.ismodule(thing):
         raise MhaError(
-            f"{name} of {location} must be a class or function, got a module",
+            f"{name} of {location} is a module, not a class or function",
             hint=f"{thing.__name__}:NAME",
             code="no-target",
         )
     if not (callable(thing) or hasattr(thing, "forward")):
         raise MhaError(
-            f"{name} of {location} must be a class or function, got a value of type {type(thing).__name__}",
+            f"{name} of {location} is a value of type {type(thing).__name__}, not a class or function",
             hint=_listed(module, location),
             code="no-target",
         )
@@ -147,12 +147,12 @@ def _import_file(location: str) -> ModuleType:
         advice = None
         if isinstance(fault, ImportError) and "relative import" in str(fault):
             advice = "name it as PACKAGE.MODULE:NAME from the folder that holds its package"
-        raise user_code_error(f"{location} must be importable", fault, path, code="import", advice=advice) from fault
+        raise user_code_error(f"{location} could not be imported", fault, path, code="import", advice=advice) from fault
     loaded = getattr(module, "__file__", None)
     if loaded is None or not os.path.samefile(loaded, path):
         raise MhaError(
-            f"{location} must be the module {name}, got {shown_path(str(loaded))}, which is imported under that name",
-            hint="another name for its folder tells them apart",
+            f"{location} cannot be imported as {name}: {shown_path(str(loaded))} has that name already",
+            hint="rename its folder",
             code="import",
             path=location,
         )
@@ -189,17 +189,17 @@ def _import_module(location: str) -> ModuleType:
     except ModuleNotFoundError as fault:
         missing = fault.name or ""
         if location != missing and not location.startswith(f"{missing}."):
-            raise user_code_error(f"{location} must be importable", fault, None, code="import") from fault
+            raise user_code_error(f"{location} could not be imported", fault, None, code="import") from fault
         near = difflib.get_close_matches(missing, _modules_beside(missing), n=3)
         raise MhaError(
-            f"module {location} must exist, got no module {missing}",
+            f"module {location} does not exist" + (f": there is no module {missing}" if missing != location else ""),
             hint=f"did you mean {' or '.join(near)}?"
             if near
             else "a file is named by its path, such as folder/file.py:NAME",
             code="no-target",
         ) from fault
     except BaseException as fault:
-        raise user_code_error(f"{location} must be importable", fault, None, code="import") from fault
+        raise user_code_error(f"{location} could not be imported", fault, None, code="import") from fault
 
 
 def _modules_beside(missing: str) -> list[str]:
@@ -219,13 +219,16 @@ def _require_source(location: str) -> None:
         raise MhaError(f"{location} does not exist", hint=hint, code="unreadable", path=location)
     source = read_whole(location, MAX_SOURCE_BYTES)
     if not location.endswith(".py"):
-        raise MhaError(f"{location} must be a Python file, *.py, got another kind", code="unreadable", path=location)
+        raise MhaError(
+            f"{location} is not a Python file: its name does not end in .py", code="unreadable", path=location
+        )
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
         source.decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as fault:
         raise MhaError(
-            f"{location} must be UTF-8, or say in its first line what it is, got {fault}",
+            f"{location} cannot be decoded: {fault}",
+            hint="save it as UTF-8, or name its encoding in the first line",
             code="encoding",
             path=location,
         ) from fault
@@ -273,7 +276,7 @@ def _thing_named(module: ModuleType, location: str, name: str) -> Any:
         except AttributeError:
             raise _missing(module, thing, location, name.split(".")[: depth + 1]) from None
         except Exception as fault:
-            raise user_code_error(f"{part} of {location} must be readable", fault, None, code="import") from fault
+            raise user_code_error(f"{part} of {location} could not be read", fault, None, code="import") from fault
     return thing
 
 
@@ -287,7 +290,9 @@ def _missing(module: ModuleType, owner: Any, location: str, parts: list[str]) ->
     )
     before = "".join(f"{part}." for part in parts[:-1])
     return MhaError(
-        f"{holder} must have {parts[-1]}, got {listed or 'no class or function'}",
+        f"{holder} has no {parts[-1]}, only {listed}"
+        if listed
+        else f"{holder} has no {parts[-1]}, and no class or function",
         hint=f"did you mean {' or '.join(f'{location}:{before}{other}' for other in near)}?" if near else None,
         code="no-target",
         path=getattr(module, "__file__", None),

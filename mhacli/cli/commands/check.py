@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
 _JOB = "mhacli.compute.check.examine:examine_request"
-_NEXT = "--against TARGET compares with an attention that you trust; --heads and --scale say what nothing tells"
+_NEXT = "--against TARGET compares with code that you trust; --heads and --scale state what the code does not show"
 """What to do where there is no verdict; a report that is drawn says it itself."""
 _TARGET_HELP = (
     "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
@@ -156,14 +156,14 @@ def check(
     for argument in examination.arguments:
         if argument.origin == "guessed" and name is not None:
             why = f": {argument.why}" if argument.why else ""
-            note(f"{argument.name}={argument.value} is guessed{why}; --arg {argument.name}=… says otherwise")
+            note(f"{argument.name}={argument.value} is guessed{why}; --arg {argument.name}=… sets it")
 
 
 def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
     """What is asked, as far as it can be checked without running anything."""
     if not subject.target:
         raise UsageError(
-            "target must be given: FILE.py:NAME or package.module:NAME", hint="try mha check my.py:Attention"
+            "name what to check: FILE.py:NAME or package.module:NAME", hint="try mha check my.py:Attention"
         )
     Config(d_model=1, n_heads=1, device=how.device, seed=how.seed).resolved()
     device = "cpu" if how.device == "auto" else how.device
@@ -182,9 +182,9 @@ def _require_code(target: str) -> None:
     meant = "FILE.py:NAME or package.module:NAME is a class or a function"
     if isdir(target):
         hint = f"mha doctor --model {quote(target)} examines a checkpoint; {meant}"
-        raise UsageError(f"{target!r} is a folder, not an attention", hint=hint, path=target)
+        raise UsageError(f"{target!r} is a folder, not a class or function", hint=hint, path=target)
     if isfile(target) and not target.endswith(".py"):
-        raise UsageError(f"{target!r} is no Python file", hint=meant, path=target)
+        raise UsageError(f"{target!r} is not a Python file", hint=meant, path=target)
 
 
 def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:
@@ -193,7 +193,7 @@ def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None
     if subject.against is None:
         for name, value in arguments_given.items():
             if value:
-                raise UsageError(f"{name} must come with --against, got none", hint="add --against TARGET")
+                raise UsageError(f"{name} works only with --against", hint="add --against TARGET")
         return None
     calls = pairs(subject.against_call_arg, "against-call-arg") or of.call_arguments
     return replace(

@@ -34,6 +34,7 @@ from mhacli.io.json_schema import finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Examination, Finding, FirstDifference, OutputComparison
 
+_OWN_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
 """What the other is built with too where the first has it by default: rows must fit both."""
 _MOST_TRANSFERS = 24
@@ -110,11 +111,12 @@ def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
 
 
 def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
-    """The other, ready to be asked. Raises `MhaError`, whose hint speaks of its own options."""
+    """The other, ready to be asked. Raises `MhaError` that names its own options."""
     try:
         return ready(_as_it_calls_them(request, first_arguments, stage), stage)
     except MhaError as fault:
-        fault.hint = fault.hint and re.sub(r"--(?=(call-)?arg\b)", "--against-", fault.hint)
+        fault.message = _OWN_OPTION.sub("--against-", fault.message)
+        fault.hint = fault.hint and _OWN_OPTION.sub("--against-", fault.hint)
         raise
 
 
@@ -147,13 +149,14 @@ def _require_alike(one: UserAttention, other: UserAttention, request: CheckReque
     assert request.against is not None
     if one.is_function != other.is_function:
         raise MhaError(
-            "both must project rows, or both read q, k and v as they are, got one of each",
+            "cannot compare the two: one projects token vectors, the other takes q, k and v as they are",
             code="cannot-compare",
         )
     if not one.is_function and one.sizes.d_in != other.sizes.d_in:
         raise MhaError(
-            f"{request.against.target} must read rows as wide as {request.of.target}, {one.sizes.d_in}, got {other.sizes.d_in}",
-            hint="--arg is given to both, by the name that each has for it; --against-arg NAME=VALUE to the other alone",
+            f"cannot compare the two: {request.of.target} takes vectors of width {one.sizes.d_in}, {request.against.target} of "
+            f"width {other.sizes.d_in}",
+            hint="--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone",
             code="cannot-compare",
         )
 
@@ -203,8 +206,8 @@ def _transferred(
             yield made, Choice("weights", f"weights are carried over: {', '.join(theirs.parts)}")
     if not count:
         raise MhaError(
-            "the projections of both must be found to give both the same weights, got shapes or names that do not fit",
-            hint="queries, keys, values and output are found by names such as q_proj, wk, qkv, out_proj",
+            "cannot give both the same weights: the names or shapes of their projections do not correspond",
+            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj",
             code="cannot-compare",
         )
 

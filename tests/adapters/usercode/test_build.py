@@ -268,21 +268,21 @@ def test_what_nobody_knows_must_be_given() -> None:
             super().__init__()
 
     assert told(Strange) == (
-        "mine.py:Attention must be given wobble and tilt, got nothing and no usual name to guess from",
+        "mine.py:Attention needs a value for wobble and tilt, which mha cannot guess from the name",
         "--arg wobble=VALUE --arg tilt=VALUE",
     )
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are() -> None:
     assert told(Plain, "d_modle=64") == (
-        "argument d_modle must be one of d_model, n_heads, dropout=0.1, got d_modle",
+        "--arg d_modle: there is no such argument, only d_model, n_heads, dropout=0.1",
         "did you mean --arg d_model=VALUE?",
     )
     assert told(Kept, "wobble=64") == (
-        "argument wobble must be left out, got it for a constructor without arguments",
+        "--arg wobble: the constructor takes no arguments",
         None,
     )
-    with pytest.raises(UsageError, match="argument d_model must be given once, got it twice"):
+    with pytest.raises(UsageError, match="--arg d_model is given twice"):
         built(Plain, "d_model=64", "d_model=32")
 
 
@@ -348,7 +348,7 @@ def test_a_name_of_a_config_that_nobody_knows_must_be_given(read: Any) -> None:
             self.value = read(config)
 
     assert told(Strange) == (
-        "mine.py:Attention must be given config.wobble, got nothing and no usual name to guess from",
+        "mine.py:Attention needs a value for config.wobble, which mha cannot guess from the name",
         "--arg config.wobble=VALUE",
     )
     assert built(Strange, "config.wobble=7").module.value == 7
@@ -400,8 +400,7 @@ def test_the_class_that_an_annotation_names_is_the_config() -> None:
     assert guesses(built(OfSizes, "args.n_embd=60", causal=True)) == {"args.causal": True}
     message, _ = told(OfSizes, "args.n_embd=60", "args.wobble=3")
     assert message == (
-        "argument args.wobble must be one of args.n_embd=60, args.n_head=6, args.causal=False, args.d_head=10, "
-        "got args.wobble"
+        "--arg args.wobble: there is no such argument, only args.n_embd=60, args.n_head=6, args.causal=False, args.d_head=10"
     )
 
 
@@ -505,7 +504,7 @@ def test_functions_are_taken_as_they_are() -> None:
         assert found.call is function
         assert (found.module, dict(found.arguments), found.guesses, found.rebuild({})) == (None, {}, (), found)
     assert told(attend, "by=3") == (
-        "mine.py:Attention must be a class to be built with arguments, got a function and --arg by",
+        "--arg by: mine.py:Attention is a function, not a class",
         "--call-arg NAME=VALUE is passed to each call",
     )
 
@@ -567,7 +566,7 @@ def test_a_function_may_come_back_too() -> None:
 @pytest.mark.parametrize(("result", "got"), [(3, "a value of type int"), (Plain, "the class Plain")])
 def test_what_takes_no_rows_and_returns_no_module_is_refused(result: Any, got: str) -> None:
     message, hint = told(lambda: result)
-    assert message == f"mine.py:Attention takes no rows, so it must return a module, got {got}"
+    assert message == f"mine.py:Attention takes no token vectors, and what it returns is {got}, not a module"
     assert hint is not None
 
 
@@ -579,10 +578,10 @@ def test_an_instance_is_put_in_eval_and_built_anew_as_a_copy() -> None:
     again = found.rebuild({}).module
     assert again is not ready
     assert torch.equal(again.w_q.weight, ready.w_q.weight)
-    with pytest.raises(MhaError, match=r"^mine\.py:Attention must be a class to be built with n_heads$"):
+    with pytest.raises(MhaError, match=r"^mine\.py:Attention is not a class and cannot be built with n_heads$"):
         found.rebuild({"n_heads": 3})
     assert told(ready, "n_heads=3")[0] == (
-        "mine.py:Attention must be a class to be built with arguments, got a module that is built already and --arg n_heads"
+        "--arg n_heads: mine.py:Attention is a module that is built already, not a class"
     )
 
 
@@ -602,15 +601,15 @@ def test_what_cannot_be_called_is_not_built() -> None:
     class Nothing:
         pass
 
-    assert told(Abstract)[0] == "mine.py:Attention must be complete, got an abstract class without scores"
+    assert told(Abstract)[0] == "mine.py:Attention is an abstract class: it does not define scores"
     for kind in (Silent, Nothing):
-        assert told(kind)[0] == "mine.py:Attention must have a forward or __call__, got a class without"
+        assert told(kind)[0] == "mine.py:Attention has neither forward nor __call__"
 
 
 def test_what_a_constructor_raises_is_told_with_its_line() -> None:
     message, hint = told(Plain, "d_model=63", "n_heads=4")
     assert message.startswith("Attention(d_model=63, n_heads=4) of ")
-    assert message.endswith("test_build.py must be buildable, got AssertionError: heads must divide")
+    assert message.endswith("test_build.py could not be built: AssertionError: heads must divide")
     assert hint is not None
     assert hint.endswith('says: assert d_model % n_heads == 0, "heads must divide"')
 
@@ -618,7 +617,7 @@ def test_what_a_constructor_raises_is_told_with_its_line() -> None:
         def __init__(self):
             raise SystemExit(4)
 
-    assert told(Exits)[0].endswith("must be buildable, got SystemExit: 4")
+    assert told(Exits)[0].endswith(": SystemExit: 4")
 
     class Alone(Kept):
         def __init__(self):
@@ -647,7 +646,7 @@ def test_a_constructor_that_wants_cuda_is_told_so(said: str) -> None:
 
     message, hint = told(Puts)
     assert message.startswith("Attention() of ")
-    assert message.endswith(f" needs a CUDA device, which this machine lacks, got AssertionError: {said}")
+    assert message.endswith(f" needs a CUDA device, which this machine does not have: AssertionError: {said}")
     assert hint is not None
     assert hint.endswith("says: raise AssertionError(said)")
 
@@ -663,5 +662,5 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_built(
     monkeypatch.setattr(torch, "empty", empty)
     with pytest.raises(MhaError) as caught:
         build(Target("a.py:A", thing, __file__, ""), TargetRequest("a.py:A", device="cuda:9"))
-    said = "device cuda:9 must be present, got none: AssertionError: Torch not compiled with CUDA enabled"
+    said = "--device cuda:9: there is no such device here: AssertionError: Torch not compiled with CUDA enabled"
     assert (caught.value.message, caught.value.code) == (said, "no-device")

@@ -289,25 +289,25 @@ def refusal(asked, one, other):
 
 def test_a_function_and_a_layer_are_not_compared(asked):
     error, _ = refusal(asked, "Separate", "attend")
-    assert str(error) == "both must project rows, or both read q, k and v as they are, got one of each"
+    assert str(error) == "cannot compare the two: one projects token vectors, the other takes q, k and v as they are"
 
 
 def test_rows_must_be_as_wide(asked):
     error, request = refusal(asked, "Separate", "Wider")
     one, other = request.of.target, request.against.target
-    assert str(error) == f"{other} must read rows as wide as {one}, 12, got 24"
+    assert str(error) == f"cannot compare the two: {one} takes vectors of width 12, {other} of width 24"
     assert (
         error.hint
-        == "--arg is given to both, by the name that each has for it; --against-arg NAME=VALUE to the other alone"
+        == "--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone"
     )
 
 
 def test_projections_that_cannot_be_told_are_not_carried_over(asked):
     error, _ = refusal(asked, "Separate", "Unfindable")
     assert str(error) == (
-        "the projections of both must be found to give both the same weights, got shapes or names that do not fit"
+        "cannot give both the same weights: the names or shapes of their projections do not correspond"
     )
-    assert error.hint == "queries, keys, values and output are found by names such as q_proj, wk, qkv, out_proj"
+    assert error.hint == "projections are recognised by names such as q_proj, wk, qkv, out_proj"
 
 
 @pytest.mark.parametrize(("one", "other"), [("Separate", "SharedByHeads"), ("Biased", "Bare")])

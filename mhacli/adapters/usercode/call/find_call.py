@@ -259,16 +259,15 @@ def refuse_unknown(call: CallFacts) -> None:
     for name in call.fixed:
         if name not in names and not call.signature.takes_any and call.signature.known:
             raise MhaError(
-                f"--call-arg must name a parameter of {call.built.name}, got {name}",
+                f"--call-arg {name}: {call.built.name} has no such parameter",
                 hint=f"it has {', '.join(names) or 'none'}", code="cannot-examine", path=call.built.file,
             )  # fmt: skip
     free = call.free(*call.signature.parameters)
     unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
     if unknown:
-        subject, it = ("parameter", "it") if len(unknown) == 1 else ("parameters", "them")
+        it = "it" if len(unknown) == 1 else "them"
         raise MhaError(
-            f"{subject} {' and '.join(unknown)} of {call.built.name} must be given, "
-            "got nothing and no usual name to guess from",
+            f"{call.built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
             hint=f"give {it} with {' '.join(f'--call-arg {name}=VALUE' for name in unknown)}",
             code="cannot-examine", path=call.built.file,
         )  # fmt: skip
@@ -279,10 +278,10 @@ def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial])
     built, failures = call.built, failures or [FailedTrial("no rows", "no rows of a size that fits")]
     for failure in failures:
         if lacks_cuda(failure.message):
-            message = f"{built.name} needs a CUDA device, which this machine lacks, got {_short(failure)}"
+            message = f"{built.name} needs a CUDA device, which this machine does not have: {_short(failure)}"
             return MhaError(message, code="no-device", path=built.file)
         if device.type == "cpu" and is_on_cuda(failure.message):
-            message = f"{built.name} must be on the device of its rows, cpu, got {_short(failure)}"
+            message = f"{built.name} puts some tensors on another device than its input, cpu: {_short(failure)}"
             return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
     message, hint = _ended(built, failures) or _indivisible(built, failures) or _commonest(built, failures)
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
@@ -296,9 +295,9 @@ def _short(failure: FailedTrial) -> str:
 
 def _ended(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
     """What to say of a call, the likeliest one, that ends the program or waits for input from the keyboard."""
-    rules = {"SystemExit": "return when it is called", "EOFError": "read nothing from stdin when it is called"}
-    rule = rules.get(failures[0].message.partition(":")[0])
-    return None if rule is None else (f"{built.name} must {rule}, got {_short(failures[0])}", None)
+    causes = {"SystemExit": "ends the program when it is called", "EOFError": "waits for input from the keyboard"}
+    cause = causes.get(failures[0].message.partition(":")[0])
+    return None if cause is None else (f"{built.name} {cause}: {_short(failures[0])}", None)
 
 
 def _indivisible(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
@@ -318,7 +317,7 @@ def _indivisible(built: Built, failures: list[FailedTrial]) -> tuple[str, str | 
             divisors = [n for n in range(1, size + 1) if size % n == 0]
             below = [n for n in divisors if n < part][-1:]
             fits += [f"--arg {of}={n}" for n in (*below, *[n for n in divisors if n > part][:1])]
-            rule = f"argument {name} of {built.name} must be a multiple of {of}, {part}, got {size}"
+            rule = f"{built.name}: {name} {size} is not a multiple of {of} {part}"
             return f"{rule}: {_short(failures[0])}", f"{' or '.join(fits)} would fit"
     return None
 
@@ -330,13 +329,13 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
         alike.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_SAID], failure.at), []).append(failure)
     most = max(alike.values(), key=len)
     ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
-    rule = f"{built.name} must accept rows in one of {len(failures)} usual ways, got an error from each"
+    rule = f"{built.name} could not be called in any of {len(failures)} usual ways"
     more = f"; and {len(alike) - 1} other error{'s' * (len(alike) > 2)}" if len(alike) > 1 else ""
     message = f"{rule}: {ways}: {_short(most[0])}{more}"
     guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
-    hints = [f"guessed were {', '.join(guessed)}: give others with --arg NAME=VALUE"] if guessed else []
+    hints = [f"mha guessed {', '.join(guessed)}: --arg NAME=VALUE sets them"] if guessed else []
     if any("scalar types: Long" in failure.message for failure in failures):
-        hints.append("it looks up token ids: name the attention in it, which takes rows")
+        hints.append("it takes token ids: name the attention inside it, which takes token vectors")
     return message, "; ".join(hints) or None
 
 

@@ -135,8 +135,8 @@ def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
             parts = (("queries",), ("queries", "keys", "values"), ("queries", "keys"))
             return [tuple(RowArgument(f"args[{n}]", part, True, True) for n, part in enumerate(some)) for some in parts]  # type: ignore[arg-type]
         raise MhaError(
-            f"{call.built.name} must take rows as a parameter, such as x, or query, key and value, got none",
-            hint="name a class or function that attends", code="cannot-examine", path=call.built.file,
+            f"{call.built.name} has no parameter for token vectors, such as x, or query, key and value",
+            hint="name a class or function that computes attention", code="cannot-examine", path=call.built.file,
         )  # fmt: skip
     if any(parameter.role == "query" for parameter in rows) and any(parameter.role == "key" for parameter in rows):
         rows = tuple(parameter for parameter in rows if parameter.role != "context" or parameter.required)
