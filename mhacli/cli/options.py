@@ -391,7 +391,7 @@ class DeviceOptions:
 class DrawingOptions:
     """What is drawn of a record."""
 
-    view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "matrix"
+    view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "auto"
     head: HeadList = None
     sequence: Annotated[str | None, sequence_list()] = None
     top: Annotated[int, number(VIEW, whole("top", 1, 1000), "Keys per query, with --view top.", metavar="K")] = 3

@@ -353,7 +353,7 @@ def _views(record: Record, options: ViewOptions, on: Screen) -> Iterator[Rendera
         from mhacli.render.run.trace import closing, step_blocks
 
         yield from (*step_blocks(record, on), closing(record, on))
-    elif record.decoding is not None and options.view == "matrix":
+    elif record.decoding is not None and options.view in ("auto", "matrix"):
         from mhacli.render.run.decode import decode_view
 
         yield decode_view(record, options, on)

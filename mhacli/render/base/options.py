@@ -11,7 +11,8 @@ from mhacli.errors import UsageError, out_of_range
 if TYPE_CHECKING:
     from mhacli.results.record.record import LayerChoice
 
-View = Literal["matrix", "heatmap", "top", "none"]
+View = Literal["auto", "matrix", "heatmap", "top", "none"]
+"""`auto`: the matrix, or what shows most where it does not fit."""
 Scale = Literal["linear", "log", "rank"]
 Figure = Literal["head", "grid", "walk"]
 Rows = Literal["generated", "last"] | tuple[int, ...]

@@ -14,6 +14,7 @@ from mhacli.render.base.format import fitted, percent_text, plain_table, title_r
 from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
+from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_of, where
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
@@ -46,6 +47,9 @@ def patterns_view(
         yield Text(message, style="yellow")
     groups = [*_groups([layer for layer in layers if layer.has_pattern], sequences, options)]
     heads = [pattern.head for group in groups for pattern in group.patterns]
+    options, note = fitting_view(heads, options, screen)
+    if note is not None:
+        yield note
     scale = drawing_scale(heads, largest_of(heads), options, screen)
     for group in groups:
         yield from drawings(group, scale, options, screen)

@@ -104,7 +104,7 @@ def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
         return 1
     for n in range(len(patterns), 1, -1):
         width = _panel_width(n, screen)
-        if all(p.title.cell_len + _RULE <= width and _fits(p.head, options, width) for p in patterns):
+        if all(p.title.cell_len + _RULE <= width and fits(p.head, options, width) for p in patterns):
             return -(-len(patterns) // -(-len(patterns) // n))
     return 1
 
@@ -113,7 +113,7 @@ def _panel_width(n: int, screen: Screen) -> int:
     return (screen.width - (n - 1) * _BETWEEN) // n
 
 
-def _fits(head: HeadPattern, options: ViewOptions, width: int) -> bool:
+def fits(head: HeadPattern, options: ViewOptions, width: int) -> bool:
     """Whether a matrix of that width shows every key."""
     n_keys = int(head.weights.shape[1])
     return n_keys * (options.precision + 1) < width and layout_of(head, options, width).room >= n_keys

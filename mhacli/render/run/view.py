@@ -23,6 +23,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tokens import hidden, token_tables
+from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_weight
 from mhacli.render.heads.heatmap import scale_caption
 from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
@@ -148,9 +149,12 @@ def _heads(
             style="yellow",
         )
         return
-    patterns = [HeadPattern(record, index, head) for index in sequences.shown for head in heads.shown]
-    scale = drawing_scale(patterns, largest_weight(record, "pattern"), options, screen)
     groups = [_group(record, index, heads) for index in sequences.shown]
+    patterns = [pattern.head for group in groups for pattern in group.patterns]
+    options, note = fitting_view(patterns, options, screen)
+    if note is not None:
+        yield note
+    scale = drawing_scale(patterns, largest_weight(record, "pattern"), options, screen)
     for group in groups:
         yield from drawings(group, scale, options, screen)
     if "dropped" in record.arrays:
