@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.rule import Rule
@@ -14,7 +14,7 @@ from rich.text import Text
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
 from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, HeadStatistics, nearest_type
-from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, WeightShape
+from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.variants import positions_name
@@ -54,6 +54,25 @@ def seconds_unit(seconds: float) -> tuple[float, str]:
         if seconds * factor < 999.5:
             return factor, unit
     return 1.0, "s"
+
+
+ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
+"""A time below the first is mostly that of calls and clocks; runs that vary by more than the second were disturbed."""
+
+
+def rough_seconds_text(seconds: float | None) -> str:
+    """A duration that was measured once, marked as rough below a millisecond: `≈ 12.3 µs`."""
+    mark = "≈ " if seconds is not None and seconds < ROUGH_S else ""
+    return mark + seconds_text(seconds)
+
+
+def rough_note(timings: Iterable[Timing]) -> str:
+    """Why the medians of some timings are rough, nothing where they are not."""
+    timed = [timing for timing in timings if timing.median_s]
+    if any(timing.median_s < ROUGH_S for timing in timed):
+        return "rough: less than 1 ms"
+    spread = max((timing.iqr_s / timing.median_s for timing in timed if len(timing.samples_s) > 1), default=0.0)
+    return f"rough: the runs vary by {percent_text(spread)}, as on a busy machine" if spread > ROUGH_SPREAD else ""
 
 
 def count_text(count: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from mhacli.render.base.cells import WEIGHTS
-from mhacli.render.base.format import count_of
+from mhacli.render.base.format import count_of, percent_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern, largest_of
@@ -66,7 +66,8 @@ def _note(heads: Sequence[HeadPattern], options: ViewOptions, screen: Screen) ->
         text = f"{count_of(options.precision, 'decimal')}, so that all {keys} fit the screen"
     elif options.view == "top":
         part = float(np.mean([_shown(head, options, screen) for head in heads]))
-        text = f"{keys} do not fit the screen as numbers: the {options.top} strongest of each query, {part:.0%} of all attention"
+        strongest = f"the {options.top} strongest of each query, {percent_text(part)} of all attention"
+        text = f"{keys} do not fit the screen as numbers: {strongest}"
     else:
         text = f"{keys} do not fit the screen as numbers: a heatmap"
     return Text(f"{text} (--view matrix, --all)", style="dim")

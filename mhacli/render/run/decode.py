@@ -18,6 +18,8 @@ from mhacli.render.base.format import (
     new_tokens_text,
     number_text,
     plain_table,
+    rough_note,
+    rough_seconds_text,
     seconds_text,
     title_rule,
     token_text,
@@ -119,7 +121,7 @@ def _step(
     check = [
         f"largest difference from the full recomputation: {number_text(cache.max_abs_difference)}",
         f"{count_text(step.flops)} FLOPs",
-        seconds_text(step.time_s),
+        rough_seconds_text(step.time_s),
     ]
     lines.append(Text("\n".join(filled(check, room)), style="dim"))
     return Group(title_rule(title), Padding(Group(*lines), (0, 0, 0, _INDENT)))
@@ -205,6 +207,8 @@ def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     partly_timed = [way.n_timed for way in ways if way.n_timed < way.length]
     if "total" in wanted and partly_timed:
         caption += f"; ≈ the sum over all steps, of which {max(partly_timed)} were timed"
+    rough = rough_note(way.step for way in ways)
+    caption += f"; {rough}" if rough else ""
     title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
     return Group(title, table, Text(caption, style="dim"))
 

@@ -23,6 +23,8 @@ from mhacli.render.base.format import (
     number_text,
     odd_numbers,
     plain_table,
+    rough_note,
+    rough_seconds_text,
     seconds_text,
     single_parameters,
     sparkline,
@@ -116,7 +118,7 @@ def _measured(step: Step, *, is_timed: bool) -> list[str]:
         f"strides ({', '.join(map(str, step.strides))})",
         f"{count_text(step.flops)} FLOPs",
         bytes_text(step.bytes) + f" {visible(step.dtype)}",
-        *([seconds_text(step.time_s)] if is_timed else []),
+        *([rough_seconds_text(step.time_s)] if is_timed else []),
     ]
 
 
@@ -162,9 +164,10 @@ def _totals(record: Record) -> Text:
         f"\ntotal {count_text(flops)} FLOPs · {bytes_text(n_bytes)} in new tensors · {n_parameters:,} parameters",
         style="bold",
     )
-    return (
-        line if total is None else line.append(f" · {seconds_text(total.median_s)} (median of {len(total.samples_s)})")
-    )
+    if total is None:
+        return line
+    notes = [f"median of {len(total.samples_s)}", rough_note([total])]
+    return line.append(f" · {seconds_text(total.median_s)} ({', '.join(filter(None, notes))})")
 
 
 # -------------------------------------------------------------------------------------------------------------- cell

@@ -19,6 +19,7 @@ from mhacli.render.base.format import (
     filled,
     number_text,
     plain_table,
+    rough_note,
     seconds_text,
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
@@ -217,7 +218,8 @@ def timing_table(record: Record, screen: Screen) -> Table:
         times = [seconds_text(s) for s in (timing.first_s, timing.median_s, timing.iqr_s)]
         table.add_row(visible(site), *times, share, style=style)
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
-    rate = f"{n_tokens / total.median_s:,.0f} tokens/s" if total.median_s else ""
-    table.caption = Text(f"{rate} over {count_of(len(total.samples_s), 'run')} after the first", style="dim")
+    rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
+    caption = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
+    table.caption = Text(" · ".join(filter(None, caption)), style="dim")
     table.caption_justify = "left"
     return table

@@ -16,12 +16,15 @@ from mhacli.render.base.format import (
     filled,
     fitted,
     number_text,
+    rough_note,
+    rough_seconds_text,
     seconds_text,
     sparkline,
     token_text,
     weight_text,
 )
 from mhacli.render.base.options import Selection, ViewOptions, balanced, chosen, require_choices
+from mhacli.results.record.record import Timing
 from mhacli.spec.config import Config
 
 
@@ -78,6 +81,32 @@ def test_numbers_have_four_digits(number, text):
 )
 def test_durations_are_told_in_the_unit_that_fits(seconds, text):
     assert seconds_text(seconds) == text
+
+
+def timing(median_s, iqr_s=0.0, n=5):
+    return Timing(median_s, (median_s,) * n, median_s, iqr_s)
+
+
+@pytest.mark.parametrize(
+    ("timings", "note"),
+    [
+        ([timing(0.002, 0.0004)], ""),
+        ([timing(0.002, 0.0005)], "rough: the runs vary by 25 %, as on a busy machine"),
+        ([timing(0.002, 0.0001), timing(0.01, 0.01)], "rough: the runs vary by 100 %, as on a busy machine"),
+        ([timing(0.000999)], "rough: less than 1 ms"),
+        ([timing(2.0), timing(0.0001, 0.0001)], "rough: less than 1 ms"),
+        ([timing(0.002, 0.002, n=1)], ""),
+        ([timing(0.0)], ""),
+        ([], ""),
+    ],
+)
+def test_times_that_are_small_or_vary_much_are_called_rough(timings, note):
+    assert rough_note(timings) == note
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0005, "≈ 500 µs"), (0.001, "1 ms"), (None, "–")])
+def test_a_time_measured_once_is_marked_below_a_millisecond(seconds, text):
+    assert rough_seconds_text(seconds) == text
 
 
 @pytest.mark.parametrize(

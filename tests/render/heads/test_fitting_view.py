@@ -57,7 +57,7 @@ def test_the_strongest_keys_come_before_a_heatmap_where_they_show_nine_tenths():
     record = record_of(16, peaked(16, 0.93))
     view, _, note = fitted(record, width=50, colour=True)
     assert view == "top"
-    assert f"{0.93 + 2 * 0.07 / 15:.0%} of all attention" in note
+    assert f"{93 + 2 * 7 / 15:.0f} % of all attention" in note
 
 
 def test_without_colour_a_heatmap_counts_what_is_above_its_lowest_sign():
