@@ -187,7 +187,7 @@ def test_colour_adds_no_other_escape_than_colour(hostile: Path) -> None:
 
 
 def test_weights_with_a_hostile_name_and_vocabulary_show_as_escapes(hostile: Path) -> None:
-    words = ["--file", "text.txt", "--weights", WEIGHTS_NAME, "--repeat", "1"]
+    words = ["--file", "text.txt", "--weights", WEIGHTS_NAME, "--repeat", "1", "--tokens"]
     done = attempt(hostile, "run", *words, launch=Launch(WITH_TORCH))
     assert f"weights {escaped(WEIGHTS_NAME)}" in done.stdout
     assert escaped("\x9b31mred") in done.stdout
