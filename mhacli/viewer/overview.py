@@ -104,7 +104,7 @@ class Overview(HeadsScreen):
         self.last.show(self._keys)
 
     def _has_pictures(self) -> bool:
-        return self.heads.layout_for(self.heads.size.width, self.heads.size.height).thumbnail is not None
+        return self.heads.tiles_for(self.heads.size.width, self.heads.size.height) is not None
 
     def _keys(self, width: int) -> list[Line]:
         without = () if self._has_pictures() else ("scale", "sinks")
@@ -113,7 +113,7 @@ class Overview(HeadsScreen):
     def _legend(self, width: int) -> list[Line]:
         """How the small pictures are shaded; and what the signs mean, of the types that occur, unless the pictures name them."""
         layout = self.heads.layout_for(self.heads.size.width, self.heads.size.height)
-        shading: list[list[StyledText]] = [] if layout.thumbnail is None else [[(self.session.scale_words(), DIM)]]
+        shading: list[list[StyledText]] = [[(self.session.scale_words(), DIM)]] if self._has_pictures() else []
         if layout.thumbnail is not None and layout.width > self.heads.widest_title:
             return flowed(shading, width)
         kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]

@@ -66,7 +66,7 @@ async def pictured(app: Viewer, pilot: Any) -> None:
     """Waits for the small pictures of the first screen, which come when the rest of it can be seen."""
     await pilot.pause()
     for heads in app.screen.query(HeadGrid):
-        while heads.layout_for(*heads.size).thumbnail is not None and heads._thumbnail is None:
+        while heads.tiles_for(*heads.size) is not None and heads._thumbnail is None:
             await pilot.pause(0.01)
     await pilot.pause()
 
@@ -469,6 +469,28 @@ def test_heads_of_one_layer_stand_in_as_many_lines_as_make_them_largest() -> Non
         assert app.session.place == (0, 2)
 
     drive(make_record(MAT, n_heads=4, causal=True), size=(120, 40), act=walk)
+
+
+def test_below_the_signs_of_many_heads_stand_the_pictures_of_the_cursors_layer() -> None:
+    record = layered(n_layers=12, n_heads=12)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        grid = app.screen.heads
+        assert grid.layout_for(*grid.size).thumbnail is None
+        top, layout = grid.tiles_for(*grid.size)
+        lines = seen(app).split("\n")
+        assert lines[1 + top - 1].startswith("─ layer 0 ─")
+        await pilot.press("down", "right")
+        await pictured(app, pilot)
+        assert seen(app).split("\n")[1 + top - 1].startswith("─ layer 1 ─")
+        drawn = {(head.layer.layer, head.head) for head in grid._small}
+        assert drawn == {(layer, head) for layer in (0, 1) for head in range(12)}
+        await pilot.click("#heads", offset=(layout.width + 1, top + layout.height + 1))
+        assert app.session.place == (1, layout.side_by_side + 1)
+        await pilot.click("#heads", offset=(layout.width, 4))
+        assert app.session.place[0] == 2, "a sign, in the third of the layers"
+
+    drive(record, size=(120, 40), act=look)
 
 
 def test_a_move_sends_two_titles_and_no_picture_but_another_scale_sends_all(monkeypatch: pytest.MonkeyPatch) -> None:

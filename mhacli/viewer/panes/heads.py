@@ -1,4 +1,5 @@
-"""The grid of all heads: a row for each layer, a sign of its kind for each head, or a small picture where there is room."""
+"""The grid of all heads: a row for each layer, a small picture of each head where there is room for all; else a sign of its type,
+and pictures of the layer that the cursor is in."""
 
 from __future__ import annotations
 
@@ -70,27 +71,28 @@ class HeadGrid(Pane, can_focus=True):
         self._small: dict[TableHead, Sequence[Line]] = {}
         self._small_as: tuple[object, ...] = ()
         self._shown_as: tuple[object, ...] = ()
-        self._sizes: dict[tuple[int, int], ThumbnailSize | None] = {}
+        self._sizes: dict[tuple[range, tuple[int, int]], ThumbnailSize | None] = {}
         self._budget = 0
         self._thumbnail: Callable[..., Sequence[Line]] | None = None
         self._coming: Timer | None = None
 
     def show(self, place: tuple[int, int], shown_as: tuple[object, ...]) -> None:
-        """Puts the cursor on a head. Where small pictures are `shown_as` before, two titles alone go to the terminal."""
+        """Puts the cursor on a head. Where the same small pictures are `shown_as` before, only lines with the cursor go to the
+        terminal."""
         before, self.place = (self.place, self._shown_as), place
         self._shown_as = shown_as
         layout = self.layout_for(self.size.width, self.size.height)
-        if layout.thumbnail is None or before[1] != shown_as or before[0] == place:
+        tiles = self.tiles_for(self.size.width, self.size.height)
+        has_other_pictures = layout.thumbnail is None and before[0][0] != place[0]
+        if tiles is None or has_other_pictures or before[1] != shown_as or before[0] == place:
             self.repaint()
             return
-        tops = [
-            1 + layout.height * line
-            for line, (row, columns) in enumerate(layout.bands())
-            for at in (before[0], place)
-            if at[0] == row and at[1] in columns
-        ]
+        lines = [] if layout.thumbnail is not None else [2 + place[0] - layout.rows.start]
+        for number, (row, columns) in enumerate(tiles[1].bands()):
+            is_title = any(at[0] == row and at[1] in columns for at in (before[0], place))
+            lines += [tiles[0] + tiles[1].height * number] if is_title else []
         self._lines = None
-        self.refresh(*(Region(0, top, self.size.width, 1) for top in tops))
+        self.refresh(*(Region(0, line, self.size.width, 1) for line in lines))
 
     def layout_for(self, width: int, height: int) -> GridLayout:
         """Small pictures where they fit, else signs, the cursor's among them."""
@@ -98,9 +100,7 @@ class HeadGrid(Pane, can_focus=True):
         label = max(label, len("layer")) + 1 if len(self.head_table.rows) > 1 else 0
         n_rows, n_columns = len(self.head_table.rows), len(self.head_table.columns)
         room = width - label, height - 1
-        if room not in self._sizes:
-            self._sizes[room] = thumbnail_size(self.head_table, room)
-        size = self._sizes[room]
+        size = self._size_in(range(n_rows), room)
         if size is not None:
             return GridLayout(label, *size.tile, range(n_rows), range(n_columns), size.side_by_side, size)
         least = max(len(str(number)) for number in self.head_table.columns) + 1
@@ -112,6 +112,25 @@ class HeadGrid(Pane, can_focus=True):
         self._top = max(0, min(max(self._top, self.place[0] - lines + 1), self.place[0], n_rows - lines))
         rows, columns = range(self._top, self._top + lines), range(self._left, self._left + shown)
         return GridLayout(label, cell, 1, rows, columns, shown)
+
+    def tiles_for(self, width: int, height: int) -> tuple[int, GridLayout] | None:
+        """From which line on small pictures lie, and how: those of all heads, or of the cursor's layer below the signs of all.
+        None where there is no room."""
+        layout, row = self.layout_for(width, height), self.place[0]
+        if layout.thumbnail is not None:
+            return 1, layout
+        top = len(layout.rows) + 3
+        size = self._size_in(range(row, row + 1), (width, height - top))
+        if size is None:
+            return None
+        columns = range(len(self.head_table.columns))
+        return top, GridLayout(0, *size.tile, range(row, row + 1), columns, size.side_by_side, size)
+
+    def _size_in(self, rows: range, room: tuple[int, int]) -> ThumbnailSize | None:
+        if (rows, room) not in self._sizes:
+            part = HeadTable(self.head_table.rows[rows.start : rows.stop], self.head_table.columns)
+            self._sizes[rows, room] = thumbnail_size(part, room)
+        return self._sizes[rows, room]
 
     @cached_property
     def widest_title(self) -> int:
@@ -140,13 +159,19 @@ class HeadGrid(Pane, can_focus=True):
             if len(shown) < len(every):
                 title += f" · {word} {shown.start}–{shown.stop - 1} of {len(every)}"
         lines: list[Line] = [ruled(title, width, focused=self.has_focus)]
-        if layout.thumbnail is not None:
-            for row, columns in layout.bands():
-                lines += self._thumbnails(row, columns, layout, layout.thumbnail)
+        tiles = self.tiles_for(width, height)
+        if layout.thumbnail is None:
+            lines += [self._numbers(layout), *(self._signs(row, layout) for row in layout.rows)]
+            lines += (
+                []
+                if tiles is None
+                else [ruled(f"layer {self.head_table.rows[self.place[0]].name}", width, focused=False)]
+            )
+        if tiles is not None:
+            for row, columns in tiles[1].bands():
+                lines += self._thumbnails(row, columns, tiles[1])
             if self._coming is None and (self._thumbnail is None or self._budget <= 0):
                 self._coming = self.set_timer(_PAUSE_S, self._draw_more)
-        else:
-            lines += [self._numbers(layout), *(self._signs(row, layout) for row in layout.rows)]
         return lines[:height]
 
     def _numbers(self, layout: GridLayout) -> Line:
@@ -174,8 +199,10 @@ class HeadGrid(Pane, can_focus=True):
             line += [segment(sign, CURSOR if is_cursor else style), segment(" " * (layout.width - 1))]
         return line
 
-    def _thumbnails(self, row: int, columns: range, layout: GridLayout, size: ThumbnailSize) -> list[Line]:
-        """A line of small pictures, each under its number and kind; the first has the heading of the layers' column."""
+    def _thumbnails(self, row: int, columns: range, layout: GridLayout) -> list[Line]:
+        """A line of small pictures, each under its number and type; the first has the heading of the layers' column."""
+        size = layout.thumbnail
+        assert size is not None, "a layout of small pictures"
         title: list[Segment] = []
         lines: list[list[Segment]] = [[] for _ in range(size.height)]
         gap = size.tile[0] - size.width
@@ -220,8 +247,11 @@ class HeadGrid(Pane, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Chooses the head under the mouse."""
-        layout = self.layout_for(self.size.width, self.size.height)
-        bands, line = layout.bands(), (event.y - (1 if layout.thumbnail else 2)) // layout.height
+        top, layout = 2, self.layout_for(self.size.width, self.size.height)
+        tiles = self.tiles_for(self.size.width, self.size.height)
+        if tiles is not None and event.y >= tiles[0]:
+            top, layout = tiles
+        bands, line = layout.bands(), (event.y - top) // layout.height
         if not 0 <= line < len(bands) or event.x < layout.label:
             return
         row, columns = bands[line]
