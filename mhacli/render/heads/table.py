@@ -42,6 +42,10 @@ from mhacli.text.escape import visible
 
 _PROFILE, _TYPE = "distance →", "head type"
 _HEAD_WIDTH, _LABEL_WIDTH = 5, 21
+_OF_TYPES = (
+    f"The type whose attention exceeds that of uniform attention most, if by {CERTAIN_ENOUGH} of what is possible, with its "
+    "excess. Beside uniform stands H/max, beside mixed the type that comes nearest."
+)
 _TOO_SMALL = 5e-4
 """What no spark is drawn for."""
 
@@ -50,8 +54,8 @@ _TOO_SMALL = 5e-4
 class OverviewColumn:
     """A column of the overview: its heading, what its cells are, how wide it is at least, and what the heading means.
 
-    A number is written by `tell`, and `field` is its name in `HeadStatistics`, if it has one. Where the screen is too narrow,
-    numbers of the largest `priority` go first.
+    `explanation` are sentences for a page. A number is written by `tell`, and `field` is its name in `HeadStatistics`, if it has
+    one. Where the screen is too narrow, numbers of the largest `priority` go first.
     """
 
     heading: str
@@ -61,6 +65,7 @@ class OverviewColumn:
     tell: Callable[[Averages], str] = lambda averages: ""
     field: str = ""
     legend: str = ""
+    explanation: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ def _shown_columns(
     first = [
         *([OverviewColumn("layer", "name")] if names else []),
         OverviewColumn("head", "name"),
-        OverviewColumn(_TYPE, "word", of_type),
+        OverviewColumn(_TYPE, "word", of_type, field="kind", explanation=_OF_TYPES),
     ]
     return (*first, *shown, *profile), tuple(column.heading for column in numbers if column not in shown)
 
@@ -214,6 +219,7 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         tell=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
         field=statistic.field,
         legend=(statistic.legend or statistic.name).format(sink_tokens=sink_tokens),
+        explanation=statistic.explanation + (f" Formula: {statistic.formula}" if statistic.formula else ""),
     )
 
 

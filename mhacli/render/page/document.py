@@ -186,7 +186,8 @@ def _nothing_section(why: str) -> Html:
 def _drawn_sections() -> list[Html]:
     """What the script fills: small maps of all heads, the chosen one, its tokens."""
     readout = tag("p", id="readout", role="status", aria_live="polite")
-    chosen_one = [tag("h2", id="chosen-title"), tag("div", id="matrix-area"), readout]
+    story = tag("div", id="story")
+    chosen_one = [tag("h2", id="chosen-title"), tag("div", id="matrix-area"), readout, story]
     return [
         tag("section", tag("h2", text("heads")), tag("div", id="thumbnails"), id="heads", data_script="", hidden=""),
         tag("section", *chosen_one, id="chosen", data_script="", hidden=""),

@@ -58,6 +58,21 @@ class KeptRows:
     shares: str
 
 
+PARTS = ("scores", "qk", "z", "v")
+"""The arrays that tell how a weight comes about and what it does, the most telling first."""
+
+
+@dataclass(frozen=True)
+class CellParts:
+    """What weights are made of and go to, encoded: the dot products `qk` and the `scores` of every cell, `[query, key]`, the
+    head's outputs `z` `[query, d_v]` and its values `v` `[key, d_v]`; each None where the page does not have it."""
+
+    qk: str | None = None
+    scores: str | None = None
+    z: str | None = None
+    v: str | None = None
+
+
 @dataclass(frozen=True)
 class EncodedMap:
     """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
@@ -83,6 +98,7 @@ class EncodedMap:
     top: KeptKeys | None = None
     rows: KeptRows | None = None
     asked: KeptKeys | None = None
+    parts: CellParts = CellParts()
 
     @cached_property
     def json(self) -> str:
@@ -192,6 +208,21 @@ def with_keys(encoded_map: EncodedMap, keys: Array, weights: Array, k: int) -> E
 def with_rows(encoded_map: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
     """The map with some rows, exact; as it is where there are none."""
     return replace(encoded_map, rows=KeptRows(tuple(places), floats(rows))) if len(places) else encoded_map
+
+
+def with_part(encoded_map: EncodedMap, head: DrawableHead, sequence: int, name: str) -> EncodedMap:
+    """The map with one of `PARTS`, of the sequence's own tokens; as it is where the record does not have it."""
+    record = head.record
+    if name not in record.arrays:
+        return encoded_map
+    queries = slice(record.first_query(sequence), record.first_query(sequence) + len(record.sequences[sequence].tokens))
+    keys = slice(record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens))
+    array = record.arrays[name][sequence]
+    if name == "v":
+        numbers = array[head.place * len(array) // record.config.n_heads, keys]
+    else:
+        numbers = array[head.place, queries] if name == "z" else array[head.place, queries, keys]
+    return replace(encoded_map, parts=replace(encoded_map.parts, **{name: floats(numbers)}))
 
 
 def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:

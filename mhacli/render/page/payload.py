@@ -21,6 +21,7 @@ from mhacli.render.page.elements import Html
 from mhacli.render.page.maps import (
     EXACT,
     MOST_KEYS,
+    PARTS,
     CellEncoding,
     EncodedMap,
     MapFacts,
@@ -30,8 +31,10 @@ from mhacli.render.page.maps import (
     sink_weights,
     top_keys,
     with_keys,
+    with_part,
     with_rows,
 )
+from mhacli.results.glossary import meanings
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.spec.tokens import TokenSequence
@@ -70,6 +73,7 @@ def payload(view: PageView, maps: PageMaps) -> Html:
     document = {
         "schema": SCHEMA,
         "layers": [_layer(head, view.sequences, texts) for head in layers.values()],
+        "terms": _terms(view),
         "texts": list(texts),
         "sequences": len(view.sequences),
         "numbers": view.sequences,
@@ -101,7 +105,55 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
         "verified": head.layer is None or head.layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),
+        "absent": {name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays},
+        **_scoring(head),
     }
+
+
+def _why_absent(head: DrawableHead, name: str) -> str:
+    """Why the record does not have one of `PARTS`, and what keeps it."""
+    if "pattern" not in head.record.arrays:
+        return "the record holds sums; mha run keeps single cells of texts that fit"
+    if head.layer is None:
+        return "the record does not have it; --keep qk,scores,pattern,z,out,v keeps it"
+    if name == "v":
+        return "the record of a checkpoint does not hold it"
+    return "the record does not have it; --keep qk,scores,pattern,z and --keep-limit make room"
+
+
+def _scoring(head: DrawableHead) -> Mapping[str, Any]:
+    """What makes a score of a dot product, and whether something is added to it; whether dropout changes weights afterwards."""
+    config, layer = head.record.config, head.layer
+    if layer is not None:
+        return {"scale": layer.scale, "softcap": layer.softcap, "bias": layer.bias or bool(layer.extras), "dropout": 0}
+    bias = config.positions == "alibi" or config.score_bias is not None
+    return {
+        "scale": config.scale,
+        "softcap": config.softcap,
+        "bias": bias,
+        "dropout": config.dropout if config.train else 0,
+    }
+
+
+def _terms(view: PageView) -> Mapping[str, str]:
+    """The explanations that the script shows when the pointer rests on a word."""
+    types = {head.statistics.kind for head in view.heads if head.statistics is not None}
+    words = {word: meanings(word)[0].explanation for word in _EXPLAINED}
+    return words | {HEAD_TYPES[kind].name: HEAD_TYPES[kind].explanation for kind in KIND_SIGNS if kind in types}
+
+
+_EXPLAINED = (
+    "attention weight",
+    "attention scores",
+    "query",
+    "key",
+    "value",
+    "head output",
+    "entropy",
+    "sink",
+    "sink logit",
+    "softcap",
+)
 
 
 def _labels(sequence: TokenSequence) -> tuple[str, ...]:
@@ -217,6 +269,8 @@ def map_request(head: DrawableHead, sequence: int, rows: Rows | None) -> MapRequ
 def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
     """Every cell of every map, whatever that takes."""
     maps, _ = _encoded(requests, EXACT, None)
+    for name in PARTS:
+        maps = _with_part(maps, requests, name)
     return maps
 
 
@@ -285,6 +339,10 @@ def _with_exact(
     rows_first: bool,
 ) -> PageMaps:
     """The maps with as many strongest keys and whole rows as there is room for: of each the most, or half of that, and so on."""
+    if maps.encoding == EXACT:
+        for name in PARTS:
+            added = _with_part(maps, requests, name)
+            maps = added if added.n_bytes <= room else maps
     known = [of for of, own in zip(requests, exact, strict=True) if own is not None]
     if not known:
         return maps
@@ -298,6 +356,16 @@ def _with_exact(
                 break
             n //= 2
     return best
+
+
+def _with_part(maps: PageMaps, requests: Sequence[MapRequest], name: str) -> PageMaps:
+    """The maps with an array that their records have of single cells."""
+    pairs = zip(maps.maps, requests, strict=True)
+    added = (
+        one if "pattern" not in of.head.record.arrays else with_part(one, of.head, of.sequence, name)
+        for one, of in pairs
+    )
+    return replace(maps, maps=tuple(added))
 
 
 def _with_keys(

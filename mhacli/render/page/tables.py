@@ -27,7 +27,7 @@ from mhacli.render.heads.view import (
 )
 from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
-from mhacli.results.record.head_statistics import Corner, HeadStatistics, in_order
+from mhacli.results.record.head_statistics import HEAD_TYPES, Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -48,11 +48,11 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     cells = overview_cells(record, listed, exact, WIDE)
     places = {head_key(head.statistics): place for place, head in enumerate(heads) if head.statistics is not None}
     body = [
-        _statistics_row(cells.columns, row, places.get(head_key(head)))
+        _statistics_row(cells.columns, row, places.get(head_key(head)), head)
         for row, head in zip(cells.heads, listed, strict=True)
     ]
     foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
-    head = tag("thead", tag("tr", *(tag("th", text(column.heading), scope="col") for column in cells.columns)))
+    head = tag("thead", tag("tr", *map(_heading, cells.columns)))
     caption = tag("caption", text("means over all queries that see a key, of all sequences"))
     whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
     title = tag("h2", text("statistics"))
@@ -66,18 +66,32 @@ def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
     return tuple(head for head in record.heads if options.heads is None or head.head in options.heads)
 
 
-def _statistics_row(columns: Sequence[OverviewColumn], cells: Sequence[Text], place: int | None = None) -> Html:
-    """A row, with the place of its head among those that are drawn."""
-    html = [_cell(column, cell.plain) for column, cell in zip(columns, cells, strict=True)]
+def _heading(column: OverviewColumn) -> Html:
+    """The head of a column, explained where the pointer rests on it."""
+    return tag("th", text(column.heading), scope="col", **({"title": column.explanation} if column.explanation else {}))
+
+
+def _statistics_row(
+    columns: Sequence[OverviewColumn],
+    cells: Sequence[Text],
+    place: int | None = None,
+    head: HeadStatistics | None = None,
+) -> Html:
+    """A row, with the place of its head among those that are drawn, and what the head's type means."""
+    meaning = {} if head is None else {"title": HEAD_TYPES[head.kind].explanation}
+    html = [
+        _cell(column, cell.plain, meaning if column.field == "kind" else {})
+        for column, cell in zip(columns, cells, strict=True)
+    ]
     return tag("tr", *html, **({} if place is None else {"data_head": str(place)}))
 
 
-def _cell(column: OverviewColumn, words: str) -> Html:
+def _cell(column: OverviewColumn, words: str, attributes: Mapping[str, str]) -> Html:
     """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
     if column.cells == "name":
         return tag("th", text(words), scope="row")
     if column.cells == "word":
-        return tag("td", text(words), class_="word")
+        return tag("td", text(words), class_="word", **attributes)
     number = "" if words == NONE else words.replace(",", "").removesuffix("%")
     return tag("td", text(words), **({} if number == words else {"data_value": number}))
 

@@ -21,6 +21,7 @@ from mhacli.render.base.options import Screen
 from mhacli.render.page.elements import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
+from mhacli.results.glossary import meanings
 from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
 from mhacli.text.escape import visible
 
@@ -61,7 +62,7 @@ def _steps(record: Record) -> Html:
     headings += (["time"] if is_timed else []) + (["values"] if has_values else [])
     rows = []
     for number, step in enumerate(record.trace, 1):
-        row = [text(f"{number} {visible(step.site)}"), _axes(step), _what(step), text(memory_text(step))]
+        row = [_site(number, step), _axes(step), _what(step), text(memory_text(step))]
         row += [
             _unbroken(count_text(step.flops)),
             joined([_unbroken(bytes_text(step.bytes)), text(visible(step.dtype))], " "),
@@ -70,6 +71,15 @@ def _steps(record: Record) -> Html:
         row += [_values(step, step.values)] if has_values else []
         rows.append(row)
     return table("steps in the order of execution, a tensor each", headings, rows)
+
+
+def _site(number: int, step: Step) -> Html:
+    """The number and name of a step; the pointer on it shows what its site is, where it is one of ours."""
+    name, meaning = (
+        text(f"{number} {visible(step.site)}"),
+        [term for term in meanings(step.site) if term.group == "site"],
+    )
+    return tag("span", name, title=f"{meaning[0].explanation} {meaning[0].formula}") if meaning else name
 
 
 def _unbroken(number: str) -> Html:

@@ -775,3 +775,102 @@ def test_cells_smaller_than_a_pixel_are_put_together_as_numpy_does(open_page: Op
     assert opened.readout.startswith("queries 100–101 → keys 14–15: ")
     assert abs(opened.share_read() - pattern[100:102, 14:16].sum(1).mean()) < 0.0006
     assert "a cell is 2 × 2 tokens" in opened.tab.locator("#legend").inner_text()
+
+
+# --------------------------------------------------------------------------------------------------------------- the story
+
+
+def story_of(opened: Opened) -> list[str]:
+    """The steps of the chosen cell's story."""
+    return opened.tab.locator("#story li").all_inner_texts()
+
+
+def told(number: float) -> str:
+    """A number as the story writes it."""
+    return f"{float(f'{number:.4g}'):.10g}".replace("-", "−")
+
+
+def numbered(record: Record, **arrays: np.ndarray) -> Record:
+    """The record with arrays whose numbers are made by hand: its pattern is the softmax of its scores."""
+    return replace(record, arrays={**record.arrays, **arrays})
+
+
+def scored(*, causal: bool = True) -> Record:
+    """A record of three heads and seven tokens with dot products, scores, values and results that belong together."""
+    record = of_text(causal=causal)
+    generator = np.random.default_rng(5)
+    allowed = np.broadcast_to(record.arrays["allowed"], record.arrays["pattern"].shape)
+    qk = generator.normal(size=allowed.shape).astype(np.float32)
+    scores = np.where(allowed, qk * np.float32(record.config.scale), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    pattern = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    v = generator.normal(size=(1, 3, 7, 8)).astype(np.float32)
+    return numbered(record, qk=qk, scores=scores.astype(np.float32), pattern=pattern, v=v, z=pattern @ v)
+
+
+def test_a_chosen_cell_tells_its_score_weight_and_what_it_adds(open_page: Open) -> None:
+    record = scored()
+    opened = open_page(record, at="#head=1&query=5&key=2")
+    qk, scores, pattern, v, z = (record.arrays[name][0, 1] for name in ("qk", "scores", "pattern", "v", "z"))
+    product, score, weight, output = story_of(opened)
+    assert f"= {told(qk[5, 2])}:" in product
+    assert f"{told(record.config.scale)} · {told(qk[5, 2])} = {told(scores[5, 2])}." in score
+    top, total = scores[5].max(), np.exp(scores[5] - scores[5].max()).sum()
+    assert f"exp({told(scores[5, 2])} − {told(top) if top >= 0 else f'({told(top)})'}) ÷ {told(total)} = " in weight
+    assert "over the 6 keys" in weight
+    assert (
+        f"number {1 + int((pattern[5] > pattern[5, 2]).sum())} of the row; each key would get {told(1 / 6)}" in weight
+    )
+    assert float(opened.tab.locator("#story strong").inner_text()) == pytest.approx(pattern[5, 2])
+    assert f"{told(pattern[5, 2])} · [{', '.join(told(x) for x in v[2, :6])}, … {len(v[2]) - 6} more]" in output
+    assert f"= [{', '.join(told(np.float32(pattern[5, 2]) * x) for x in v[2, :2])}, " in output
+    assert f"z = [{', '.join(told(x) for x in z[5, :6])}, … " in output
+
+
+def test_a_click_tells_the_story_of_another_cell(open_page: Open) -> None:
+    opened = open_page(scored(), at="#head=0")
+    opened.move_to(4, 1)
+    before = story_of(opened)
+    opened.tab.mouse.down()
+    opened.tab.mouse.up()
+    opened.settle()
+    assert "query 4" in opened.tab.locator("#story h3").inner_text()
+    assert story_of(opened) != before
+
+
+def test_a_masked_cell_has_the_score_of_minus_infinity_and_adds_nothing(open_page: Open) -> None:
+    opened = open_page(scored(), at="#head=0&query=2&key=5")
+    _, score, weight, output = story_of(opened)
+    assert "−∞" in score
+    assert "= 0, exactly" in weight
+    assert "adds nothing" in output
+
+
+def test_what_the_record_does_not_have_is_said_with_how_to_keep_it(open_page: Open) -> None:
+    record = scored()
+    kept = {name: array for name, array in record.arrays.items() if name not in ("qk", "scores", "v", "z")}
+    product, score, weight, output = story_of(open_page(replace(record, arrays=kept), at="#head=0&query=3&key=1"))
+    for step in (product, score, weight, output):
+        assert "--keep qk,scores,pattern,z,out,v keeps it" in step
+    assert "number " in weight
+
+
+def test_softcap_and_bias_stand_in_their_order(open_page: Open) -> None:
+    record = scored()
+    config = replace(record.config, softcap=2.0, positions="alibi")
+    capped = 2 * np.tanh(record.arrays["qk"] * np.float32(config.scale) / 2)
+    scores = np.where(np.isfinite(record.arrays["scores"]), capped - 0.5, -np.inf).astype(np.float32)
+    opened = open_page(replace(numbered(record, scores=scores), config=config), at="#head=2&query=6&key=3")
+    score = story_of(opened)[1]
+    assert (
+        f"by the softcap {told(capped[0, 2, 6, 3])}, and a bias of −0.5 is added: {told(scores[0, 2, 6, 3])}." in score
+    )
+
+
+def test_columns_types_and_words_explain_themselves_where_the_pointer_rests(open_page: Open) -> None:
+    opened = open_page(layered(text_of(TEXT), n_layers=1, n_heads=2))
+    titles = opened.tab.locator("#statistics thead th[title]")
+    assert titles.count() >= 10
+    assert "perplexity" in (opened.tab.locator("#statistics th", has_text="eff.keys").get_attribute("title") or "")
+    assert opened.tab.locator("#facts .chip").get_attribute("title")
+    assert opened.tab.locator("#legend .term").first.get_attribute("title")

@@ -23,7 +23,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.document import page, quantised_text
 from mhacli.render.page.elements import tag, text
-from mhacli.render.page.maps import coded, decoded
+from mhacli.render.page.maps import EXACT, coded, decoded
 from mhacli.render.page.payload import CellEncoding, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HEAD_TYPES, HeadsRequest, HeadStatistics, Kept, Sink
@@ -706,3 +706,76 @@ def test_the_same_record_gives_the_same_bytes_in_any_process_and_without_torch(t
 
 def test_no_maps_take_no_room():
     assert exact_maps([]).n_bytes == 0
+
+
+# ----------------------------------------------------------------------------------------- what weights are made of
+
+
+def with_values(record, n_kv_heads):
+    """The record with random values of so many kv heads, one of them 3 wide."""
+    k_len = max(len(text.tokens) for text in record.keys)
+    v = np.random.default_rng(3).normal(size=(len(record.sequences), n_kv_heads, k_len, 3)).astype(np.float32)
+    return replace(record, arrays={**record.arrays, "v": v})
+
+
+def test_scores_products_results_and_values_are_those_of_each_sequences_own_tokens():
+    record = with_values(make_record(LONG, ("a", "dog"), n_heads=4), n_kv_heads=2)
+    left = replace(record, config=replace(record.config, padding="left"))
+    for drawn in (record, left):
+        found, _ = content(drawn)
+        assert [layer["absent"] for layer in found["layers"]] == [{}]
+        for index, (head, sequence) in enumerate((head, sequence) for head in range(4) for sequence in range(2)):
+            q0, k0 = drawn.first_query(sequence), drawn.first_key(sequence)
+            queries = slice(q0, q0 + len(drawn.sequences[sequence].tokens))
+            keys = slice(k0, k0 + len(drawn.keys[sequence].tokens))
+            parts = {name: unpacked(text, "<f4") for name, text in found["maps"][index]["parts"].items()}
+            for name in ("qk", "scores"):
+                assert np.array_equal(parts[name], drawn.arrays[name][sequence, head, queries, keys].ravel())
+            assert np.array_equal(parts["z"], drawn.arrays["z"][sequence, head, queries].ravel())
+            assert np.array_equal(parts["v"], drawn.arrays["v"][sequence, head // 2, keys].ravel())
+
+
+def test_scores_come_only_where_maps_are_exact_and_leave_room():
+    record = make_record(LONG, n_heads=4)
+    drawn = all_drawn(record)
+    everything = fitting_maps(drawn, 1 << 20, rows_first=False)
+    assert all(one.parts.scores and one.parts.qk and one.parts.z for one in everything.maps)
+    some = fitting_maps(drawn, everything.n_bytes - 1, rows_first=False)
+    assert some.encoding == EXACT
+    assert all(one.parts.scores and one.parts.qk and one.parts.z is None for one in some.maps)
+    assert some.n_bytes < everything.n_bytes
+    assert all(one.parts.z for one in exact_maps(drawn).maps)
+    coarse = fitting_maps(drawn, 1, rows_first=False)
+    assert all(one.parts.scores is None for one in coarse.maps)
+
+
+def test_what_a_record_does_not_have_is_named_with_what_keeps_it():
+    run = content(make_record(LONG))[0]["layers"][0]["absent"]
+    assert list(run) == ["v"]
+    assert "--keep qk,scores,pattern,z,out,v" in run["v"]
+    model = content(layered(text_of(WORDS), n_layers=1, n_heads=3))[0]["layers"][0]["absent"]
+    assert "--keep" not in model["v"]
+    assert set(content(surveyed("the cat sat on the mat", causal=True))[0]["layers"][0]["absent"]) == {
+        "scores",
+        "qk",
+        "z",
+        "v",
+    }
+
+
+def test_what_makes_a_score_is_that_of_the_layer():
+    record = make_record(LONG)
+    plain = content(record)[0]["layers"][0]
+    assert (plain["scale"], plain["softcap"], plain["bias"], plain["dropout"]) == (record.config.scale, None, False, 0)
+    capped = content(replace(record, config=replace(record.config, softcap=30.0, positions="alibi")))[0]["layers"][0]
+    assert (capped["softcap"], capped["bias"]) == (30.0, True)
+    assert content(make_record(LONG, dropout=0.25))[0]["layers"][0]["dropout"] == 0.25
+
+
+def test_words_and_the_types_that_occur_come_with_their_explanations():
+    record = layered(text_of(WORDS), n_layers=2, n_heads=3)
+    terms = content(record)[0]["terms"]
+    assert terms["attention weight"].startswith("How much of its attention")
+    for head in record.heads:
+        assert terms[HEAD_TYPES[head.kind].name] == HEAD_TYPES[head.kind].explanation
+    assert "the perplexity of the row" in page(record, ViewOptions())

@@ -11,7 +11,7 @@ const choice = {
 };
 
 // The map of the chosen head, what is known of it exactly, and the words of its axes.
-const chosen = { map: null, exact: null, queries: [], keys: [], items: {} };
+const chosen = { map: null, exact: null, parts: {}, queries: [], keys: [], items: {} };
 
 // What the pointer or the focus rests on, until it leaves: {side, query, key}, parts of the text as items.
 let pointed = null;
@@ -64,11 +64,11 @@ async function choose(changes) {
   Object.assign(choice, changes);
   const turn = ++turns, index = mapIndex(choice.head);
   if (chosen.map === null || chosen.map.index !== index) {
-    const [map, exact] = await Promise.all([loadMap(index), loadExact(index)]);
+    const [map, exact, parts] = await Promise.all([loadMap(index), loadExact(index), loadParts(index)]);
     if (turn !== turns) return;
     const layer = RECORD.layers[HEADS[choice.head].layer];
     const isOtherShape = !chosen.map || ["rows", "columns", "block"].some((name) => chosen.map[name] !== map[name]);
-    Object.assign(chosen, { map, exact, queries: RECORD.texts[layer.queries[choice.sequence]] });
+    Object.assign(chosen, { map, exact, parts, queries: RECORD.texts[layer.queries[choice.sequence]] });
     Object.assign(chosen, { keys: RECORD.texts[layer.keys[choice.sequence]] });
     chosen.items = { query: itemsOf("query"), key: itemsOf("key") };
     pointed = null;

@@ -9,7 +9,7 @@ function drawLegend() {
   const what = choice.scale === "rank" ? "rank among this head’s cells" : `${choice.scale}, one scale for all heads`;
   const parts = [
     make("span", { class: "pair" }, least, make("span", { class: "ramp", role: "img", "aria-label": "dark to bright" }), most),
-    make("span", {}, `attention weight · ${what}`),
+    make("span", {}, explained("attention weight"), ` · ${what}`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
   if (blocks.hasClosed) parts.push(swatch("closed", "not allowed"));
@@ -32,7 +32,7 @@ function sinkWords() {
   const others = chosen.map.sinks.filter((place) => !first.includes(place));
   const names = [...(first.length ? [firstName(first)] : []), ...others.slice(0, MOST_NAMED).map(keyName)];
   if (others.length > MOST_NAMED) names.push([`${others.length - MOST_NAMED} more`]);
-  const parts = ["▾ sinks of this head: "];
+  const parts = ["▾ ", explained("sinks", "sink"), " of this head: "];
   names.forEach((name, i) => parts.push(i ? ", " : "", ...name));
   parts.push(choice.hideSinks ? ", taken out · had " : " · ");
   parts.push(`${tickText(removed)} of all attention, ${tickText(uniform)} if uniform`);
@@ -62,8 +62,8 @@ function buildTitle() {
 
 function drawTitle() {
   const head = HEADS[choice.head], facts = [];
-  if (head.type) facts.push(make("span", { class: "chip" }, `${head.sign} ${head.type}`.trim()));
-  if (Number.isFinite(head.entropy)) facts.push(make("span", {}, `entropy ${head.entropy.toPrecision(3)} nats`));
+  if (head.type) facts.push(make("span", { class: "chip term", title: RECORD.terms[head.type] }, `${head.sign} ${head.type}`.trim()));
+  if (Number.isFinite(head.entropy)) facts.push(make("span", {}, explained("entropy"), ` ${head.entropy.toPrecision(3)} nats`));
   if (RECORD.layers[head.layer].verified === false) facts.push(make("span", { class: "chip warning" }, "NOT verified"));
   byId("chosen-title").textContent = head.label + (head.kv ?? "");
   byId("facts").replaceChildren(...facts);

@@ -101,7 +101,7 @@ function tellThumbnails(top) {
   const common = `one scale for all: ${choice.scale}, up to ${tickText(top)}`;
   const scale = choice.scale === "rank" ? "rank among each head’s own cells" : common;
   const types = new Map(HEADS.filter((head) => head.sign && head.type).map((head) => [head.sign, head.type]));
-  const signs = [...types].map(([sign, type]) => make("span", { class: "pair" }, `${sign} ${type}`));
+  const signs = [...types].map(([sign, type]) => make("span", { class: "pair term", title: RECORD.terms[type] }, `${sign} ${type}`));
   byId("thumbnails-note").replaceChildren(make("span", {}, `${scale}${size}`), ...signs);
 }
 

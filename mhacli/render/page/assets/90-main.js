@@ -5,6 +5,7 @@ function drawAll() {
   drawTitle();
   bringIntoView();
   drawPlot();
+  drawStory();
   drawTokens();
   drawThumbnails();
   markStatistics();
@@ -15,6 +16,7 @@ function redraw() {
   if (chosen.map === null) return;
   sizeThumbnails();
   drawPlot();
+  drawStory();
   drawTokens();
 }
 
