@@ -19,6 +19,7 @@ import mhacli
 from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.streams import flush, forget_stdout, require_stdout, write
+from mhacli.cli.values import holds_record
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
@@ -198,8 +199,8 @@ def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
             return f"mha run {shown} shows the attention of a text"
         meant = suggestion(word, names)
         return meant and f"did you mean {path} {meant}?"
-    if path.endswith(" weights"):
-        return f"mha weights info {shown} says what it holds"
+    if holds_record(word):
+        return f"mha show {shown}"
     return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"
 
 

@@ -206,6 +206,11 @@ def holds_record(path: str) -> bool:
         return False
 
 
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is that of a folder with a checkpoint, by the names of its files."""
+    return any(os.path.lexists(os.path.join(path, name)) for name in _OF_CHECKPOINT)
+
+
 def require_words(word: str, *, has_file: bool = True, has_model: bool = True) -> None:
     """Raises `UsageError` for a text that is the path of something, unless texts are taken as they are.
 
@@ -236,8 +241,7 @@ def require_context(word: str) -> None:
 def require_record(path: str) -> None:
     """Raises `MhaError` for what is no record at all, with what to type; what claims to be one is read and judged later."""
     if not path:
-        hint = 'mha run "the cat sat on the mat" --save cat.safetensors makes one, mha show cat.safetensors draws it'
-        raise UsageError("a record must be given, the file that --save wrote", hint=hint)
+        raise UsageError("mha show needs a record, a file that --save wrote", hint=saved_here("mha show", 1))
     shown = shlex.quote(path)
     if os.path.isdir(path):
         hint = f"mha weights info {shown} says what a checkpoint holds, mha run TEXT --model {shown} looks into it"
@@ -245,6 +249,21 @@ def require_record(path: str) -> None:
     if _is_text(path):
         hint = f"mha run --file {shown} shows the attention of a text, and --save makes a record of it"
         raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
+
+
+def saved_here(command: str, count: int) -> str:
+    """What to type where the records of a command are left out: the newest ones in this folder, or how one is made."""
+    try:
+        records = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
+        newest = sorted(records, key=lambda entry: entry.stat().st_mtime)[-count:]
+    except OSError:
+        newest = []
+    if len(newest) < count:
+        return (
+            'mha run "the cat sat on the mat" --save cat.safetensors makes one, and mha show cat.safetensors shows it'
+        )
+    names = " ".join(shlex.quote(entry.name) for entry in newest)
+    return f"{command} {names} takes the newest of {len(records)} in this folder"
 
 
 def _is_text(path: str) -> bool:
@@ -273,8 +292,7 @@ def _meant(word: str, shown: str, *, has_file: bool, has_model: bool) -> str:
     """What to type instead, and a semicolon; nothing for what holds no text."""
     kind = _kind(word)
     if kind == "folder":
-        is_checkpoint = any(os.path.lexists(os.path.join(word, name)) for name in _OF_CHECKPOINT)
-        if has_model and (is_checkpoint or not has_file):
+        if has_model and (is_checkpoint(word) or not has_file):
             return f"--model {shown} reads a checkpoint there; "
         return "--file FILE reads a text file in it; "
     if holds_record(word):

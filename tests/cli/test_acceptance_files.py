@@ -420,3 +420,9 @@ def test_matrices_that_do_not_fit_are_refused_before_torch_with_a_size_that_does
     assert ways_out
     for way_out in ways_out:  # code 99: the stand-in for torch was reached, so the size was let through
         attempt(tmp_path, *words, *way_out, code=99, form=form, launch=launch)
+
+
+def test_the_files_that_were_written_are_named_unless_stdout_is_data(tmp_path: Path) -> None:
+    words = ["vocab", "a b", "--save", "v", "--force"]
+    assert attempt(tmp_path, *words, writes={"v"}).stderr == f"mha: saved v, {(tmp_path / 'v').stat().st_size} B\n"
+    assert attempt(tmp_path, *words, form=("--json",), writes={"v"}).stderr == ""

@@ -127,7 +127,7 @@ def test_the_same_record_gives_the_same_bytes(hostile: Path) -> None:
 def test_a_run_and_the_record_that_it_saved_give_the_same_page_and_picture(tmp_path: Path) -> None:
     words = ["run", "the cat sat", "--heads", "2", "--repeat", "1", "--save", "r", "--html", "a.html", "--svg", "a.svg"]
     done = attempt(tmp_path, *words, writes={"r", "a.html", "a.svg"}, launch=Launch(WITH_TORCH))
-    assert re.search(r"^mha: a\.html: [\d.]+ KiB$", done.stderr, re.MULTILINE)
+    assert re.search(r"^mha: saved a\.html, [\d.]+ KiB$", done.stderr, re.MULTILINE)
     attempt(tmp_path, "show", "r", "--html", "b.html", "--svg", "b.svg", writes={"b.html", "b.svg"})
     for kind in ("html", "svg"):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @forms
-@pytest.mark.parametrize("command", ["run", "heads", "trace", "decode", "vocab", "doctor"])
+@pytest.mark.parametrize("command", ["run", "heads", "trace", "decode", "vocab"])
 @pytest.mark.parametrize(
     "path", ["poem.txt", "./poem.txt", "MiniLM", "MiniLM/", "notes", "Makefile", "broken", "queue", "."]
 )
@@ -46,7 +46,8 @@ def test_a_path_is_not_taken_for_a_text(command: str, path: str, form: Sequence[
         (["vocab", "the cat", "Makefile"], "--file Makefile"),
         (["heads", "MiniLM"], "--model MiniLM"),
         (["decode", "MiniLM/"], "--model MiniLM/"),
-        (["doctor", "MiniLM"], "--model MiniLM"),
+        (["doctor", "notes"], "--model notes"),
+        (["doctor", "Makefile"], '"$(cat Makefile)"'),
         (["trace", "notes"], "--file FILE"),
         (["vocab", "MiniLM"], "--file FILE"),
         (["run", "cat.safetensors"], "mha show cat.safetensors"),
@@ -101,7 +102,8 @@ def test_a_context_is_refused_as_a_text_is(folder_of_context: str, folder: Path)
 @pytest.mark.parametrize(
     ("words", "code", "meant"),
     [
-        (["show"], 2, "mha show cat.safetensors"),
+        (["show"], 2, "mha show cat.safetensors takes the newest of 1 in this folder"),
+        (["diff"], 2, "--save cat.safetensors makes one"),
         (["show", "MiniLM"], 1, "mha weights info MiniLM"),
         (["show", "poem.txt"], 1, "mha run --file poem.txt"),
         (["diff", "cat.safetensors", "poem.txt"], 1, "mha run --file poem.txt"),
@@ -125,8 +127,7 @@ def test_what_to_type_is_said_where_something_is_left_out_or_of_another_kind(
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["weights", "MiniLM"], "mha weights info MiniLM"),
-        (["weights", "layer.safetensors"], "mha weights info layer.safetensors"),
+        (["cat.safetensors"], "mha show cat.safetensors"),
         (["MiniLM"], "mha run TEXT --model MiniLM"),
         (["my poem.txt"], "mha run --file 'my poem.txt'"),
         (["the cat sat"], "mha run 'the cat sat'"),
@@ -139,6 +140,28 @@ def test_what_stands_in_the_place_of_a_command_is_told_with_the_command_for_it(
     words: Sequence[str], meant: str, folder: Path
 ) -> None:
     attempt(folder, *words, code=2, says=(f"hint: {meant}",))
+
+
+def test_the_newest_records_are_named_where_none_is_given(folder: Path) -> None:
+    for age, name in enumerate(("old", "older", "oldest"), 1):
+        make_record((name, "cat")).save(str(folder / f"{name}.safetensors"))
+        os.utime(folder / f"{name}.safetensors", (1e9 - age, 1e9 - age))
+    attempt(folder, "show", code=2, says=("hint: mha show cat.safetensors takes the newest of 4",))
+    attempt(folder, "diff", code=2, says=("hint: mha diff old.safetensors cat.safetensors takes the newest of 4",))
+
+
+def test_the_folder_of_a_checkpoint_is_examined_where_it_can_mean_nothing_else(folder: Path) -> None:
+    typed = attempt(folder, "doctor", "MiniLM", "the cat", code=1)
+    by_option = attempt(folder, "doctor", "--model", "MiniLM", "the cat", code=1)
+    assert typed.stderr == f"mha: MiniLM is a checkpoint: examined as with --model MiniLM\n{by_option.stderr}"
+    attempt(folder, "doctor", "--", "MiniLM", code=2, says=("--model DIR",))
+
+
+@pytest.mark.parametrize("path", ["cat.safetensors", "layer.safetensors"])
+def test_weights_takes_a_path_for_that_of_info(path: str, folder: Path) -> None:
+    typed, info = (attempt(folder, "weights", *words) for words in ([path], ["info", path]))
+    assert (typed.stdout, typed.code) == (info.stdout, info.code)
+    assert typed.stderr.startswith(f"mha: shown as by mha weights info {path}\n")
 
 
 def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:

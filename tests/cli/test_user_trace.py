@@ -183,3 +183,9 @@ def test_what_cannot_be_walked_is_told_in_a_line(tmp_path: Path, target: str, co
     assert said in done.stderr
     assert "\x1b" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_record_that_cannot_be_saved_is_refused_before_the_code_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef attention(q, k, v):\n    return v\n")
+    assert mha(tmp_path, "trace", "mine.py:attention", "--save", "none/r").returncode == 1
+    assert not (tmp_path / "ran").exists()

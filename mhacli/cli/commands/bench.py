@@ -28,7 +28,7 @@ from mhacli.cli.options import (
     seed_option,
     threads_option,
 )
-from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.cli.values import counts, seconds, words_of
@@ -199,6 +199,8 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
     _print(benchmark, comparison, output)
     _draw(benchmark, output)
     _require_times(benchmark, comparison)
+    if output.formats.chosen() is None:
+        note_saved(against.save_baseline, output.svg, output.html)
     if comparison is not None:
         _end_by(comparison, output.formats, strict=against.strict)
 

@@ -23,7 +23,7 @@ from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.streams import show_activity
-from mhacli.cli.values import index_list, real, require_record
+from mhacli.cli.values import index_list, real, require_record, saved_here
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.results.record.consistency import require_agreement
@@ -102,7 +102,7 @@ def diff(
     if pair.tolerance is not None and pair.tolerance < 0:
         raise UsageError(f"tolerance must be 0 or above, got {pair.tolerance:g}")
     if not pair.a or not pair.b:
-        raise UsageError("a and b must be the files of two records, got none for one", hint="mha diff A B")
+        raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2))
     from mhacli.render.diff.maps import require_drawable
     from mhacli.results.diff.compare import compare
     from mhacli.results.record import storage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,8 +24,8 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import loading_torch, progress
-from mhacli.cli.values import require_words
+from mhacli.cli.streams import loading_torch, note, progress
+from mhacli.cli.values import are_literal, is_checkpoint, require_words
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest
 from mhacli.spec.config import Config, Dtype
@@ -99,6 +101,7 @@ def doctor(
 ) -> None:
     """Options in, a report out; exit code 3 where a check failed."""
     Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
+    patient = _with_typed_folder(patient)
     report = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
     print_report(
         formats.chosen(),
@@ -108,6 +111,15 @@ def doctor(
     )
     if report.failed:
         raise typer.Exit(EXIT_CHECK)
+
+
+def _with_typed_folder(patient: ExaminedModelOptions) -> ExaminedModelOptions:
+    """The folder of a checkpoint that stands first among the texts as that of `--model`, for it can mean nothing else."""
+    if patient.model is not None or not patient.typed or are_literal() or not is_checkpoint(patient.typed[0]):
+        return patient
+    folder, *texts = patient.typed
+    note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
+    return replace(patient, model=folder, typed=texts or None)
 
 
 def _view(report: Report, on: Screen) -> RenderableType:

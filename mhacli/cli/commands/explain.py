@@ -9,7 +9,7 @@ import typer
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, command, option_group
-from mhacli.cli.shared.output import Formats, format_options, json_document, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA = "mha.explain/1"
 
 
-@format_options(json="Print the terms as one JSON document.")
+@format_options(json=JSON)
 class ExplainFormats(Formats):
     """Formats of terms."""
 

@@ -138,6 +138,11 @@ class HeadsOutput:
         return self.force
 
     @property
+    def written(self) -> tuple[str | None, ...]:
+        """The files that are written, None for one that was not asked for."""
+        return self.save, *self.pictures.written
+
+    @property
     def saving(self) -> SaveOptions:
         """What `run` calls these files."""
         return SaveOptions(save=self.save, force=self.force)

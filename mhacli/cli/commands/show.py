@@ -12,6 +12,7 @@ from mhacli.cli.options import DrawingOptions, HeadsViewOptions, SectionOptions,
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.cli.shared.output import (
     ShownOutput,
+    note_written,
     print_record,
     require_own_steps,
     tell_notes,
@@ -80,9 +81,10 @@ def show(
         require_own_steps(sections)
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
-    picture_sizes = write_pictures(record, options, output)
+    write_pictures(record, options, output)
     print_record(record, options, output.formats.chosen(), output.colour)
-    tell_notes(record, picture_sizes)
+    tell_notes(record, ())
+    note_written(output)
     require_agreement(record)
 
 

@@ -35,6 +35,7 @@ from mhacli.cli.shared.checkpoint import (
 )
 from mhacli.cli.shared.output import (
     StepsOutput,
+    note_written,
     print_record,
     print_report,
     require_self_check,
@@ -46,6 +47,7 @@ from mhacli.cli.shared.output import (
 from mhacli.cli.streams import draw, loading_torch, note, read_key, screen, show_activity
 from mhacli.cli.values import are_literal, pairs, real, triple, whole
 from mhacli.errors import UsageError
+from mhacli.io.files import check_target
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
 from mhacli.requests.checkpoint import ModelRequest
@@ -155,6 +157,8 @@ def trace(
             (walking, ("values", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
+        if save.save is not None:
+            check_target(save.save, force=save.force)
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)
         save_record(record, save)
         _present(record, presentation, ())
@@ -227,14 +231,15 @@ def _present(record: Record, presentation: _Presentation, notes: Sequence[str]) 
     """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
     What is odd about somebody's own attention is no fault of the walk."""
     output, name = presentation.output, presentation.output.formats.chosen()
-    sizes = write_pictures(record, presentation.options, output)
+    write_pictures(record, presentation.options, output)
     if name is not None:
         print_record(record, presentation.options, name, output.colour)
     else:
         _walk_through(record, output.colour, step=presentation.walking.step)
     if record.module is None:
         require_self_check(record)
-    tell_notes(record, (*notes, *sizes))
+    tell_notes(record, notes)
+    note_written(output)
 
 
 def _require_no_layer(presentation: _Presentation, layer: LayerOptions) -> None:

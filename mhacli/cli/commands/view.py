@@ -85,7 +85,7 @@ def view(
         require_agreement(record)
         return
     from mhacli.cli.commands.run import computed
-    from mhacli.cli.shared.output import require_self_check, tell_notes
+    from mhacli.cli.shared.output import note_saved, require_self_check, tell_notes
 
     heads = None if start.head is None else (start.head,)
     options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
@@ -93,6 +93,7 @@ def view(
     _show(record, start, layers, colour)
     require_self_check(record)
     tell_notes(record, notes)
+    note_saved(save.save, save.save_weights)
 
 
 def _opened(path: str) -> Record:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
-from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
+from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.streams import show_activity
 from mhacli.cli.values import whole
 from mhacli.errors import UsageError
@@ -93,6 +93,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
 
     formats = {"json": lambda: [vocabularies.to_json(rows, config.tokenizer)]}
     print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
+    if wanted.formats.chosen() is None:
+        note_saved(wanted.save)
 
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from os.path import lexists
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,7 +46,19 @@ _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file.
 
 _EXAMPLES = "mha weights info MiniLM", "mha weights convert MiniLM --layer 5 -o layer.safetensors"
 
-weights = typer.Typer(cls=HelpGroup, add_completion=False, suggest_commands=False)
+
+class _Weights(HelpGroup):
+    """The group of both commands: a path in the place of one is taken for that of `info`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Puts `info` before a path."""
+        if args[0] not in self.commands and lexists(args[0]):
+            note(f"shown as by mha weights info {quote(args[0])}")
+            args = ["info", *args]
+        return super().resolve_command(ctx, args)
+
+
+weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False)
 """The group of both commands."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 
@@ -149,6 +150,11 @@ class PictureOptions:
         """The files that are asked for, each with its option."""
         return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
 
+    @property
+    def written(self) -> tuple[str | None, ...]:
+        """The files that are written, None for one that was not asked for."""
+        return self.html, self.svg, self.png
+
 
 class Output(Protocol):
     """The output group of a command that prints a record."""
@@ -169,6 +175,10 @@ class Output(Protocol):
     def overwrites(self) -> bool:
         """Whether files that exist may be replaced."""
 
+    @property
+    def written(self) -> tuple[str | None, ...]:
+        """The files that are written, None for one that was not asked for."""
+
 
 @option_group
 class SavedOutput:
@@ -183,6 +193,11 @@ class SavedOutput:
     def overwrites(self) -> bool:
         """Whether files that exist may be replaced."""
         return self.save.force
+
+    @property
+    def written(self) -> tuple[str | None, ...]:
+        """The files that are written, None for one that was not asked for."""
+        return self.save.save, self.save.save_weights, *self.pictures.written
 
 
 @option_group
@@ -212,6 +227,11 @@ class ShownOutput:
     def overwrites(self) -> bool:
         """Whether files that exist may be replaced."""
         return self.force
+
+    @property
+    def written(self) -> tuple[str | None, ...]:
+        """The files that are written, None for one that was not asked for."""
+        return self.pictures.written
 
 
 def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: SectionOptions) -> ViewOptions:
@@ -326,10 +346,11 @@ def _place(path: str) -> str:
 
 def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, output: Output) -> None:
     """A record that was computed: its pictures, then itself on stdout, whether it holds together, and the notes."""
-    drawn = write_pictures(record, options, output)
+    write_pictures(record, options, output)
     print_record(record, options, output.formats.chosen(), output.colour)
     require_self_check(record)
-    tell_notes(record, (*notes, *drawn))
+    tell_notes(record, notes)
+    note_written(output)
 
 
 def print_record(record: Record, options: ViewOptions, name: str | None, colour: ColourOptions) -> None:
@@ -384,6 +405,19 @@ def print_report(
         return
     on = screen(colour.color)
     draw(view(on), on)
+
+
+def note_written(output: Output) -> None:
+    """Names the files that were written, unless stdout holds data for a program."""
+    if output.formats.chosen() is None:
+        note_saved(*output.written)
+
+
+def note_saved(*paths: str | None) -> None:
+    """Names on stderr the files that were written, with their sizes."""
+    for path in filter(None, paths):
+        with suppress(OSError):
+            note(f"saved {path}, {format_size(os.path.getsize(path))}")
 
 
 def json_document(value: Any) -> list[str]:
@@ -463,16 +497,14 @@ def require_self_check(record: Record) -> None:
 # ------------------------------------------------------------------------------------------------------------ pictures
 
 
-def write_pictures(record: Record, options: ViewOptions, output: Output) -> tuple[str, ...]:
-    """Draws the files that were asked for, each whole; returns what is to be told of each: its size. Raises `MhaError` for what a
-    record does not hold, and for files that cannot be written."""
+def write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
+    """Draws the files that were asked for, each whole. Raises `MhaError` for what a record does not hold, or no file can hold."""
     if not output.pictures.files:
-        return ()
+        return
     with show_activity("drawing"):
         drawn = [*_contents(record, options, output.pictures)]
     for path, content in drawn:
         write_whole(path, content, force=output.overwrites)
-    return tuple(f"{path}: {format_size(len(content))}" for path, content in drawn)
 
 
 def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) -> Iterator[tuple[str, bytes]]:
