@@ -88,6 +88,15 @@ def test_a_cell_tells_its_tokens_and_the_number_of_the_record():
         assert told == "not allowed" if not allowed[query, key] else abs(float(told) - shares[query, key]) < 1e-6
 
 
+def test_the_names_of_queries_stand_at_the_middle_of_their_rows():
+    svg = figure(make_record(THREE), HEAD)
+    names = [one for one in shapes(svg) if one.text in THREE and one.attributes.get("text-anchor") == "end"][:3]
+    assert [name.text for name in names] == list(THREE)
+    for name, cell in zip(names, cells(svg)[::3], strict=True):
+        middle = cell.y + cell.number("height") / 2
+        assert name.y - 0.35 * name.number("font-size") == pytest.approx(middle, abs=1.5)  # digits are 0.7 em high
+
+
 def test_numbers_stand_in_their_cells_with_the_digits_that_were_asked_for():
     record = make_record(THREE)
     shares, _ = drawn_shares(record)

@@ -80,6 +80,20 @@ def test_a_checkpoint_has_a_line_for_each_check_and_a_list_of_what_to_do() -> No
     assert text.splitlines()[-1] == OF_MODEL.summary
 
 
+def test_no_verdict_is_cut_on_a_narrow_screen() -> None:
+    names = [check.name for check in CHECKS]
+
+    def verdicts(width: int) -> list[list[str]]:
+        return [
+            words[:2]
+            for words in map(str.split, drawn(OF_MODEL, width).splitlines())
+            if words[:1] and words[0] in names
+        ]
+
+    assert [name for name, _ in verdicts(40)] == names
+    assert verdicts(40) == verdicts(200)
+
+
 def test_what_a_reader_must_know_of_the_run_stands_above_the_last_line() -> None:
     text = drawn(replace(OF_MODEL, notes=("texts are cut to their first 512 tokens",)))
     assert text.splitlines()[-3:] == ["note: texts are cut to their first 512 tokens", "", OF_MODEL.summary]
