@@ -6,6 +6,7 @@ import pytest
 
 from mhacli.errors import UsageError
 from mhacli.requests.layer import decodable, layer_request
+from mhacli.requests.user_code import TargetRequest
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
@@ -14,6 +15,10 @@ SMALL = Config(d_model=8, n_heads=2)
 
 def request_of(text, config=SMALL):
     return layer_request(encode([text], config), config)
+
+
+def test_without_a_seed_it_is_the_same_for_text_and_for_user_code():
+    assert TargetRequest("a.py:A").seed == Config().seed == 0
 
 
 def test_without_a_config_it_is_the_default_one_with_all_its_sizes():

@@ -553,6 +553,18 @@ def test_the_first_line_says_which_layer_is_not_verified() -> None:
     assert ["not verified" in line for line in lines] == [False, True, False]
 
 
+def test_the_chosen_cell_alone_is_reversed() -> None:
+    record = make_record(MAT)
+
+    async def look(app: Viewer, pilot: Any) -> None:
+        screen = head_of(app)
+        pieces = [piece for line in screen.matrix.paint(*screen.matrix.size) for piece in line]
+        (marked,) = (piece.text for piece in pieces if piece.style is not None and piece.style.reverse)
+        assert short(record.arrays["pattern"][0, 0, screen.row, screen.column], 2) in marked
+
+    drive(record, "enter", "up", "up", "left", act=look)
+
+
 def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:
     record = make_record(tuple(f"w{i}" for i in range(40)), n_heads=2)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from mhacli.attention import attend, masks
 from mhacli.attention.mistakes import stages
+from mhacli.attention.mistakes.heads import split_flat
 from mhacli.attention.mistakes.stages import (
     RIGHT,
     Projection,
@@ -293,6 +294,17 @@ def test_heads_are_columns_side_by_side_or_every_nth_column():
     every = stages.split(ReferenceLayer(2, 2, interleaved_split=True), row, 2, "q")
     assert beside[0, :, 1].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert every[0, :, 1].tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_heads_that_are_cut_by_a_reshape_alone_hold_the_rows_in_their_order():
+    rows = torch.arange(12.0, dtype=torch.float64).view(1, 3, 4)
+    layer = ReferenceLayer(2, 2)
+    assert split_flat("q", "k")(layer, rows, 2, "k").tolist() == [
+        [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [10, 11]]]
+    ]  # 6 numbers a head, not 2 columns a head
+    assert split_flat("q", "k")(layer, rows, 2, "v").tolist() == [
+        [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
+    ]
 
 
 def test_heads_are_joined_side_by_side_or_column_by_column():

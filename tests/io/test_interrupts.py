@@ -1,0 +1,30 @@
+"""The thread that ends the process where the main one does not: what it waits for, and the code that a shell reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mhacli.io import interrupts
+
+
+class Ended(Exception):
+    """Instead of the end of the process."""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_process_ends_with_the_code_of_the_signal_and_other_signals_are_none_of_it(number, code, monkeypatch):
+    def ended(status):
+        raise Ended(status)
+
+    monkeypatch.setattr(interrupts, "GRACE_S", 0.0)
+    monkeypatch.setattr(os, "_exit", ended)
+    reading, writing = os.pipe()
+    os.write(writing, bytes([signal.SIGWINCH, signal.SIGCHLD, number]))
+    with pytest.raises(Ended) as caught:
+        interrupts._end_in_time(reading)
+    os.close(reading)
+    os.close(writing)
+    assert caught.value.args == (code,)
