@@ -287,7 +287,7 @@ def _row() -> Schema:
 SCHEMAS: Mapping[str, tuple[str, Schema]] = {
     "mha.record/1": ("What run, heads, trace, decode and show print with --json.", _record()),
     "mha.mask/1": ("What mha trace --mask --json prints.", _mask()),
-    "mha.check/1": ("What mha check --json prints.", of(Examination)),
+    "mha.check/1": ("What mha check --json prints.", of(Examination, summary=TEXT)),
     "mha.doctor/1": ("What mha doctor --json prints.", _doctor()),
     "mha.diff/1": ("What mha diff --json prints.", _diff()),
     "mha.bench/1": ("What mha bench prints with --json, and saves with --save-baseline.", _bench()),

@@ -1,7 +1,8 @@
-"""What an examination of somebody's attention found: plain data, schema `mha.check/1`."""
+"""What an examination of user code found: plain data, schema `mha.check/1`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -98,9 +99,9 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Examination:
-    """Everything that is said of somebody's attention. `not_examined` are arguments of its call that were never given another
-    value than their default: the verdict does not speak of them. `modes` has a report of each mode where there are two; all else
-    is then said of both together: a probe that fails in one of them fails."""
+    """Everything that is said of the attention in user code. `not_examined` are arguments of its call that were never given
+    another value than their default: the verdict does not cover them. `modes` has a report of each mode where there are two; all
+    else is then said of both together: a probe that fails in one of them fails."""
 
     verdict: Verdict
     target: str
@@ -123,6 +124,58 @@ class Examination:
     command: tuple[str, ...] = ()
     not_examined: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence: what is wrong and how to mend it, or what is right and what was not examined."""
+        if self.verdict == "wrong":
+            return f"wrong: {self._mistakes()}"
+        if self.verdict == "unknown":
+            return f"not decided: {self.reason or 'what was measured does not suffice'}"
+        missing = f"; not examined: {self.not_examined_text}" if self.not_examined else ""
+        return f"right: {self._agreement()}{missing}"
+
+    @property
+    def not_examined_text(self) -> str:
+        """The arguments that were not examined, each with what it is as far as its name says: `past_kv (cache), rel`."""
+        return ", ".join(f"{name} ({kind})" if (kind := _kind_of(name)) else name for name in self.not_examined)
+
+    def _mistakes(self) -> str:
+        """The first mistake with its line and its fix, and how many more there are."""
+        if not self.findings:
+            return "a probe fails"
+        first, n_more = self.findings[0], len(self.findings) - 1
+        lines = [first.message]
+        if first.file is not None:
+            lines[0] += f" ({first.file if first.line is None else f'{first.file}:{first.line}'})"
+        lines += [f"fix: {first.fix.strip().splitlines()[0]}"] if first.fix.strip() else []
+        lines += [f"{n_more} more mistake{'s' * (n_more != 1)}"] if n_more else []
+        return "; ".join(lines)
+
+    def _agreement(self) -> str:
+        """With what it agrees, and how many probes it passes."""
+        n_passed = sum(probe.ok is True for probe in self.probes)
+        passed = f"{n_passed} probe{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"
+        if self.against is not None:
+            return f"it gives the same output as {self.against} with the same weights"
+        if self.comparison is None:
+            return passed
+        n = self.comparison.n_inputs
+        return f"it gives the output of the reference with the same weights in {n} input{'s' * (n != 1)}, and {passed}"
+
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        return {"schema": SCHEMA} | asdict(self)
+        return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
+
+
+_KINDS = {
+    "cache": re.compile(r"cache|past|kv_state"),
+    "mask": re.compile(r"mask|padding|lens\b|lengths"),
+    "score bias": re.compile(r"bias|alibi|^rel"),
+    "positions": re.compile(r"pos|rope|rotary|freqs|^cos|^sin"),
+}
+
+
+def _kind_of(name: str) -> str | None:
+    """What an argument of a call is by its name; None where that does not say it, or says nothing else."""
+    kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(name.lower())), None)
+    return None if kind == name.lower().replace("_", " ") else kind

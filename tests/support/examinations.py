@@ -65,7 +65,7 @@ UNKNOWN = replace(
     verdict="unknown",
     findings=(),
     reason="nothing in the catalogue explains what it answers",
-    closest="the closest that was tried, if the scores are scaled twice, is 0.4 away",
+    closest="if the scores are scaled twice, the reference still differs by 0.4",
     departure=FirstDifference("scores", "qk", "mine.py", 28, "    scores = scores ** 2"),
     printed="hello\n\nthere\n",
 )

@@ -377,7 +377,7 @@ def _scales(
 ) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
     """The scale that the option says; else the usual one, None, and those of arguments, words, T5, parameters and runs."""
     if request.scale is not None:
-        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, as told")
+        yield request.scale, Choice("scale", f"the scale is {request.scale:g}, from --scale")
         return
     yield None, None
     for name, value in _numbers(built, "scale"):

@@ -52,7 +52,7 @@ _BACKWARD = re.compile(
     r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
 )
 _MOST_PARTS = 4
-_NEXT = "--against TARGET compares it with an attention that you trust"
+_NEXT = "--against TARGET compares it with code that you trust"
 _CRITICAL = ("batch independence", "batch of one", "finite")
 """Probes that no right attention fails."""
 
@@ -182,14 +182,14 @@ def _choices(
         if layer.weights is not None:
             said += _of_weights(diagnosis)
         if layer.causal and not expects_causal and not diagnosis.made:
-            said.append(Choice("causal", "it masks the future itself"))
+            said.append(Choice("causal", "it hides later tokens by itself"))
     if expects_causal and not request.of.causal:
-        said.append(Choice("meant-causal", f"it is meant to be causal: {_why_causal(subject)} says so"))
+        said.append(Choice("meant-causal", f"it is meant to be causal, as {_why_causal(subject)} says"))
     if facts.is_causal_by_mask and expects_causal:
-        said.append(Choice("causal-by-mask", "it is causal when its mask says so, not by itself"))
+        said.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
     if facts.empty_row in ("nan", "mean", "constant", "other"):
-        words = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "something of its own")
-        said.append(Choice("fully-masked-row", f"a query that the caller's mask leaves no key gives {words}"))
+        words = {"nan": "NaN", "mean": "the mean of the values"}.get(facts.empty_row, "another value")
+        said.append(Choice("fully-masked-row", f"a query whose keys are all masked gives {words}"))
     return tuple(dict.fromkeys([*said, *diagnosis.choices]))
 
 
@@ -237,9 +237,9 @@ def _closest(diagnosis: Diagnosis) -> str | None:
     made = " and if ".join(one.variant.description for one in diagnosis.closest.made)
     case = diagnosis.cases[0]
     gap, finite = diagnosis.closest.error * case.tolerance, case.answer[case.answer.isfinite()].abs()
-    if not finite.numel() or gap > 0.1 * finite.max().item():
+    if not finite.numel() or not gap <= 0.1 * finite.max().item():  # also where it is NaN
         return None
-    return f"the closest that was tried, if {made}, is {gap:.3g} away"
+    return f"if {made}, the reference still differs by {gap:.3g}"
 
 
 def _reason(
@@ -251,17 +251,17 @@ def _reason(
     d_in: int,
 ) -> str:
     if probed.facts.visible == "itself only":
-        return "no token looks at another: this is no attention"
+        return "no token attends to another: this is not attention"
     if not found and request.n_heads and d_in % request.n_heads:
-        return f"{request.n_heads} heads, as told, do not divide the {d_in} columns of its rows"
+        return f"--heads {request.n_heads} does not divide the width {d_in} of its input"
     if not found:
-        return f"its projections of queries, keys and values are not understood by the parameters' names and shapes; {_NEXT}"
+        return f"the names and shapes of the parameters do not show which project queries, keys and values; {_NEXT}"
     failed = [probe.name for probe in probed.probes if probe.ok is False]
     if diagnosis.candidate is not None and not diagnosis.unexplained:
-        return f"the reference answers the same, but probes fail that nothing explains: {', '.join(failed)}"
+        return f"the reference gives the same output, but these probes fail: {', '.join(failed)}"
     told = f"{_not_understood(found[0], departure)}; {_NEXT}"
-    told += f"; probes that fail: {', '.join(failed)}" if failed else ""
-    return told + ("; not every pair of mistakes was tried, for want of time" if diagnosis.is_cut_short else "")
+    told += f"; these probes fail: {', '.join(failed)}" if failed else ""
+    return told + ("; there was not enough time to try every pair of mistakes" if diagnosis.is_cut_short else "")
 
 
 def _not_understood(likeliest: Candidate, departure: FirstDifference | None) -> str:
@@ -270,10 +270,10 @@ def _not_understood(likeliest: Candidate, departure: FirstDifference | None) -> 
     parts = list(dict.fromkeys(re.sub(r"\.(weight|bias)$", "", name) for name in unused))
     if parts:
         named = ", ".join(parts[:_MOST_PARTS]) + (", …" if len(parts) > _MOST_PARTS else "")
-        return f"what it does with {named} is not understood"
+        return f"it is not clear what it does with {named}"
     if departure is not None:
-        return f"how it makes {departure.site} is not understood"
-    return "nothing in the catalogue explains what it answers"
+        return f"it is not clear how it computes {departure.site}"
+    return "no known mistake explains its output"
 
 
 def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candidate]) -> FirstDifference | None:
@@ -290,7 +290,7 @@ def _departure(diagnosis: Diagnosis, subject: UserAttention, found: list[Candida
 # ---------------------------------------------------------------------------------------------- both modes as one report
 
 
-_OVER = {"self": "over its own rows", "cross": "over a context"}
+_OVER = {"self": "in self-attention", "cross": "in cross-attention"}
 Reports = Sequence[tuple[Mode, Examination]]
 
 

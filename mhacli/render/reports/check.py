@@ -16,11 +16,11 @@ from mhacli.text.escape import visible
 
 _LABEL, _LEAST_ROOM = 9, 11
 _IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED = 3, 8, 9, 3
-_RAISES = ("raises ", "could not be asked")
+_RAISES = ("raises ", "could not run")
 _LEFT_OUT = "left out: "
 _NEXT = (
-    "--against TARGET compares it with an attention that you trust",
-    "--heads, --scale, --rope and --mask-means say what its code does not",
+    "--against TARGET compares it with code that you trust",
+    "--heads, --scale, --rope and --mask-means state what its code does not show",
 )
 
 Line = tuple[str, Text]
@@ -37,7 +37,12 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
         named = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
         blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in named)]
     rest = [*_building(examination, on), *_probes(examination, on), *_closing(examination, on)]
-    blocks += [Text(""), _grid(rest)]
+    blocks += [
+        Text(""),
+        _grid(rest),
+        Text(""),
+        Text(visible(examination.summary), style=_SIGNS[examination.verdict][1]),
+    ]
     return Group(*blocks)
 
 
@@ -52,7 +57,7 @@ def _verdict(examination: Examination, on: Screen) -> Text:
         names.append(Text(f"against {visible(examination.against)}", style="bold"))
     lines = [flowing(names, on.width, "  "), Text(visible(_in_words(examination)))]
     if examination.not_examined:
-        lines.append(Text(f"not examined: {', '.join(map(visible, examination.not_examined))}", style="yellow"))
+        lines.append(Text(f"not examined: {visible(examination.not_examined_text)}", style="yellow"))
     return Text("\n").join(lines)
 
 
@@ -62,12 +67,12 @@ def _in_words(examination: Examination) -> str:
         n_more = len(examination.findings) - _IN_FULL
         return said + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
     if examination.verdict == "unknown":
-        return examination.reason or "whether it is right could not be decided"
+        return examination.reason or "could not decide whether it is right"
     if examination.against is not None:
-        return "with the same weights both answer the same"
+        return "both give the same output with the same weights"
     if examination.comparison is None:
-        return "every probe is passed"
-    return "the reference, given the same weights, answers the same"
+        return "every probe passes"
+    return "the reference gives the same output with the same weights"
 
 
 # ----------------------------------------------------------------------------------------------------------------- mistakes
@@ -142,7 +147,7 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "built", Text(visible(f"{name}({said})"))
     if guessed:
         parts = [visible(f"{one.name}={one.value}" + (f": {one.why}" if one.why else "")) for one in guessed]
-        parts.append(f"--arg {visible(guessed[-1].name)}=… says otherwise")
+        parts.append(f"--arg {visible(guessed[-1].name)}=… sets it")
         yield "guessed", Text("\n".join(filled(parts, _room(on))), style="yellow")
     if defaults:
         yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
@@ -154,14 +159,14 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "choices", Text("\n".join(filled([visible(one.message) for one in examination.choices], _room(on))))
 
 
-_MODES = {"self": "own rows", "cross": "a context"}
+_MODES = {"self": "self-attention", "cross": "cross-attention"}
 
 
 def _modes(examination: Examination) -> Iterator[Line]:
     """How it was called in each mode, and what came of it."""
     for number, one in enumerate(examination.modes):
         sign, style = _SIGNS[one.verdict]
-        said = Text(f"over {_MODES[one.mode]}: ").append(sign, style=style).append(f"  {visible(one.called)}")
+        said = Text(f"{_MODES[one.mode]}: ").append(sign, style=style).append(f"  {visible(one.called)}")
         yield "" if number else "called", said
 
 
@@ -191,8 +196,8 @@ def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open:
     """How many probes gave what, and why some were left out, as the first of them says it."""
     left_out = [probe.message.removeprefix(_LEFT_OUT) for probe in probes if probe.message.startswith(_LEFT_OUT)]
     n_others = len(probes) - n_passed - n_failed - n_open - len(left_out)
-    counts = [f"{n_passed} ok", f"{n_failed} not ok"]
-    counts += [f"{n_open} that judge nothing"] if n_open else []
+    counts = [f"{n_passed} pass", f"{n_failed} fail"]
+    counts += [f"{n_open} without a verdict"] if n_open else []
     counts += [f"{n_others} do{'es' if n_others == 1 else ''} not apply"] if n_others else []
     return counts + [f"{len(left_out)} left out: {visible(left_out[0].partition(',')[0])}" for _ in left_out[:1]]
 
@@ -206,7 +211,7 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
     """The comparison, how near the catalogue came, what it printed, what is to be done, and the cost."""
     if examination.comparison is not None:
         yield "compared", Text(visible(_compared(examination.comparison, examination)))
-    if examination.closest is not None and not examination.closest.endswith(_NOWHERE):
+    if examination.closest is not None:
         yield "closest", Text(visible(examination.closest))
     if examination.departure is not None:
         yield from _first_difference_lines(examination.departure, examination, on)
@@ -219,9 +224,9 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
 
 def _first_difference_lines(gone: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
     """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
-    since = "" if gone.last_shared is None else f"; {gone.last_shared} is the last that both make"
-    theirs = "the reference's" if examination.against is None else "the same"
-    yield "departs", Text(visible(f"it does not make {theirs} {gone.site}{since}"))
+    before = "" if gone.last_shared is None else f"; {gone.last_shared} is still the same"
+    other = "the reference" if examination.against is None else "the other"
+    yield "differs", Text(visible(f"first at {gone.site}, compared with {other}{before}"))
     lines = [(examination.target, gone.file, gone.line, gone.source)]
     if examination.against is not None:
         lines.append((examination.against, gone.other_file, gone.other_line, gone.other_source))
@@ -230,11 +235,7 @@ def _first_difference_lines(gone: FirstDifference, examination: Examination, on:
             place = file if line is None else f"{file}:{line}"
             yield "", Text(_code(f"{place}  {source.strip()}", on), style="dim")
         elif examination.against is not None:
-            yield "", Text(visible(f"{target}  in code that is not its author's"), style="dim")
-
-
-_NOWHERE = ("inf away", "nan away")
-"""How the closest that was tried ends where nothing can be said of a distance."""
+            yield "", Text(visible(f"{target}  in library code"), style="dim")
 
 
 def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
@@ -251,10 +252,10 @@ def _compared(found: OutputComparison, examination: Examination) -> str:
     n_hypotheses = examination.n_hypotheses
     mistaken = any(finding.proven for finding in examination.findings) and examination.against is None
     other = "the reference" if found.against == "reference" else found.against
-    said = f"with {other}{' that makes the same mistake' if mistaken else ''}, in {found.dtype}, "
+    said = f"with {other}{' with the same mistake' if mistaken else ''}, in {found.dtype}, "
     said += f"{count_of(found.n_inputs, 'input')}: "
     if found.max_abs_difference is None:
-        said += "no difference that is a number"
+        said += "the difference is not finite"
     else:
         said += f"largest difference {number_text(found.max_abs_difference)}"
     said += f", tolerance {number_text(found.tolerance)}"

@@ -207,7 +207,7 @@ def test_a_scale_that_is_an_option_is_the_only_one():
     request = CheckRequest(TargetRequest("mine.py:Attention"), scale=0.7)
     meant = intended_layer(built("unscaled attention", scale=0.2), None, request, (False,))
     assert [value for value, _ in meant.scales] == [0.7]
-    assert meant.scales[0][1].message == "the scale is 0.7, as told"
+    assert meant.scales[0][1].message == "the scale is 0.7, from --scale"
 
 
 def test_a_scale_that_is_learned_is_read_as_it_is_as_its_exponential_and_as_its_inverse():

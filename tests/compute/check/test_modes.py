@@ -103,7 +103,7 @@ def test_each_mode_is_reported_with_its_call_and_its_verdict() -> None:
 def test_a_probe_that_fails_in_one_mode_fails_and_says_in_which() -> None:
     (padding,) = (probe for probe in examined("ContextMaskUnread").probes if probe.name == "padding")
     assert padding.ok is False
-    assert padding.message.startswith("over a context: ")
+    assert padding.message.startswith("in cross-attention: ")
 
 
 def test_what_can_be_called_in_one_way_alone_has_no_modes() -> None:
@@ -112,7 +112,7 @@ def test_what_can_be_called_in_one_way_alone_has_no_modes() -> None:
 
 def test_a_choice_of_one_mode_says_of_which() -> None:
     told = {choice.name: choice.message for choice in examined("CausalOverOwnRows").choices}
-    assert told["meant-causal"].endswith("(over its own rows)")
+    assert told["meant-causal"].endswith("(in self-attention)")
 
 
 def test_a_cache_is_examined_over_its_own_rows_alone() -> None:

@@ -64,5 +64,5 @@ def test_a_mask_that_was_given_and_a_position_that_was_not_are_told_apart(tmp_pa
 def test_the_names_stand_under_the_verdict():
     first, second, third, *_ = drawn(replace(RIGHT, not_examined=("kv_cache", "start_\x1bpos"))).splitlines()
     assert first.startswith("✓ right")
-    assert second == "the reference, given the same weights, answers the same"
-    assert third == "not examined: kv_cache, start_\\x1bpos"
+    assert second == "the reference gives the same output with the same weights"
+    assert third == "not examined: kv_cache (cache), start_\\x1bpos (positions)"

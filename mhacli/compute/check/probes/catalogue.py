@@ -99,7 +99,7 @@ def _reply_to(entry: ProbeEntry, context: ProbeContext) -> ProbeResult:
     try:
         answer = entry.ask(context)
     except Exception as fault:  # whatever a user's attention raises
-        return ProbeResult(entry.name, f"could not be asked: it raises {first_line(fault)}")
+        return ProbeResult(entry.name, f"could not run: the code raises {first_line(fault)}")
     context.facts = dataclasses.replace(context.facts, **answer.facts)  # type: ignore[arg-type]
     return answer.probe
 

@@ -1,0 +1,41 @@
+"""The last line of `mha check`, from examinations made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.examinations import ALIKE, AXIS, RIGHT, STATE, UNKNOWN, WRONG
+
+from mhacli.results.check import Examination
+
+MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
+
+
+@pytest.mark.parametrize(
+    ("examination", "summary"),
+    [
+        (RIGHT, "right: it gives the output of the reference with the same weights in 12 inputs, and 1 probe passes"),
+        (replace(RIGHT, comparison=None), "right: 1 probe passes"),
+        (ALIKE, "right: it gives the same output as theirs.py:Attention with the same weights"),
+        (
+            replace(RIGHT, comparison=None, not_examined=(*MANY, "foo", "cache")),
+            "right: 1 probe passes; not examined: past_key_value (cache), rel_bias (score bias), head_mask (mask), start_pos "
+            "(positions), foo, cache",
+        ),
+        (
+            WRONG,
+            "wrong: the softmax runs over another axis than the keys (mine.py:31); fix: scores.softmax(dim=-1)",
+        ),
+        (
+            replace(WRONG, findings=(replace(AXIS, file=None, fix="a\nb"), STATE, STATE)),
+            "wrong: the softmax runs over another axis than the keys; fix: a; 2 more mistakes",
+        ),
+        (UNKNOWN, "not decided: nothing in the catalogue explains what it answers"),
+        (replace(UNKNOWN, reason=None), "not decided: what was measured does not suffice"),
+    ],
+)  # fmt: skip
+def test_the_summary_says_what_is_wrong_and_how_to_mend_it_or_what_was_not_examined(
+    examination: Examination, summary: str
+) -> None:
+    assert examination.summary == examination.as_json()["summary"] == summary
