@@ -87,7 +87,7 @@ async def viewed(record: Path) -> str:
     from mhacli.viewer.session import ViewerOptions
 
     viewer = Viewer(storage.load(str(record)), ViewerOptions(place=(2, 8), is_open=True))
-    async with viewer.run_test(size=(120, 36)) as pilot:
+    async with viewer.run_test(size=(120, 30)) as pilot:
         await pilot.press("pageup", *["down"] * 8)
         await pilot.pause()
         return without_network(viewer.export_screenshot(title="mha view run.safetensors"))
