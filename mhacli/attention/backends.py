@@ -28,7 +28,7 @@ from mhacli.results.bench.workload import Direction, Workload
 _Queries = Float[Tensor, "batch head query d_head"]
 _Keys = Float[Tensor, "batch kv_head key d_head"]
 HeadTensors = tuple[_Queries, _Keys, _Keys]
-"""q, k and v, cut into heads."""
+"""q, k and v, split into heads."""
 
 
 class UnsupportedError(Exception):

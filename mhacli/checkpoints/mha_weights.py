@@ -140,7 +140,7 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     if "n_heads" not in given:
         raise UsageError(
             f"n_heads must be given for {file.path}, whose header does not say how its {rows['q_proj']} query rows "
-            "are cut into heads",
+            "are split into heads",
             hint="add --heads N",
         )
     n_heads = given["n_heads"]

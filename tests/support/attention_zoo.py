@@ -98,7 +98,7 @@ class Case:
     `arguments` are those that `--arg` gives, `options` further words of the command line, and `causal` that `--causal` is given.
 
     The rest is for the proof. `call` is Python that asks `it`: about `x` `[3, 5, width]`, or `q` (as long) with `k` and `v`
-    `[3, 7, width]`, which are cut into heads where it is a function; masks are `keep` (bool `[3, 1, query, key]`), `real` (bool
+    `[3, 7, width]`, which are split into heads where it is a function; masks are `keep` (bool `[3, 1, query, key]`), `real` (bool
     `[3, key]`, True = token) and `lengths`. `sees` tells what the right answer sees: words of `causal mask padding left-padding`,
     and of `same-rows` (values are made from `k` too) and `last-two` (only these queries are asked). `weights` tells where its
     weights are: the names of four layers (q k v o), or `KIND:NAMES`. `scale` of 0 is 1/√d_head, `kv_heads` of 0 as many as
@@ -993,7 +993,7 @@ WRONG = (
         "dim=36 heads=3",
         weights=FUSED,
         code="head-width",
-        why="projections of d_head columns are cut into heads once more: 3 heads of 4 columns instead of 12",
+        why="projections of d_head columns are split into heads once more: 3 heads of 4 columns instead of 12",
         mended=(("self.width = dim // heads", "self.width = dim"),),
     ),
     Wrong(
@@ -1003,7 +1003,7 @@ WRONG = (
         sees="causal",
         weights="W_Q W_K W_V W_O",
         code="head-width",
-        why="projections of width d_k are cut into heads once more; and −∞ · mask is NaN",
+        why="projections of width d_k are split into heads once more; and −∞ · mask is NaN",
         mended=(
             ("self.d_k = d_model // n_heads", "self.d_k = d_model"),
             ("scores + -torch.inf * mask", "scores.masked_fill(mask == 1, -torch.inf)"),

@@ -121,7 +121,7 @@ class ProjectedText:
 
 
 def projected_text(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> ProjectedText:
-    """The text, projected and cut into heads by the stages of a layer."""
+    """The text, projected and split into heads by the stages of a layer."""
     asked = rows if layer.before is None else layer.before(rows)
     return ProjectedText(
         layer, stages, rows, *heads(stages, replace(layer, pairing=None), ReferenceInputs(asked, asked, asked))

@@ -70,14 +70,14 @@ _CUTTING = (
         "split",
         (
             MistakeVariant(
-                "q, k and v are cut into heads by a reshape alone", split_flat("q", "k", "v"), ("q", "k", "v")
+                "q, k and v are split into heads by a reshape alone", split_flat("q", "k", "v"), ("q", "k", "v")
             ),
-            MistakeVariant("v is cut into heads by a reshape alone", split_flat("v"), ("v",)),
-            MistakeVariant("q and k are cut into heads by a reshape alone", split_flat("q", "k"), ("q", "k")),
-            MistakeVariant("k and v are cut into heads by a reshape alone", split_flat("k", "v"), ("k", "v")),
-            MistakeVariant("q is cut into heads by a reshape alone", split_flat("q"), ("q",)),
-            MistakeVariant("q and v are cut into heads by a reshape alone", split_flat("q", "v"), ("q", "v")),
-            MistakeVariant("k is cut into heads by a reshape alone", split_flat("k"), ("k",)),
+            MistakeVariant("v is split into heads by a reshape alone", split_flat("v"), ("v",)),
+            MistakeVariant("q and k are split into heads by a reshape alone", split_flat("q", "k"), ("q", "k")),
+            MistakeVariant("k and v are split into heads by a reshape alone", split_flat("k", "v"), ("k", "v")),
+            MistakeVariant("q is split into heads by a reshape alone", split_flat("q"), ("q",)),
+            MistakeVariant("q and v are split into heads by a reshape alone", split_flat("q", "v"), ("q", "v")),
+            MistakeVariant("k is split into heads by a reshape alone", split_flat("k"), ("k",)),
         ),
     ),
     Mistake(
@@ -245,7 +245,7 @@ _NOT_CUT = (
     ),
     Mistake(
         "value-not-split",
-        "the values are not cut into heads: every head weighs whole rows",
+        "the values are not split into heads: every head weighs whole rows",
         "pattern @ v  # v is [batch, length, d_model]",
         "the heads have no values of their own: the output is too wide, or mixes columns of different heads",
         "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",

@@ -42,7 +42,7 @@ class Projections(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceLayer:
-    """What a layer is told besides its input. Without `weights`, rows come cut into heads and nothing is projected.
+    """What a layer is told besides its input. Without `weights`, rows come split into heads and nothing is projected.
 
     `pairing`: how rotary positions pair columns, None without them; `rates` are the radians by which each pair of the first
     columns is turned from place to place, None for theta^(−2j/d) in all columns.
@@ -107,7 +107,7 @@ def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tenso
 
 
 def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """`[batch, length, head·d]` cut into heads, `[batch, head, length, d]`; `which` says q, k or v."""
+    """`[batch, length, head·d]` split into heads, `[batch, head, length, d]`; `which` says q, k or v."""
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
@@ -270,7 +270,7 @@ def run(stages: Stages, layer: ReferenceLayer, asked: ReferenceInputs, tap: Tap 
 def heads(
     stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap = no_tap
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[batch, head, length, d]`: projected, cut into heads, normed and turned."""
+    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, normed and turned."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
         made = stages.project(layer, rows)

@@ -163,7 +163,7 @@ def _inside(
         )
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
         yield TracedTensor("k", call.k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
-        yield TracedTensor("v", call.v, "v = its projection, cut into heads", f"what each token hands over{said}")
+        yield TracedTensor("v", call.v, "v = its projection, split into heads", f"what each token contributes{said}")
         met = "the dot product of every query with every key: how well they match"
         yield TracedTensor("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
         if call.mask is not None:
@@ -194,11 +194,11 @@ class _Derivations(NamedTuple):
     def of(made: Sequence[TracedTensor], positions: str, theta: float) -> _Derivations:
         """By the modules that were passed, and by how tokens know their place."""
         names = [one.name.rpartition(".")[2] for one in made]
-        turned = f", turned by its place (RoPE, base {theta:g})" if positions.startswith("rope") else ""
+        turned = f", rotated by its position (RoPE, base {theta:g})" if positions.startswith("rope") else ""
 
         def way(short: str) -> str:
             normed = ", normed" if any(name.startswith(short) and "norm" in name for name in names) else ""
-            return f"its projection{normed}, cut into heads{turned}"
+            return f"its projection{normed}, split into heads{turned}"
 
         return _Derivations(way("q"), way("k"))
 

@@ -125,10 +125,10 @@ def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, in
     if setup.config.positions in ROPE:
         plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
         unturned = scale * float(plain_q[i] @ plain_k[j])
-        yield ScorePart("scale · q · k, not turned", "content", finite(unturned))
+        yield ScorePart("scale · q · k, before the rotation", "content", finite(unturned))
         places = setup.encoded.sequences[b].places
         distance = abs(places[place.query] - places[place.key])
-        yield ScorePart(f"what turning them changes, distance {distance}", "position", finite(scaled - unturned))
+        yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unturned))
     elif setup.config.positions in ("sinusoidal", "learned"):
         yield from _products(setup, place, at, scale)
     else:

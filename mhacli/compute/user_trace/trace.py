@@ -385,9 +385,9 @@ def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
 _GIVEN: Mapping[str, str] = {
     "x": "what attention is asked about: a row of random numbers for each token",
     "context": "other rows, from which keys and values are made",
-    "q": "queries, cut into heads, as the function is given them",
-    "k": "keys, cut into heads",
-    "v": "values, cut into heads",
+    "q": "queries, split into heads, as the function is given them",
+    "k": "keys, split into heads",
+    "v": "values, split into heads",
     "mask": "what says which keys a query may see",
 }
 _MAX_STEPS = 400

@@ -394,7 +394,7 @@ TWINS = (
     Twin("softmax-over-queries", "the softmax runs over queries instead of keys"),
     Twin("softmax-over-heads", "the softmax runs over heads instead of keys"),
     Twin("softmax-over-batch", "the softmax runs over the sequences of the batch instead of keys"),
-    Twin("split-without-transpose", "q, k and v are cut into heads by a reshape alone"),
+    Twin("split-without-transpose", "q, k and v are split into heads by a reshape alone"),
     Twin(
         "merge-without-transpose",
         "[batch, head, query, d_v] is reshaped to [batch, query, head·d_v] without a transpose",

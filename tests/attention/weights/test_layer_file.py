@@ -313,7 +313,7 @@ def test_a_file_without_metadata_asks_for_the_heads(tmp_path):
     path = plain_file(tmp_path / "plain.safetensors", GROUPED)
     fault = refused(read_layer_file, path, {}, kind=UsageError)
     assert fault.message == (
-        f"n_heads must be given for {path}, whose header does not say how its 18 query rows are cut into heads"
+        f"n_heads must be given for {path}, whose header does not say how its 18 query rows are split into heads"
     )
     assert fault.hint == "add --heads N"
 

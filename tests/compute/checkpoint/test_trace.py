@@ -260,7 +260,9 @@ def test_the_base_of_the_rotation_is_that_of_the_layers_type(name: str, layer: i
     for site in ("q", "k"):
         normed = ", normed" if name == "gemma3_text" else ""
         told = steps[site].formula
-        assert told.startswith(f"{site} = its projection{normed}, cut into heads, turned by its place (RoPE, base ")
+        assert told.startswith(
+            f"{site} = its projection{normed}, split into heads, rotated by its position (RoPE, base "
+        )
         assert float(told.rpartition(" ")[2].rstrip(")")) == pytest.approx(base, rel=1e-4)
     assert "turned" not in steps["v"].formula
 

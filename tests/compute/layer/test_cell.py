@@ -189,9 +189,9 @@ def test_distances_and_turns_are_counted_inside_a_document():
 
 def test_a_key_at_the_place_of_its_query_is_turned_by_nothing_that_counts():
     cell = walked(CellIndex(0, 2, 5, 5), positions="rope").cell
-    assert values(cell)["what turning them changes, distance 0"] == pytest.approx(0.0, abs=1e-12)
+    assert values(cell)["change by the rotation, distance 0"] == pytest.approx(0.0, abs=1e-12)
     other = walked(CellIndex(0, 2, 5, 1), positions="rope").cell
-    assert abs(values(other)["what turning them changes, distance 4"]) > 1e-3
+    assert abs(values(other)["change by the rotation, distance 4"]) > 1e-3
 
 
 def test_at_place_0_the_parts_of_a_learned_table_are_products_with_its_first_row():

@@ -265,7 +265,7 @@ def _layouts(call: CallFacts, choices: tuple[AxisNames, ...]) -> list[tuple[floa
 
 
 def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...]) -> Trial | None:
-    """Queries, keys and values that come cut into heads: the order of axes that is stated, or else the one in which one key
+    """Queries, keys and values that come split into heads: the order of axes that is stated, or else the one in which one key
     moves its own head alone and equal values come out as they are. One sequence of one head is asked only where nothing else is
     accepted: a softmax over axis 1 runs over the keys there by chance."""
     layouts = [axes for _, axes in _layouts(call, _HEAD_LAYOUTS)]
@@ -577,7 +577,7 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 
 def layout_score(runner: TrialRunner, trial: Trial) -> int:
-    """Of queries, keys and values cut into heads: whether one key moves several queries of its own head and nothing else, which
+    """Of queries, keys and values split into heads: whether one key moves several queries of its own head and nothing else, which
     the right axes make it do; and whether values that are all the same come out as they are, which any softmax over the keys
     does. 0, 1 or 2."""
     inputs = runner.rows(trial)

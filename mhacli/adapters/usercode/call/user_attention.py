@@ -29,7 +29,7 @@ class UserAttention:
     """A user's attention that can be asked.
 
     `sizes` are those that it can be called with; `k_len` is `q_len` where keys must be the queries' own rows. `is_function`: q, k
-    and v come cut into heads, and nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows none.
+    and v come split into heads, nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows none.
     `takes_context`: keys may be other rows than the queries, and of another number; `n_rows` counts the arguments for queries,
     keys and values. `causal_by` is the argument that was set to make it causal. `mask_forms` are the ways to write a mask that it
     accepts without raising, both meanings of True of each, the likeliest first, `padding_forms` the same for padding. It computes
