@@ -1,6 +1,7 @@
 """The rooms of the package: a file imports from its own row or one below, without circles of files or folders."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -45,9 +46,15 @@ def sources() -> dict[str, str]:
     return {module_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@functools.cache
+def parsed(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports_of(source: str, module: str, modules: set[str]) -> Iterator[Import]:
     """Every import: under TYPE_CHECKING, in the bodies of functions, and in strings that name a module of the package."""
-    for node in ast.walk(ast.parse(source)):
+    for node in parsed(source):
         place = f"{module}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, place) for alias in node.names)
@@ -136,7 +143,7 @@ def lengthy(code: dict[str, str]) -> list[str]:
     for module, source in code.items():
         if (lines := source.count("\n")) > MAX_LINES:
             faults.append(f"{module} has {lines} lines")
-        for node in ast.walk(ast.parse(source)):
+        for node in parsed(source):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
                 length = (node.end_lineno or 0) - node.body[has_docstring].lineno + 1
@@ -151,7 +158,7 @@ def changeable(code: dict[str, str]) -> list[str]:
         f"{module}.{node.name}"
         for module, source in code.items()
         if room_of(module) in OF_DATA
-        for node in ast.walk(ast.parse(source))
+        for node in parsed(source)
         if isinstance(node, ast.ClassDef)
         for decorator in map(ast.unparse, node.decorator_list)
         if decorator.startswith("dataclass") and "frozen=True" not in decorator

@@ -135,6 +135,7 @@ def worst_relative(found: Tensor, expected: Tensor, *, least: float = 1e-6) -> f
     return float(((found.double() - expected).abs() / expected.clamp(min=least))[some].max())
 
 
+@pytest.mark.sampled(3)
 def test_entropy_is_the_sum_less_the_mean_score(case: Case) -> None:
     expected = entropies(case.q, case.k, case.lse, causal=case.causal)
     assert worst(case.exactly.entropy, expected) <= 1e-10

@@ -282,6 +282,7 @@ def python(folder: Path, code: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_200_kills_during_a_save_leave_the_old_or_the_new_file_whole(tmp_path: Path) -> None:
     python(tmp_path, KILLING, str(tmp_path / "file"))
 
@@ -631,6 +632,7 @@ def test_a_walkthrough_on_a_poor_screen_keeps_the_tokens_readable(folder: Path, 
 # ---------------------------------------------------------------------------------------------------------- surroundings
 
 
+@pytest.mark.full
 def test_a_home_that_is_unset_or_read_only_does_not_matter(folder: Path) -> None:
     locked = folder / "locked"
     locked.mkdir(0o555)

@@ -238,6 +238,7 @@ def widest(text: str) -> int:
     return max(cell_len(line) for line in text.splitlines())
 
 
+@pytest.mark.full
 def test_beside_a_baseline_on_80_columns_without_colour(baseline: Path, tmp_path: Path) -> None:
     copied(baseline, tmp_path, times(FAR))
     done = bench(

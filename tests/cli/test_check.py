@@ -250,6 +250,7 @@ def test_a_right_attention_is_right(tmp_path, form):
         assert shown.stdout.startswith("✓ right  mine.py:Attention\n")
 
 
+@pytest.mark.sampled(1)
 @forms
 def test_a_wrong_attention_is_named_with_its_line(tmp_path, form):
     (tmp_path / "mine.py").write_text(MINE.replace("dim=-1", "dim=-2"))

@@ -105,6 +105,7 @@ def test_generated_rows_must_be_generated(mha: Command, tmp_path: Path) -> None:
     assert mha("show", None, str(tmp_path / "r"), "--from", "generated")[::2] == (2, said)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "most"),
     [((CAT, "--layer", "encoder.0"), 10), ((CAT, "--layer", "decoder.0"), 0), ((CAT, "--layer", "cross.1"), 0),
@@ -120,6 +121,7 @@ def test_places_that_no_text_has_are_refused_before_the_pass(
     assert err.startswith(f"mha: error: --from {most + 1} ")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layer", "most"), [("encoder.0", 14), ("decoder.0", 8), ("encoder.1,cross.0", 14)])
 def test_show_refuses_places_that_no_drawn_text_has(mha: Command, layer: str, most: int, tmp_path: Path) -> None:
     layered(text_of("abcdefg"), context=[text_of("abcdefghijklm")]).save(str(tmp_path / "r"))
@@ -179,6 +181,7 @@ def test_places_that_a_kind_of_layer_does_not_have_are_refused_by_its_name(
     assert err.endswith(ONE_KIND)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [("--query", "3,10", "--layer", "encoder.0"), ("--keys", "0:5", "--layer", "encoder.0"),

@@ -108,6 +108,7 @@ def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.full
 def test_threads_that_do_not_suit_are_a_caution(tmp_path: Path) -> None:
     told = document("--dtype", "float64", folder=tmp_path, env={"OMP_NUM_THREADS": "9999"})
     found = next(one for one in told["checks"] if one["name"] == "threads")

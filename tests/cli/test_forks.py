@@ -53,10 +53,10 @@ WITHOUT_TORCH = [
 ]
 TORCHED = [
     ("run", TEXT, "--repeat", "1", "--json", "--kv-heads", "2", "--positions", "rope"),
-    ("check", "layer.py:Attention", "--arg", "scale=0.3"),
     *(
         pytest.param(words, marks=pytest.mark.full)
         for words in (
+            ("check", "layer.py:Attention", "--arg", "scale=0.3"),
             ("run", TEXT, "--repeat", "1", "--causal", "--save", "new"),
             ("run", TEXT, "--device", "cuda:99"),
             ("decode", TEXT, "--repeat", "1"),

@@ -251,6 +251,7 @@ def test_the_layers_of_a_pair_are_chosen_by_their_kind(mha: Mha, checkpoints: Ch
 # ----------------------------------------------------------------------------------------------------------- what is saved
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("command", "drawn"),
     [("run", ["--layer", "1", "--head", "0"]), ("heads", ["--sort", "sink"]), ("decode", [])],
@@ -292,6 +293,7 @@ def test_every_option_of_a_layer_of_our_own_is_among_those_that_are_tried() -> N
     assert {field.name for field in fields(LayerOptions)} - {*_ALLOWED_LAYER} == VALUES.keys() - {"heads"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", options_of_a_layer())
 def test_what_a_checkpoint_brings_itself_cannot_be_chosen(name: str, mha: Mha, gpt2: str) -> None:
     option, value = "--" + name.replace("_", "-"), options_of_a_layer()[name]
@@ -425,6 +427,7 @@ def test_a_chat_that_is_no_json_or_stands_beside_a_text_is_refused(
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_the_extra_the_command_that_installs_it_is_told(
     command: str, mha: Mha, gpt2: str, monkeypatch: pytest.MonkeyPatch
@@ -443,6 +446,7 @@ def test_a_text_of_white_space_is_refused(command: str, mha: Mha, gpt2: str, tmp
     assert said.err == "mha: error: text 0 is only white space\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["run", "heads", "trace"])
 def test_a_look_that_changes_what_comes_out_ends_with_3(
     command: str, mha: Mha, gpt2: str, monkeypatch: pytest.MonkeyPatch
@@ -497,7 +501,7 @@ def whole_tokens(gpt2: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_hostile_tokens_are_shown_and_never_obeyed(command: str, mha: Mha, whole_tokens: str, tmp_path: Path) -> None:
     """`mha` of these tests refuses every raw character that a terminal would obey."""

@@ -167,6 +167,7 @@ def test_the_name_of_no_file_and_a_file_beside_other_words_are_texts(tmp_path: P
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [

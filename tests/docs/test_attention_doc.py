@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("attention")
 
 
+@pytest.mark.full
 @pytest.mark.every_row
 @pytest.mark.parametrize(("command", "shown"), [pytest.param(*step, id=step[0]) for step in steps(DOCUMENT)])
 def test_a_command_prints_what_the_document_shows(command: str, shown: list[str], folder: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_picture_needs_no_network(name: str) -> None:
     assert not re.search(r"@font-face|url\(\s*['\"]?https?:|<script|href=\"(?!data:image/png;)", drawn)
 
 
+@pytest.mark.full
 def test_the_picture_is_of_this_program() -> None:
     drawn = (ROOT / "docs" / "run.svg").read_text()
     pictures = script("pictures")

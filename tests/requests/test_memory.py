@@ -166,6 +166,7 @@ print(json.dumps([peak, make_plan(facts_of(encoded, config), None).peak_bytes]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the high-water mark from /proc, which is this process's own")
 @pytest.mark.parametrize(
     "choices",

@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("textual")
 
+import textual._wait
 from rich.cells import cell_len
 from support.heads_made import surveyed
 from support.layers_made import layered, spoiled
@@ -44,6 +45,10 @@ from mhacli.viewer.session import ViewerOptions
 from mhacli.viewer.text import TextScreen
 
 SCREENS = Path(__file__).parent / "screens"
+textual._wait.SLEEP_GRANULARITY, textual._wait.SLEEP_IDLE = (
+    1 / 250,
+    1 / 2500,
+)  # it sleeps between keys; its own is 1/50 s
 MAT = ("the", "cat", "sat", "on", "the", "mat")
 Act = Callable[[Viewer, Any], Awaitable[None]]
 

@@ -103,6 +103,7 @@ def test_what_is_raised_by_looking_at_a_pass_stays_as_it_is(checkpoints: Checkpo
     assert getattr(caught.value, "code", "failed") == "failed"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["run", "heads", "trace", "decode"])
 def test_every_command_says_what_the_model_raised(broken: str, command: str, tmp_path: Path) -> None:
     for form in ((), ("--json",)):

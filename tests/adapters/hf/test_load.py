@@ -370,6 +370,7 @@ def test_a_template_is_rendered_with_the_messages_and_the_special_tokens(saved: 
     assert chat_of(saved, template) == '<s>[user] "hi"\n[assistant] "yes <b>"\n'
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("template", "why"),
     [

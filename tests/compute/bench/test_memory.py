@@ -61,6 +61,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch) -> Begin:
     return begin
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("direction", ["forward", "both"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("backend", ["explicit", "math"])
@@ -167,6 +168,7 @@ def test_of_each_copy_its_end_is_told_and_the_next_one_runs_whatever_a_library_p
     assert (first.status, second.status) == ("ok", "ok")
 
 
+@pytest.mark.full
 def test_when_the_process_that_is_copied_has_ended_backends_run_all_the_same_unmeasured(begin_with: Begin) -> None:
     begin_with("os._exit(3)")
     with fresh_processes() as processes:

@@ -36,6 +36,7 @@ def test_a_right_layer_that_knows_places_is_called_right(layer: str) -> None:
     assert (examination.verdict, examination.findings) == ("right", ())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "slip",
     # what has no code is unknown, after thousands of layers

@@ -67,6 +67,7 @@ SOME = ("gpt2", "mistral", "mixtral", "mpt", "modernbert", "t5")
 CASES = [(name, None) for name in OF_TEXT] + [(name, "bfloat16") for name in SOME] + [("gemma3_text", "float16")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_no_family_is_accused_of_anything(name: str, dtype: Any, tmp_path: Path) -> None:
     report = examined(saved(name, tmp_path), dtype=dtype)

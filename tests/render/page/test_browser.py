@@ -178,6 +178,7 @@ def test_resting_on_a_cell_gives_the_number_that_the_record_holds(open_page: Ope
         assert np.float32(opened.share_read()) == pattern[query, key]
 
 
+@pytest.mark.full
 def test_numbers_of_64_bits_are_told_as_rounded(open_page: Open):
     record = of_text()
     pattern = record.arrays["pattern"].astype(np.float64)
@@ -222,6 +223,7 @@ def test_cells_have_the_colours_that_numpy_predicts_of_the_scale(open_page: Open
         assert near(opened.colour_of(query, key), ramp(np.clip(place, 0, 1))), (query, key)
 
 
+@pytest.mark.full
 def test_hidden_sinks_leave_the_rest_of_each_row_and_stand_beside_it(open_page: Open):
     record = with_sinks(of_text(), 0)
     opened = open_page(record, at="#head=1")
@@ -277,6 +279,7 @@ def test_lines_follow_shares_of_the_query_that_the_pointer_or_the_focus_rests_on
     assert shown == [f"{share:.2f}".removeprefix("0") for share in pattern[4, :5]] + ["–", "–"]
 
 
+@pytest.mark.full
 def test_lines_of_a_key_come_from_the_queries_that_see_it(open_page: Open):
     record = of_text()
     opened = open_page(record)
@@ -291,6 +294,7 @@ def test_lines_of_a_key_come_from_the_queries_that_see_it(open_page: Open):
     )
 
 
+@pytest.mark.full
 def test_a_click_keeps_the_lines_and_leaving_gives_them_back(open_page: Open):
     opened = open_page(of_text())
     assert sorted(lines_of(opened)) == [*range(7)]
@@ -346,6 +350,7 @@ def test_thumbnails_choose_a_head_by_pointer_and_by_keys(open_page: Open):
     assert opened.tab.locator("#thumbnails [aria-pressed=true]").get_attribute("data-head") == "11"
 
 
+@pytest.mark.full
 def test_thumbnails_have_the_colours_of_their_cells(open_page: Open):
     record = of_text(causal=False)
     opened = open_page(record)
@@ -402,6 +407,7 @@ LUMINANCE = """() => {
 }"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read_in_both_themes(open_page: Open, scheme: str):
     opened = open_page(layered(n_layers=2, causal=True), at="#sinks=hidden", scheme=scheme)
@@ -410,6 +416,7 @@ def test_every_text_can_be_read_in_both_themes(open_page: Open, scheme: str):
     assert min(found)[0] >= 4.5, sorted(found)[:8]
 
 
+@pytest.mark.full
 def test_the_theme_follows_the_system_until_one_is_chosen(open_page: Open):
     opened = open_page(of_text())
 
@@ -508,6 +515,7 @@ def test_an_address_brings_back_the_view_and_follows_it(open_page: Open):
     assert np.float32(opened.share_read()) == pattern.max()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fragment", ["#layer=9&head=77&query=999&key=-4&scale=<b>&sinks", "#&&==%%%", "#query=1e9&sequence=5"]
 )
@@ -528,6 +536,7 @@ def test_sequences_are_chosen_by_their_number_and_padding_is_left_out(open_page:
     assert opened.tab.locator("#keys [data-place]").count() == 2
 
 
+@pytest.mark.full
 def test_other_keys_than_queries_have_their_own_names(open_page: Open):
     record = make_record(TEXT, context=[("le", "chat", "noir")])
     opened = open_page(record)
@@ -536,6 +545,7 @@ def test_other_keys_than_queries_have_their_own_names(open_page: Open):
     assert opened.tab.locator("#keys .token").all_inner_texts() == ["le", "chat", "noir"]
 
 
+@pytest.mark.full
 def test_zooming_and_dragging_keep_what_is_under_the_pointer(open_page: Open):
     words = tuple(f"w{place}" for place in range(90))
     record = make_record(words, causal=True)
@@ -576,6 +586,7 @@ def test_zooming_and_dragging_keep_what_is_under_the_pointer(open_page: Open):
 LONG = ("Donaudampfschifffahrtsgesellschaft" * 6, "注意力机制" * 20, "مرحبا", "e\u0301" * 40, "👩‍👩‍👧‍👦", "x")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [320, 400])
 def test_a_narrow_screen_scrolls_no_page_sideways_whatever_the_words(open_page: Open, width: int):
     opened = open_page(make_record(LONG, TEXT, n_heads=5), width=width, height=800)
@@ -589,6 +600,7 @@ def test_a_narrow_screen_scrolls_no_page_sideways_whatever_the_words(open_page: 
     )
 
 
+@pytest.mark.full
 def test_paper_holds_every_column_of_every_table(open_page: Open):
     opened = open_page(walked(make_record(TEXT, causal=True)))
     opened.tab.set_viewport_size({"width": 720, "height": 1000})  # A4 without margins
@@ -601,6 +613,7 @@ def test_paper_holds_every_column_of_every_table(open_page: Open):
     assert opened.tab.evaluate(cut) == 0
 
 
+@pytest.mark.full
 def test_a_window_without_width_comes_back_as_it_was(open_page: Open):
     opened = open_page(make_record(tuple(f"w{place}" for place in range(90))))
     before = opened.tab.evaluate("({...matrix.dataset})")
@@ -612,6 +625,7 @@ def test_a_window_without_width_comes_back_as_it_was(open_page: Open):
     assert opened.tab.evaluate("({...matrix.dataset})") == before
 
 
+@pytest.mark.full
 def test_a_record_without_matrices_has_a_page_without_pictures(open_page: Open):
     record = of_text()
     opened = open_page(replace(record, arrays={name: a for name, a in record.arrays.items() if name != "pattern"}))
@@ -620,6 +634,7 @@ def test_a_record_without_matrices_has_a_page_without_pictures(open_page: Open):
     assert opened.tab.locator("#scale").count() == 0
 
 
+@pytest.mark.full
 def test_the_legend_names_the_keys_that_this_head_has_as_sinks(open_page: Open):
     record = of_text()
     pattern = record.arrays["pattern"]
@@ -643,6 +658,7 @@ def test_the_legend_names_the_keys_that_this_head_has_as_sinks(open_page: Open):
     assert legend.inner_text().startswith("▾ sinks of this head: first token “the”, key 3 “on” · 1 of all attention, ")
 
 
+@pytest.mark.full
 def test_small_maps_tell_ranks_as_those_of_each_head(open_page: Open):
     opened = open_page(of_text())
     opened.tab.wait_for_selector("html[data-drawn]", state="attached")
@@ -653,6 +669,7 @@ def test_small_maps_tell_ranks_as_those_of_each_head(open_page: Open):
     assert note.inner_text().splitlines()[0] == "rank among each head’s own cells"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_row_that_sees_one_key_is_told_to_be_above_the_scale(open_page: Open, causal: bool):
     record = of_text(causal=causal)
@@ -674,6 +691,7 @@ INK = """([left, right]) => {
 }"""
 
 
+@pytest.mark.full
 def test_a_tag_leaves_no_half_of_a_number_beside_it(open_page: Open):
     opened = open_page(make_record(tuple(f"w{place}" for place in range(310)), n_heads=1), at="#head=0&query=5&key=5")
     middle, _ = opened.place_of(0, 100.5)
@@ -765,6 +783,7 @@ def test_rows_that_a_large_record_keeps_are_told_exactly(open_page: Open, many: 
     assert np.float32(opened.share_read()) == row.max()
 
 
+@pytest.mark.full
 def test_cells_smaller_than_a_pixel_are_put_together_as_numpy_does(open_page: Open):
     record = make_record(tuple(f"w{place}" for place in range(310)), causal=True, n_heads=1)
     opened = open_page(record, width=320)

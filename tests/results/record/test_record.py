@@ -434,6 +434,7 @@ PATHS = [place for place in paths_in(DOCUMENT) if place]
 HOSTILE = [None, True, -1, 0, 3, 2**40, 10**400, 1e307, "", "\x1b[2J\u202e\ud800", [], [[]], {}, {"a": 1}]
 
 
+@pytest.mark.full
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(PATHS), change=st.sampled_from(["delete", "twice", *range(len(HOSTILE))]))
 def test_a_header_that_was_altered_is_refused_or_drawn_but_never_breaks(place, change, tmp_path_factory):
