@@ -47,7 +47,7 @@ def attend(
     `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
     (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores; −∞ in it means
     not allowed), mask, softmax. 16-bit inputs get their softmax in float32. A key that is not allowed has exactly the
-    share 0; a query without any allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
+    weight 0; a query without any allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
     Source of the softcap: Gemma Team 2024, "Gemma 2", section 2.
 
     Two tokens that match themselves twice as well as each other, one head, d_head 1, scale 1:
@@ -72,7 +72,7 @@ def attention_pattern(
     softcap: float | None = None,
     tap: Tap = no_tap,
 ) -> Float[Tensor, "batch head query key"]:
-    """The first half of `attend`: the share that each query gives each key. `keep` is `visible_cells` of the mask."""
+    """The first half of `attend`: the weight that each query gives each key. `keep` is `visible_cells` of the mask."""
     scores = q @ per_query_head(k, q.shape[1]).mT
     tap("qk", scores)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -119,7 +119,7 @@ class MultiHeadAttention(nn.Module):
         places: Places | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"]]:
-        """`(out, pattern)`: the result, and the shares before dropout. `key` defaults to `query`, `value` to `key`.
+        """`(out, pattern)`: the result, and the weights before dropout. `key` defaults to `query`, `value` to `key`.
 
         `allowed` and `bias` as for `attend`. `places` are the queries' places for rotary positions and ALiBi, by default
         0, 1, 2, …; keys that are not the queries count from 0.
@@ -296,7 +296,7 @@ def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batc
 
 
 def drop(pattern: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
-    """Each share set to 0 with probability `p`, the others divided by `1 − p` to keep the expected sum.
+    """Each weight set to 0 with probability `p`, the others divided by `1 − p` to keep the expected sum.
 
     Source: Srivastava et al. 2014, "Dropout", section 10 (inverted form).
     """

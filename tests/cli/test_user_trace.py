@@ -88,7 +88,7 @@ def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for
 def test_a_softmax_over_the_queries_is_said_twice_and_is_no_failure(tmp_path: Path) -> None:
     done = mha(tmp_path, "my.py:Attention", "--arg", "axis=-2", columns=200)
     assert done.returncode == 0
-    assert "! the softmax runs over query, not over key: the shares of a query do not sum to 1" in done.stdout
+    assert "! the softmax runs over query, not over key: the weights of a query do not sum to 1" in done.stdout
     assert "! look at 14 pattern" in done.stdout
 
 

@@ -502,7 +502,7 @@ def mask_times_infinity(layer, scores, rules):
 
 @replaces("pattern")
 def mask_after_softmax(layer, q, k, bias, rules):
-    """Forbidden shares are erased after the softmax, and the rest no longer sums to 1."""
+    """Masked weights are erased after the softmax, and the rest no longer sums to 1."""
     return layer.softmax(layer.scores(q, k, bias, [])) * together(rules)
 
 

@@ -263,17 +263,17 @@ _ORDERS = (
 
 
 def erased(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Forbidden shares are erased after the softmax."""
+    """Masked weights are erased after the softmax."""
     return pattern if keep is None else stages.softmax(layer, scaled) * keep
 
 
 def erased_to_infinity(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Forbidden shares are −∞ after the softmax."""
+    """Masked weights are −∞ after the softmax."""
     return pattern if keep is None else stages.mask(layer, stages.softmax(layer, scaled), keep)
 
 
 def erased_to(value: float) -> Callable[..., Tensor]:
-    """Forbidden shares are a number after the softmax."""
+    """Masked weights are a number after the softmax."""
 
     def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
         return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
@@ -300,11 +300,9 @@ _ERASED = (
         "scores.masked_fill(mask == 0, float('-inf')).softmax(dim=-1)",
         "value_weights",
         (
-            MistakeVariant(
-                "forbidden shares are erased after the softmax, and the rest is not made to sum to 1", erased
-            ),
-            MistakeVariant("forbidden shares become −∞ after the softmax", erased_to_infinity),
-            MistakeVariant("forbidden shares become −10⁹ after the softmax", erased_to(-1e9), is_rare=True),
+            MistakeVariant("masked weights are set to 0 after the softmax, and the rest is not renormalised", erased),
+            MistakeVariant("masked weights become −∞ after the softmax", erased_to_infinity),
+            MistakeVariant("masked weights become −10⁹ after the softmax", erased_to(-1e9), is_rare=True),
         ),
     ),
     Mistake(

@@ -102,7 +102,7 @@ def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
 
 
 def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Shares of unscaled scores, scaled."""
+    """Weights of unscaled scores, scaled."""
     require(layer.scale is not None or layer.d_head is not None)
     right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
     unscaled = scaled / right
@@ -369,17 +369,17 @@ _BIASES = (
 
 
 def over(axis: int) -> Callable[..., Tensor]:
-    """Shares over another axis than the keys."""
+    """Weights over another axis than the keys."""
     return lambda layer, scores: scores.softmax(dim=axis)
 
 
 def over_planes(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Shares over the planes of batch and head."""
+    """Weights over the planes of batch and head."""
     return scores.flatten(0, 1).softmax(dim=0).view_as(scores)
 
 
 def over_both(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Shares over queries and keys together."""
+    """Weights over queries and keys together."""
     return scores.flatten(-2).softmax(dim=-1).view_as(scores)
 
 
@@ -424,7 +424,7 @@ def sink_kept(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 
 
 def sink_left_out(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """The shares of the keys made to sum to 1 again, so that the sink takes nothing."""
+    """The weights of the keys renormalised, so that the sink takes nothing."""
     require(layer.sinks is not None)
     return scores.softmax(dim=-1)
 

@@ -191,7 +191,7 @@ def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Shares over the keys, and a sink where there is one; a query without an allowed key gets zeros."""
+    """Weights over the keys, and a sink where there is one; a query without an allowed key gets zeros."""
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     filled = scores.masked_fill(empty, 0.0)
     return with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)

@@ -209,8 +209,8 @@ def _scores_formula(scores: Scores | None) -> str:
 
 def _pattern_meaning(layer: InspectedLayer) -> str:
     if layer.sinks:
-        return "shares of the keys; they sum to less than 1, for the sink takes the rest"
-    return "each query's shares of its keys, which sum to 1"
+        return "the attention weights: they sum to less than 1, because the sink logit takes the rest"
+    return "the attention weights: each query's row sums to 1 over its keys"
 
 
 # ------------------------------------------------------------------------------------------------------------- the steps

@@ -76,8 +76,8 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         "find out which by mha run --model, whose self-check compares each layer with the definition, and load it with the other",
     ),
     "row-sums": (
-        "Results are scaled by what the shares add up to.",
-        "look at what this attention does to its shares after the softmax: a mask, dropout or a cast",
+        "The outputs are scaled by the sum of the attention weights.",
+        "look at what this attention does to its weights after the softmax: a mask, dropout or a cast",
     ),
     "bos": (
         "A second token of beginning, which the model never saw in training, moves every output.",
@@ -414,13 +414,13 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
     worst = max((check for done in understood for check in _checks(done)), key=lambda check: check.strain)
     bad = [(done.layer, check) for done in understood for check in _checks(done) if not check.ok]
     if not bad:
-        said = f"the shares of {len(understood)} attentions add up to 1, and give the results"
+        said = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
         return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
     first, check = bad[0]
     wrong = (
-        "the shares of a query do not add up to 1"
+        "the attention weights of a query do not sum to 1"
         if check.name == _SUM
-        else "the result is not the shares times the values"
+        else "the output is not the attention weights times the values"
     )
     message = f"{'sums are NaN or Inf' if check.error is None else wrong}; first in {first.label} ({first.name})"
     return HealthCheck("row-sums", False, message, check.error, check.tolerance, first.label)

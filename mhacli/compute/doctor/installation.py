@@ -144,7 +144,7 @@ def _wrong(measured: Numerics) -> list[str]:
     )
     if not measured.row_sum_error <= measured.row_sum_ceiling:
         problems.append(f"rows miss 1 by {measured.row_sum_error:.2g}, above {measured.row_sum_ceiling:g}")
-    problems += [] if measured.forbidden == 0 else [f"a forbidden cell has the share {measured.forbidden:.2g}"]
+    problems += [] if measured.forbidden == 0 else [f"a masked cell has the weight {measured.forbidden:.2g}"]
     problems += [] if measured.empty == 0 else [f"a query without keys gets {measured.empty:.2g}"]
     return problems + ([] if measured.loud else ["scores × 1000 are not finite, or their rows do not add up to 1"])
 

@@ -382,7 +382,7 @@ _MEANINGS: Mapping[str, str] = {
     "q": "the queries as attention reads them",
     "k": "the keys as attention reads them",
     "v": "the values as attention reads them",
-    "dropped": "dropout in training: some shares become 0, the rest grow",
+    "dropped": "dropout in training: some weights become 0, the rest grow",
     "out": "the output of the layer: the output projection mixes the heads",
 }
 _UNORDERED = ("single", "part")
@@ -513,7 +513,7 @@ def remark_of(operation: Operation, before: Sequence[str], axes: Sequence[str], 
     """What is odd about a step: a softmax over something else than the keys; a view that would have to move numbers."""
     if is_attention and operation.name in SOFTMAXES:
         axis = softmax_axis(operation, axes)
-        odd = f"the softmax runs over {axis}, not over key: the shares of a query do not sum to 1"
+        odd = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
         return "" if "key" in axis.replace("kv_head", "") else odd
     if operation.name in _CUTS and before:
         moved = _moved(_spelled(before), _spelled(axes))

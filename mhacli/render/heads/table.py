@@ -36,6 +36,7 @@ from mhacli.results.record.head_statistics import (
     HeadStatistics,
     Statistic,
     nearest_type,
+    require_order,
 )
 from mhacli.results.record.record import Record, layer_prefix
 from mhacli.text.escape import visible
@@ -162,7 +163,7 @@ def _shown_columns(
     room = screen.width - of_layers - _HEAD_WIDTH - of_type - 1
     numbers, profile = _number_columns(record, options.precision), _profile_columns(record)
     width = max((max(column.width, len(_PROFILE)) for column in profile), default=0)
-    shown = _fitting(numbers, room, width, options.sort.partition(":")[0])
+    shown = _fitting(numbers, room, width, require_order(options.sort)[0])
     profile = profile if sum(column.width + 1 for column in shown) + width <= room else []
     first = [
         *([OverviewColumn("layer", "name")] if names else []),

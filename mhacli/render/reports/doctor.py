@@ -166,7 +166,7 @@ def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
             Text("finite" if one.loud else "! not finite", style="" if one.loud else "bold red"),
         )
     title = Text(
-        "the definition itself: error, row sums, share of a forbidden cell, result without any key",
+        "the definition itself: error, row sums, weight of a masked cell, output without any key",
         style="bold underline",
     )
     return [title, table, Text()]

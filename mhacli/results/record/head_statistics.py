@@ -400,10 +400,15 @@ def _excess(head: HeadStatistics, name: str) -> float:
 SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
 """What heads can be ordered by."""
 
+_HEADINGS: Mapping[str, str] = {row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading}
+"""The statistics by the headings of their columns."""
+
 
 def require_order(sort: str) -> tuple[str, bool]:
-    """What heads are ordered by, and whether that rises. Raises `UsageError` for what is none of `SORTS`."""
-    name, colon, way = sort.partition(":")
+    """What heads are ordered by, which may be given by the heading of its column, and whether that rises. Raises `UsageError` for
+    what is none of `SORTS`."""
+    word, colon, way = sort.partition(":")
+    name = _HEADINGS.get(word, word)
     if name not in SORTS or way not in (("up", "down") if colon else ("",)):
         raise UsageError(f"sort must be one of {', '.join(SORTS)}, or one with :up or :down, got {sort[:40]!r}")
     return name, way == "up" or (not way and name in ("head", "layer", "kind"))

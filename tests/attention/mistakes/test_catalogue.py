@@ -267,7 +267,7 @@ SAME = {
         "(1/√d_head)² is 1/d_head"
     ),
     (
-        "mask-after-softmax: forbidden shares become −∞ after the softmax",
+        "mask-after-softmax: masked weights become −∞ after the softmax",
         "mask-sign: forbidden scores are set to +∞",
     ): "both leave NaN alone where anything is forbidden",
 }
@@ -427,7 +427,7 @@ TWINS = (
     Twin("mask-times-infinity", "mask · −∞ is added to the scores", "causal"),
     Twin(
         "mask-after-softmax",
-        "forbidden shares are erased after the softmax, and the rest is not made to sum to 1",
+        "masked weights are set to 0 after the softmax, and the rest is not renormalised",
         "causal",
     ),
     Twin("sentinel-too-small", "forbidden scores are set to -10000", "large"),

@@ -140,7 +140,7 @@ def _uniform_where_empty(z: Tensor) -> Tensor:
     [
         ("z", lambda z: z * 1.001, "the error is "),
         ("pattern", lambda p: p * 1.00001, "rows miss 1 by 1e-05, above 1e-06"),
-        ("pattern", _leaking, "a forbidden cell has the share 1e-12"),
+        ("pattern", _leaking, "a masked cell has the weight 1e-12"),
         ("z", _uniform_where_empty, "a query without keys gets 1e-09"),
         ("z", lambda z: z * float("inf") if z.abs().max() > 4.4 else z, "scores × 1000 are not finite"),
     ],

@@ -184,7 +184,7 @@ def test_queries_and_keys_of_the_same_rows_are_told_apart_by_the_operations(tmp_
 def test_a_softmax_over_another_axis_than_the_keys_is_said(tmp_path: Path, axis: int, name: str) -> None:
     step = steps(walked(tmp_path, fused(axis=axis)))["pattern"]
     assert step.formula == f"pattern = softmax(scores) over {name}"
-    assert step.remark == f"the softmax runs over {name}, not over key: the shares of a query do not sum to 1"
+    assert step.remark == f"the softmax runs over {name}, not over key: the weights of a query do not sum to 1"
     assert step.meaning == ""
 
 

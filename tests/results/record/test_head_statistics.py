@@ -200,6 +200,11 @@ def test_kinds_go_up_by_their_name():
     assert order_of(heads, "kind:down") == [2, 0, 4, 1, 3]
 
 
+@pytest.mark.parametrize(("heading", "field"), [("eff.keys", "effective_keys"), ("H:up", "entropy:up"), ("first", "sink")])
+def test_heads_are_ordered_by_the_heading_of_a_column_too(heading, field):
+    assert require_order(heading) == require_order(field)
+
+
 def test_every_word_to_sort_by_is_a_field_of_a_head():
     names = {field.name for field in fields(HeadStatistics)}
     assert set(SORTS) <= names
