@@ -220,7 +220,7 @@ def test_a_record_without_matrices_has_a_page_that_says_so_and_no_picture_of_hea
 
 @forms
 def test_a_comparison_of_hostile_tokens_shows_them_as_escapes(hostile: Path, form: tuple[str, ...]) -> None:
-    done = attempt(hostile, "diff", "record", "other", "--head", "0", "--all", code=3, form=form, says=["agree within"])
+    done = attempt(hostile, "diff", "record", "other", "--head", "0", "--all", code=3, form=form)
     assert len(done.stdout) > 1000
     if not form:
         assert escaped(HOSTILE[0])[:7] in done.stdout

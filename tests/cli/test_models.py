@@ -600,7 +600,7 @@ def test_outputs_that_inspection_would_change_end_with_3(mha: Mha, gpt2: str, mo
     said = mha("run", TEXT, "--model", gpt2, code=3)
     assert "outputs are NOT identical with and without inspection" in " ".join(said.out.split())
     assert said.err.startswith(
-        "mha: error: the model's outputs must be the same bits with and without inspection, got others\n"
+        "mha: error: the model's outputs with inspection are not the bits of its outputs without\n"
     )
 
 

@@ -400,7 +400,9 @@ def _excess(head: HeadStatistics, name: str) -> float:
 SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
 """What heads can be ordered by."""
 
-_HEADINGS: Mapping[str, str] = {row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading}
+_HEADINGS: Mapping[str, str] = {
+    row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading
+}
 """The statistics by the headings of their columns."""
 
 

@@ -200,7 +200,9 @@ def test_kinds_go_up_by_their_name():
     assert order_of(heads, "kind:down") == [2, 0, 4, 1, 3]
 
 
-@pytest.mark.parametrize(("heading", "field"), [("eff.keys", "effective_keys"), ("H:up", "entropy:up"), ("first", "sink")])
+@pytest.mark.parametrize(
+    ("heading", "field"), [("eff.keys", "effective_keys"), ("H:up", "entropy:up"), ("first", "sink")]
+)
 def test_heads_are_ordered_by_the_heading_of_a_column_too(heading, field):
     assert require_order(heading) == require_order(field)
 
