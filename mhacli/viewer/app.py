@@ -64,7 +64,7 @@ class Viewer(App[None]):
     .wide #body { grid-size: 2 3; grid-columns: 3fr 2fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
     .wide #matrix { row-span: 3; }
     Overview #body { grid-size: 1 2; grid-columns: 1fr; grid-rows: 1fr 7; }
-    Overview.broad #body { grid-rows: 1fr 4; }
+    Overview.broad #body { grid-rows: 1fr 5; }
     Overview.wide #body { grid-size: 2 1; grid-columns: 1fr 48; grid-rows: 1fr; }
     .tiny #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     .tiny #top-keys, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }

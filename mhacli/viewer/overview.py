@@ -26,8 +26,8 @@ from mhacli.viewer.lines import (
     Lines,
     StyledText,
     flowed,
-    heading,
     kind_sign,
+    kind_words,
     ruled,
     segments,
 )
@@ -36,7 +36,7 @@ from mhacli.viewer.screen import OVERVIEW_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
-_NUMBERS_WIDTH, _NUMBERS_LINES, _OTHER_LINES = 50, 4, 4
+_NUMBERS_WIDTH, _NUMBERS_LINES, _OTHER_LINES = 50, 5, 4
 """What the numbers take of a wide screen beside the grid or below it, and the lines above and below both."""
 
 
@@ -196,7 +196,13 @@ def _numbers_below(head: TableHead, width: int) -> list[Line]:
 def _numbers_beside(head: TableHead, width: int) -> list[Line]:
     """The numbers of a head in columns, and the cells that stand out."""
     title = ruled(head.label, width, focused=False)
-    lines: list[Line] = [title, heading(head, 0, failed=False), []]
+    is_verified = head.layer is None or head.layer.verified
+    doubt = segments([] if is_verified else [("not verified", WARNING)])
+    lines: list[Line] = [
+        title,
+        segments([kind_sign(head.statistics), (f" {kind_words(head.statistics)}", PLAIN)]),
+        doubt,
+    ]
     lines.append(segments([(f"{'':<25}{'this head':>10}{'uniform':>10}", DIM)]))
     for name, own, uniform in _statistic_rows(head):
         lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))

@@ -556,6 +556,8 @@ def test_the_first_line_says_which_layer_is_not_verified() -> None:
     record = spoiled(layered(), 1)
     lines = [drive(record, *["down"] * layer, "enter")[1].split("\n")[0] for layer in range(3)]
     assert ["not verified" in line for line in lines] == [False, True, False]
+    beside = [drive(record, *["down"] * layer, size=(140, 40))[1] for layer in range(3)]
+    assert ["not verified" in shown for shown in beside] == [False, True, False]
 
 
 def test_the_chosen_cell_alone_is_reversed() -> None:
