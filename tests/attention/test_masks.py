@@ -307,6 +307,7 @@ def test_the_extent_of_a_tile_never_says_more_than_its_cells(name):
     assert set(found) == set(get_args(masks.Extent))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_extent_of_a_tile_of_composed_masks_never_says_more_than_its_cells(depth):
     rng = Random(depth)

@@ -501,6 +501,7 @@ def test_a_save_over_the_file_that_was_read_gives_the_new_file_whole(tmp_path: P
     assert (tmp_path / "t").read_text() == done.stdout
 
 
+@pytest.mark.full
 def test_writers_on_one_path_leave_one_whole_file(tmp_path: Path) -> None:
     texts = {str(i): " ".join(f"writer{i}word{j}" for j in range(2000)) for i in range(4)}
     for name, text in texts.items():
@@ -521,7 +522,7 @@ def test_writers_on_one_path_leave_one_whole_file(tmp_path: Path) -> None:
 WIDE_TERMINAL = (80, 24)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("env", "terminal", "piped"),
     [
@@ -588,6 +589,7 @@ def test_any_width_keeps_the_tokens_readable(folder: Path, columns: str) -> None
         attempt(folder, *words, launch=launch)
 
 
+@pytest.mark.full
 def test_a_tiny_terminal_keeps_the_tokens_readable(folder: Path) -> None:
     launch = Launch(env={"TERM": "dumb"}, terminal=(10, 3))
     for words in (

@@ -653,6 +653,7 @@ def is_copied(pid: int) -> bool:
     return len(descendants(pid)) > 1
 
 
+@pytest.mark.sampled(1)
 def test_a_run_whose_reader_left_ends_in_silence(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -101,6 +101,7 @@ def test_settings_that_change_numbers_fail(
     assert told["verdict"] == "unhealthy"
 
 
+@pytest.mark.sampled(1)
 def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:
     done = installed("--dtype", "float32", folder=tmp_path, code=3, env={"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"})
     assert "1. precision: products of float32 may be rounded" in done.stdout

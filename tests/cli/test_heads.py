@@ -79,6 +79,7 @@ def test_show_draws_it_in_another_order_and_as_csv_and_json_too(saved):
     attempt(folder, "show", "r", "--map", "4", code=2, says=["head 4"])
 
 
+@pytest.mark.full
 def test_the_json_of_a_text_from_stdin_is_one_document(tmp_path):
     (tmp_path / "text").write_text(CAT)
     with (tmp_path / "text").open("rb") as text:

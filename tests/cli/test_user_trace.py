@@ -61,6 +61,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProc
     return mha(tmp_path_factory.mktemp("walked"), "my.py:Attention")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("columns", [40, 80, pytest.param(200, marks=pytest.mark.full)])
 def test_the_walk_names_axes_and_shows_each_line_beside_its_step(
     walked: subprocess.CompletedProcess[str], tmp_path: Path, columns: int
@@ -75,6 +76,7 @@ def test_the_walk_names_axes_and_shows_each_line_beside_its_step(
     assert "it printed: \\x1b[31mloud\\x1b[0m" in flat
 
 
+@pytest.mark.full
 def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for(
     walked: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for
     assert "mean " not in walked.stdout
 
 
+@pytest.mark.full
 def test_a_softmax_over_the_queries_is_said_twice_and_is_no_failure(tmp_path: Path) -> None:
     done = mha(tmp_path, "my.py:Attention", "--arg", "axis=-2", columns=200)
     assert done.returncode == 0

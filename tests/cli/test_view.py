@@ -163,7 +163,7 @@ def test_keys_in_one_piece_wait_for_the_screen_that_they_open(saved: Path, tmp_p
     require_clean(terminal.end())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "noise",
     [

@@ -175,6 +175,7 @@ def test_what_is_ours_takes_its_time(job: Job) -> None:
     assert job(slow, time_limit_s=0.4).result == b"done"
 
 
+@pytest.mark.full
 def test_the_time_begins_anew_with_every_call(job: Job) -> None:
     assert (
         job("for _ in range(4):\n    stage('calling A'); time.sleep(0.4)\nreturn b'done'", time_limit_s=1.2).result

@@ -90,6 +90,7 @@ def test_nor_with_other_random_numbers(name: str, seed: int, tmp_path: Path) -> 
     assert failed(examined(saved(name, tmp_path), "a b c d e f g h", "one two", seed=seed)) == []
 
 
+@pytest.mark.full
 def test_what_passes_lies_far_below_its_tolerance_and_faults_far_above(tmp_path: Path) -> None:
     report = examined(saved("llama", tmp_path))
     for check in report.checks:
@@ -428,6 +429,7 @@ def test_a_template_that_writes_what_the_tokenizer_adds_is_to_be_taken_care_of(
     assert report.findings == (found,)
 
 
+@pytest.mark.full
 def test_the_beginning_of_chats_and_texts_once_is_right(checkpoints: Checkpoints) -> None:
     found = named(examined(checkpoints.of("llama")), "bos")
     assert (found.status, found.value, found.tolerance) == ("pass", 1, 1)

@@ -273,7 +273,7 @@ def long_config(**choices):
     ).resolved()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices",
     [

@@ -203,6 +203,7 @@ def test_hostile_tokens_are_harmless_and_markup_is_text(width):
     assert "[bold" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_everything_shows_every_key_of_every_query(width):
     tokens = numbered(60)

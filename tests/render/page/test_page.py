@@ -683,6 +683,7 @@ def test_random_rows_have_a_title_of_their_own():
     assert Config(random=(1, 7)).random == (1, 7)
 
 
+@pytest.mark.full
 def test_the_same_record_gives_the_same_bytes_in_any_process_and_without_torch(tmp_path):
     record = surveyed("the cat sat on the mat and the dog", causal=True)
     record.save(str(tmp_path / "record"))
