@@ -893,3 +893,19 @@ def test_columns_types_and_words_explain_themselves_where_the_pointer_rests(open
     assert "perplexity" in (opened.tab.locator("#statistics th", has_text="eff.keys").get_attribute("title") or "")
     assert opened.tab.locator("#facts .chip").get_attribute("title")
     assert opened.tab.locator("#legend .term").first.get_attribute("title")
+
+
+@pytest.mark.full
+def test_of_blocks_a_story_says_only_what_is_known_of_the_cell(open_page: Open, many: Record, many_page: str) -> None:
+    pattern = many.arrays["layers.4.pattern"][0, 7]
+    key = int(pattern[EXACT_ROW].argmax())
+    known = story_of(open_page(many_page, at=f"#layer=4&head=7&query={EXACT_ROW}&key={key}"))
+    assert "number 1 of the row" in known[2]
+    assert f"each key would get {told(1 / (EXACT_ROW + 1))} if" in known[2]
+    strongest = int(pattern[400].argmax())
+    opened = open_page(many_page, at=f"#layer=4&head=7&query=400&key={strongest}")
+    assert float(opened.tab.locator("#story strong").inner_text()) == pytest.approx(pattern[400, strongest])
+    assert "number " not in story_of(opened)[2]
+    opened = open_page(many_page, at=f"#layer=4&head=7&query=400&key={int(pattern[400, :400].argmin())}")
+    assert story_of(opened) == []
+    assert "tokens" in opened.tab.locator("#story").inner_text()

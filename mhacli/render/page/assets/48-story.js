@@ -89,7 +89,8 @@ function scoreStep(query, key) {
 
 // The softmax of the query's row, as it follows from the scores, beside the weight that the record holds.
 function weightStep(query, key, known) {
-  const name = explained("weight", "attention weight"), row = rowOf(single(query)).entries.filter((entry) => entry.share !== FORBIDDEN);
+  const name = explained("weight", "attention weight"), { entries, isPart, isBlock } = rowOf(single(query));
+  const row = entries.filter((entry) => entry.share !== FORBIDDEN);
   const parts = [name, " "], learned = chosen.map.learned?.[query - chosen.map.first[0]] ?? 0;
   const scores = row.map((entry) => at("scores", query, entry.from));
   if (chosen.parts.scores) {
@@ -101,6 +102,7 @@ function weightStep(query, key, known) {
     parts.push(" = ", value(known.share, known.isExact), `, where ${digits(top)} is the largest score of the row and ${digits(sum)} `);
     parts.push(`the sum of exp(score − ${subtracted(top)}) over the ${row.length} ${row.length === 1 ? "key" : "keys"} that this query sees.`);
   } else parts.push("= softmax of the row = ", value(known.share, known.isExact), ". ", notHere("scores", "the row of scores"));
+  if (isPart || isBlock || Number.isNaN(known.share)) return parts; // the others of the row are not known
   const larger = row.filter((entry) => entry.share > known.share).length;
   parts.push(` It is number ${larger + 1} of the row; each key would get ${digits(1 / row.length)} if attention were uniform.`);
   return parts;

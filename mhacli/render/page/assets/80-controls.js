@@ -53,7 +53,7 @@ function drawControls() {
 
 const HELP = [
   ["matrix", "arrow keys move · Home, End: ends of the row · Enter: strongest key · + − 0: zoom, fit · [ ]: other head"],
-  ["matrix, pointer", "rest on a cell to read it · click to choose · ctrl and wheel to zoom · drag to move"],
+  ["matrix, pointer", "rest on a cell to read it · click to choose it and read how its weight comes about · ctrl and wheel to zoom · drag to move"],
   ["heads", "arrow keys move · Enter chooses"],
   ["tokens", "up, down: along the text · left, right: queries, keys · Enter or click: keep the lines"],
   ["anywhere", "? this help · Tab: on to the next part"],
