@@ -42,6 +42,17 @@ def test_a_record_that_was_computed_agrees_with_itself(dtype: str) -> None:
     assert contradictions(replace(record, config=replace(record.config, dtype=dtype))) == ()  # type: ignore[arg-type]
 
 
+def test_effective_keys_may_be_as_many_as_the_visible_ones_and_one_hundredth_more() -> None:
+    record = make_record(TEXT)
+    most = np.full(record.arrays["entropy"].shape, 3 * 1.01)
+
+    def with_keys(numbers: np.ndarray) -> Record:
+        return replace(record, arrays={**record.arrays, "participation": numbers})
+
+    assert contradictions(with_keys(most)) == ()
+    assert len(contradictions(with_keys(np.nextafter(most, 4.0)))) == 1
+
+
 IMPOSSIBLE: dict[str, Callable[[Document, Arrays], object]] = {
     "offsets": lambda d, a: d["sequences"][0]["offsets"].__setitem__(2, [9, 99]),
     "offsets reversed": lambda d, a: d["sequences"][0]["offsets"].__setitem__(2, [7, 3]),
