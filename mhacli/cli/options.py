@@ -399,6 +399,7 @@ class DrawingOptions:
     all: Everything = False
 
 
+VERBOSE = "Print every table, column and detail."
 ShowTokens = Annotated[bool, option(VIEW, "Print the tokens with their ids.", "--tokens")]
 Brief = Annotated[bool, option(VIEW, "Print one line per head.", "--brief")]
 
@@ -410,7 +411,7 @@ class SectionOptions:
     tokens: ShowTokens = False
     shapes: Annotated[bool, option(VIEW, "Print the shape of every step.", "--shapes")] = False
     timings: Annotated[bool, option(VIEW, "Print the time of every step.", "--timings")] = False
-    verbose: Annotated[bool, option(VIEW, "Print all of these, and every column of a pattern.", "--verbose")] = False
+    verbose: Annotated[bool, option(VIEW, VERBOSE, "--verbose")] = False
     brief: Brief = False
 
 

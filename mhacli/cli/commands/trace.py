@@ -16,6 +16,7 @@ from mhacli.cli.options import (
     ARG,
     CALL_ARG,
     TIME_LIMIT,
+    VERBOSE,
     ColourOptions,
     DeviceOptions,
     LayerOptions,
@@ -74,13 +75,14 @@ class WalkOptions:
     ] = "separate"
     values: Annotated[
         bool,
-        option(_WALK, "Show the range and distribution of each tensor, and small ones whole.", "--values", common=True),
+        option(_WALK, "Show the range and distribution of each tensor, and small ones whole.", "--values"),
     ] = False
     cell: Annotated[
         str | None,
         option(_WALK, "Show how one attention weight comes about.", metavar="HEAD,QUERY,KEY", common=True),
     ] = None
     sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
+    verbose: Annotated[bool, option(_WALK, VERBOSE, "--verbose", common=True)] = False
     mask: Annotated[bool, option(_WALK, "Draw only the mask, with its density.", "--mask", common=True)] = False
     step: Annotated[bool, option(_WALK, "Wait for a key after each step; q ends.", "--step")] = False
 
@@ -154,7 +156,7 @@ def trace(
     target = target_in(source, own)
     if target is not None:
         require_of_target(
-            (walking, ("values", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
+            (walking, ("values", "verbose", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),
         )  # fmt: skip
         if save.save is not None:
@@ -235,7 +237,7 @@ def _present(record: Record, presentation: _Presentation, notes: Sequence[str]) 
     if name is not None:
         print_record(record, presentation.options, name, output.colour)
     else:
-        _walk_through(record, output.colour, step=presentation.walking.step)
+        _walk_through(record, output.colour, presentation.walking)
     if record.module is None:
         require_self_check(record)
     tell_notes(record, notes)
@@ -272,13 +274,19 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
         note(text)
 
 
-def _walk_through(record: Record, colour: ColourOptions, *, step: bool) -> None:
+def _walk_through(record: Record, colour: ColourOptions, walking: WalkOptions) -> None:
+    """A line for each step; a block for each in the verbose view, where values are printed, and to stop at each."""
+    from mhacli.render.run.steps import step_lines
     from mhacli.render.run.trace import closing, step_blocks
 
     on = screen(colour.color)
+    if not (walking.verbose or walking.values or walking.step):
+        draw(step_lines(record, on), on)
+        draw(closing(record, on), on)
+        return
     for n, block in enumerate(step_blocks(record, on)):
         draw(block, on)
-        if step and n and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
+        if walking.step and n and read_key("(any key: next site, q: to the end)") in ("q", "Q", "\x1b"):
             break
     draw(closing(record, on), on)
 

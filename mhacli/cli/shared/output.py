@@ -371,9 +371,11 @@ def print_record(record: Record, options: ViewOptions, name: str | None, colour:
 def _views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
     """What the terminal shows of a record."""
     if record.module is not None:
+        from mhacli.render.run.steps import step_lines
         from mhacli.render.run.trace import closing, step_blocks
 
-        yield from (*step_blocks(record, on), closing(record, on))
+        yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
+        yield closing(record, on)
     elif record.decoding is not None and options.view in ("auto", "matrix"):
         from mhacli.render.run.decode import decode_view
 

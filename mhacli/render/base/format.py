@@ -60,12 +60,6 @@ ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
 """A time below the first is mostly that of calls and clocks; runs that vary by more than the second were disturbed."""
 
 
-def rough_seconds_text(seconds: float | None) -> str:
-    """A duration that was measured once, marked as rough below a millisecond: `≈ 12.3 µs`."""
-    mark = "≈ " if seconds is not None and seconds < ROUGH_S else ""
-    return mark + seconds_text(seconds)
-
-
 def rough_note(timings: Iterable[Timing]) -> str:
     """Why the medians of some timings are rough, nothing where they are not."""
     timed = [timing for timing in timings if timing.median_s]

@@ -19,7 +19,6 @@ from mhacli.render.base.format import (
     number_text,
     plain_table,
     rough_note,
-    rough_seconds_text,
     seconds_text,
     title_rule,
     token_text,
@@ -121,7 +120,7 @@ def _step(
     check = [
         f"largest difference from the full recomputation: {number_text(cache.max_abs_difference)}",
         f"{count_text(step.flops)} FLOPs",
-        rough_seconds_text(step.time_s),
+        seconds_text(step.time_s),
     ]
     lines.append(Text("\n".join(filled(check, room)), style="dim"))
     return Group(title_rule(title), Padding(Group(*lines), (0, 0, 0, _INDENT)))

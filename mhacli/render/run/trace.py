@@ -24,7 +24,6 @@ from mhacli.render.base.format import (
     odd_numbers,
     plain_table,
     rough_note,
-    rough_seconds_text,
     seconds_text,
     single_parameters,
     sparkline,
@@ -56,16 +55,24 @@ _ALWAYS = ("content", "position")
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     """The configuration, then one block for each site in the order of execution."""
+    yield from header(record, screen)
+    if record.module is None and record.model is None:
+        yield from _variants(record)
+    if record.module is None:
+        layer = record if record.model is None else record.of_layer(0)
+        yield from (Group(Text(""), groups) for groups in groups_table(layer))
+    for number, step in enumerate(record.trace, 1):
+        yield _block(number, step, screen, is_timed=record.module is None)
+
+
+def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
+    """What was computed, and where."""
     if record.module is not None:
         yield module_header(record, record.module, screen)
     elif record.model is None:
         yield configuration(record, screen.width)
-        yield from _variants(record)
     else:
         yield model_header(record, record.model, screen)
-        yield from (Group(Text(""), groups) for groups in groups_table(record.of_layer(0)))
-    for number, step in enumerate(record.trace, 1):
-        yield _block(number, step, screen, is_timed=record.module is None)
 
 
 def _variants(record: Record) -> Iterator[RenderableType]:
@@ -74,7 +81,6 @@ def _variants(record: Record) -> Iterator[RenderableType]:
         title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
         body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
         yield Group(title, Padding(body, (0, 0, 0, _INDENT)))
-    yield from (Group(Text(""), groups) for groups in groups_table(record))
 
 
 def closing(record: Record, screen: Screen) -> RenderableType:
@@ -118,7 +124,7 @@ def _measured(step: Step, *, is_timed: bool) -> list[str]:
         f"strides ({', '.join(map(str, step.strides))})",
         f"{count_text(step.flops)} FLOPs",
         bytes_text(step.bytes) + f" {visible(step.dtype)}",
-        *([rough_seconds_text(step.time_s)] if is_timed else []),
+        *([seconds_text(step.time_s)] if is_timed else []),
     ]
 
 
@@ -381,5 +387,5 @@ def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequen
         line.stylize("bold yellow")
     odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
     remarks = [Text(f"! look at {', '.join(odd)}", style="bold yellow")] if odd else []
-    check = self_check_line(record.self_check, "the call without watching gives the same output")
+    check = self_check_line(record.self_check, "an unwatched call agrees")
     return [line, *remarks, check]

@@ -17,7 +17,6 @@ from mhacli.render.base.format import (
     fitted,
     number_text,
     rough_note,
-    rough_seconds_text,
     seconds_text,
     sparkline,
     token_text,
@@ -102,11 +101,6 @@ def timing(median_s, iqr_s=0.0, n=5):
 )
 def test_times_that_are_small_or_vary_much_are_called_rough(timings, note):
     assert rough_note(timings) == note
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.0005, "≈ 500 µs"), (0.001, "1 ms"), (None, "–")])
-def test_a_time_measured_once_is_marked_below_a_millisecond(seconds, text):
-    assert rough_seconds_text(seconds) == text
 
 
 @pytest.mark.parametrize(
